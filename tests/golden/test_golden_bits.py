@@ -5,7 +5,6 @@ import json
 import pytest
 from command_line import train
 from golden_cases import CASES, GOLDEN, fitting, surroundings
-from variants import variants
 
 pytestmark = pytest.mark.optimized
 
@@ -16,17 +15,12 @@ ALIKE = [
     [case for case in CASES if case.startswith(f"{engine} CartPole")] for engine in ("torch", "jax")
 ]  # fmt: skip
 
-KEPT = [
-    *(case for case in CASES if case.startswith("torch")),
-    *("jax CartPole, 2 devices", "jax HalfCheetah normalised, 2 devices", "jax LSTM, 2 devices"),
-]  # fmt: skip
-
 holds_here = pytest.mark.skipif(not FITTING, reason=f"no bits are written down for {HERE}")
 EXACT = any(written["holds_for"] == HERE for written in FITTING)
 
 
 @holds_here
-@pytest.mark.parametrize("case", variants(CASES, KEPT))
+@pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_that_were_written_down(case, tmp_path):
     known = [written["bits"][case] for written in FITTING if case in written["bits"]]
     if not known:

@@ -116,7 +116,8 @@ def test_a_pool_that_is_too_small_for_what_comes_later_is_one_line(monkeypatch):
         ({"fsdp": True, "reduction": "fast"}, Topology(), 4),
         ({}, Topology(rank=0, world_size=2), 4),
         ({"env": {"id": "gymnax/CartPole-v1"}}, Topology(), 16),
-        ({"env": {"id": "lockstep/GridWorldPixels-v0"}}, Topology(), 16),
+        ({"env": {"id": "lockstep/GridWorldPixels-v0"}}, Topology(), 2),
+        ({"env": {"id": "lockstep/GridWorldPixels-v0"}, "precision": "bf16"}, Topology(), 16),
         ({"network": {"custom": "nets:Net"}}, Topology(), 16),
     ],
 )

@@ -228,7 +228,7 @@ def jax_iteration(given: Given, done: np.ndarray, patch: Any) -> tuple[Iteration
     loaded = jax_state.load_state_arrays(empty, given.arrays, program.layout)
     parameters = program.layout.named(loaded.parameters)
     rollouts = jax_rollouts(given, program, parameters, done)
-    make = jax.jit(partial(jax_batch.make_batch, program.net, config=config, scale=None))
+    make = jax.jit(partial(jax_batch.make_batch, program.net, config=config, scale=None, platform="cpu"))
     batches = [make(parameters, None, rollout)[0] for rollout in rollouts]
     columns = {name: np.stack([np.asarray(getattr(b, name)) for b in batches]) for name in COLUMNS}
     seen: list[np.ndarray] = []

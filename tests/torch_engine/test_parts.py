@@ -13,8 +13,7 @@ from lockstep.core.normalizers import RunningMoments
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium.sweep import Sweep
-from lockstep.envs.gymnasium.workers import cut
-from lockstep.envs.host_envs import HostEnvs, WantedEnvs
+from lockstep.envs.host_envs import HostEnvs, WantedEnvs, cut
 from lockstep.envs.registry import make_envs
 from lockstep.torch_engine.rollout import Rollout, action_noise, collect
 from lockstep.torch_engine.setup.self_check import group_sizes

@@ -31,6 +31,7 @@ class WantedEnvs:
         shard_size: environments of a shard; None: all are one.
         in_parts: whether some shards may be stepped while the caller does something for the others, see
             :attr:`HostEnvs.parts`.
+        overlapped: whether the caller computes in another thread than it steps in: parts pay in one process too.
     """
 
     config: EnvConfig
@@ -42,6 +43,7 @@ class WantedEnvs:
     device: str = "cpu"
     shard_size: int | None = None
     in_parts: bool = False
+    overlapped: bool = False
 
     @property
     def keys(self) -> list[int]:
@@ -61,6 +63,14 @@ class WantedEnvs:
     def episode_seed(self, row: int, episode: SupportsInt, stream: str = "") -> int:
         """The seed of an episode's reset; ``stream`` tells a back end's own draws from others of the same key."""
         return keyed_seed(self.seed, self.purpose + stream, *self.episode_key(row, episode))
+
+
+def cut(num_envs: int, shard_size: int | None, workers: int) -> list[slice]:
+    """Cuts environments into two parts of whole shards, if workers can be shared out evenly between them; else one."""
+    half = num_envs // (shard_size or num_envs) // 2 * (shard_size or num_envs)
+    if half == 0 or workers * half % num_envs:
+        return [slice(0, num_envs)]
+    return [slice(0, half), slice(half, num_envs)]
 
 
 @dataclass
@@ -142,10 +152,12 @@ class HostEnvs(ABC):
         replayed: whether live episodes may have to be restored by replaying their actions.
         late_reset: whether an ended episode's last observation is in ``observations``, and the next step begins the
             next episode whatever the action; otherwise that happens in the same step.
+        aside: whether :meth:`begin_step` sets other processes to work; otherwise :meth:`end_step` does it all.
     """
 
     replayed = True
     late_reset = False
+    aside = False
 
     def __init__(self, description: EnvDescription, env_ids: Sequence[int], buffers: Buffers | None = None) -> None:
         self.description = description

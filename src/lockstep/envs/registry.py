@@ -25,12 +25,15 @@ def make_envs(
     device: str = "cpu",
     shard_size: int | None = None,
     in_parts: bool = False,
+    overlapped: bool = False,
 ) -> HostEnvs:
     """Makes the environments that :class:`~lockstep.envs.host_envs.WantedEnvs` describes.
 
     ``fail`` ends the process with a message, for an environment in this process that hangs.
     """
-    wanted = WantedEnvs(config, description, seed, env_ids, purpose, group_size, device, shard_size, in_parts)
+    wanted = WantedEnvs(
+        config, description, seed, env_ids, purpose, group_size, device, shard_size, in_parts, overlapped
+    )
     if config.jax_only:
         return engine_module("jax").make_jax_envs(wanted)
     if config.backend == "tensor" and not (description.is_array and purpose == "eval"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from jax import Array, lax
@@ -11,6 +12,7 @@ from lockstep.config.run import Config
 from lockstep.jax_engine.advantages import gae
 from lockstep.jax_engine.groups import group_columns
 from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.nets.chunks import in_chunks, most_images
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.shards.normalizers import Scale, scaled_rewards
@@ -69,22 +71,41 @@ def begins(rollout: Rollout) -> Array:
     return jnp.concatenate([jnp.zeros_like(done[:1]), done])
 
 
-def evaluate_rollout(net: PolicyNet, parameters: Parameters, rollout: Rollout, outputs: Array | None) -> PolicyOutputs:
-    """Runs the networks over a rollout ``[T, n, …]``; ``outputs`` are the actor's on it, if they are known."""
+def evaluate_rollout(
+    net: PolicyNet, parameters: Parameters, rollout: Rollout, outputs: Array | None, platform: str
+) -> PolicyOutputs:
+    """Runs the networks over a rollout ``[T, n, …]``; ``outputs`` are the actor's on it, if they are known.
+
+    ``platform`` is of the mesh.
+    """
     (steps, n), rows = rollout.rewards.shape, rollout.observations
     if net.core is not None:
-        first, values, recurrent_states = nets.unroll(net, parameters, rows, rollout.recurrent_state, begins(rollout))
+        first, values, recurrent_states = nets.unroll(
+            net, parameters, rows, rollout.recurrent_state, begins(rollout), together=most_images(net, platform)
+        )
         known = first[:-1] if outputs is None else outputs
         log_probs = distributions.log_prob_and_entropy(net, parameters, known, rollout.actions)[0]
         return PolicyOutputs(log_probs, values, recurrent_states)
     flat = rows.reshape((steps + 1) * n, -1)
-    values = nets.critic(net, parameters, flat).reshape(steps + 1, n) if net.critic else None
+    if outputs is None and net.convolutional:  # the convolutions, which are most of it, serve actor and critic
+        both = in_chunks(partial(nets.actor_critic, net, parameters), flat, most_images(net, platform))
+        outputs, values = both[0][: steps * n].reshape(steps, n, -1), both[1]
+    else:
+        values = _values(net, parameters, flat, platform) if net.critic else None
     if outputs is None:
         outputs = nets.actor(net, parameters, flat[: steps * n]).reshape(steps, n, -1)
+    values = None if values is None else values.reshape(steps + 1, n)
     return PolicyOutputs(distributions.log_prob_and_entropy(net, parameters, outputs, rollout.actions)[0], values)
 
 
-def bootstrap_values(net: PolicyNet, parameters: Parameters, rollout: Rollout, policy: PolicyOutputs) -> Array:
+def _values(net: PolicyNet, parameters: Parameters, rows: Array, platform: str) -> Array:
+    """Computes values ``[n]`` of rows ``[n, width]``, of images in chunks."""
+    return in_chunks(partial(nets.critic, net, parameters), rows, most_images(net, platform))
+
+
+def bootstrap_values(
+    net: PolicyNet, parameters: Parameters, rollout: Rollout, policy: PolicyOutputs, platform: str
+) -> Array:
     """Computes V of what each step led to ``[T, n]``: of its own last observation where an episode was truncated."""
     assert policy.values is not None
     steps, n = rollout.rewards.shape
@@ -92,10 +113,11 @@ def bootstrap_values(net: PolicyNet, parameters: Parameters, rollout: Rollout, p
     def of_finals() -> Array:
         rows = rollout.final.reshape(steps * n, -1)
         if net.core is None:
-            return nets.critic(net, parameters, rows).reshape(steps, n)
+            return _values(net, parameters, rows, platform).reshape(steps, n)
         assert policy.recurrent_states is not None
         recurrent_state = policy.recurrent_states[:-1].reshape(steps * n, -1)
-        values = nets.unroll(net, parameters, rows[None], recurrent_state, jnp.zeros((1, steps * n)))[1]
+        none, together = jnp.zeros((1, steps * n)), most_images(net, platform)
+        values = nets.unroll(net, parameters, rows[None], recurrent_state, none, together=together)[1]
         assert values is not None
         return values[0].reshape(steps, n)
 
@@ -119,16 +141,18 @@ def make_batch(
     rollout: Rollout,
     config: Config,
     scale: Scale | None,
+    platform: str,
 ) -> tuple[Batch, Array]:
     """Computes values, log-probabilities, advantages and returns of a block's rollout ``[T, n, …]``.
 
-    ``reference`` are the parameters of GRPO's reference policy, or None; ``scale`` is of rewards, or None.
+    ``reference`` are the parameters of GRPO's reference policy, or None; ``scale`` is of rewards, or None;
+    ``platform`` is of the mesh.
 
     Returns:
         The batch, and the recurrent state before the next rollout ``[n, carry_size]``: zeros where an episode begins.
     """
     length = config.sequence_length
-    policy = evaluate_rollout(net, parameters, rollout, rollout.outputs)
+    policy = evaluate_rollout(net, parameters, rollout, rollout.outputs, platform)
     columns: dict[str, Array] = {
         "observations": rollout.observations[:-1],
         "actions": rollout.actions,
@@ -137,11 +161,11 @@ def make_batch(
     if config.algorithm == "grpo":
         columns |= group_columns(rollout, config)
         if reference is not None:
-            columns["reference_log_probs"] = evaluate_rollout(net, reference, rollout, None).log_probs
+            columns["reference_log_probs"] = evaluate_rollout(net, reference, rollout, None, platform).log_probs
     else:
         assert policy.values is not None
         rewards = scaled_rewards(rollout.rewards, scale, config.normalize.clip_rewards)
-        following = bootstrap_values(net, parameters, rollout, policy)
+        following = bootstrap_values(net, parameters, rollout, policy, platform)
         columns["values"] = values = policy.values[:-1]
         columns["advantages"], columns["returns"] = gae(
             rewards, values, following, rollout.terminated, rollout.done, config.ppo.gamma, config.ppo.gae_lambda

@@ -276,7 +276,7 @@ def _activation_bytes(program: Program) -> float:
     """Bytes of all results of one pass over a part of a minibatch, as far as they grow with its rows."""
     config, blocks = program.config, program.blocks
     samples = blocks.size * config.num_steps // config.ppo.num_minibatches
-    rows = samples // gradient_parts(program.net, config, samples, False, platform_of(program.mesh))
+    rows = samples // gradient_parts(program.net, config, samples, platform_of(program.mesh))
     few, many = (_pass_bytes(program, count) for count in (1, 2))
     return (many - few) * float(rows)
 

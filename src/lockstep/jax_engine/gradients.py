@@ -11,25 +11,31 @@ from jax import numpy as jnp
 from lockstep.config.run import Config
 from lockstep.jax_engine.losses import loss_and_terms
 from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.nets.chunks import equal_chunks, most_images
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
 from lockstep.jax_engine.nets.parameters import Named
 from lockstep.training.losses import LossSettings
 
-CHUNK_ROWS = 256
-
 
 def minibatch_loss(
-    net: PolicyNet, parameters: Parameters, columns: Mapping[str, Array], settings: LossSettings, key: Array | None
+    net: PolicyNet,
+    parameters: Parameters,
+    columns: Mapping[str, Array],
+    settings: LossSettings,
+    key: Array | None,
+    together: int | None = None,
 ) -> tuple[Array, Array]:
-    """Loss ``[]`` and terms ``[T]`` of columns ``[units, …]``; see :class:`lockstep.jax_engine.batch.Batch`."""
+    """Loss ``[]`` and terms ``[T]`` of columns ``[units, …]``; see :class:`lockstep.jax_engine.batch.Batch`.
+
+    ``together`` is of :func:`.nets.unroll`.
+    """
     rows, actions = columns["observations"], columns["actions"]
     if net.core is None:
         output, values = nets.actor_critic(net, parameters, rows, key)
     else:  # sequences [units, L, …] run along L
         rows, actions = jnp.moveaxis(rows, 1, 0), jnp.moveaxis(actions, 1, 0)
-        output, values, _ = nets.unroll(
-            net, parameters, rows, columns["recurrent_state"], jnp.moveaxis(columns["resets"], 1, 0)
-        )
+        resets = jnp.moveaxis(columns["resets"], 1, 0)
+        output, values, _ = nets.unroll(net, parameters, rows, columns["recurrent_state"], resets, together=together)
     log_prob, entropy = distributions.log_prob_and_entropy(net, parameters, output, actions)
 
     def shaped(name: str) -> Array | None:
@@ -58,28 +64,31 @@ def minibatch_loss(
 _COLUMNS = ("log_probs", "advantages", "values", "returns", "valid", "reference_log_probs")
 
 
-def gradient_parts(net: PolicyNet, config: Config, rows: int, dropout: bool, platform: str) -> int:
+def gradient_parts(net: PolicyNet, config: Config, rows: int, platform: str) -> int:
     """Chooses in how many parts the gradient of a block's ``rows`` samples is computed, one after the other.
 
-    ``ppo.gradient_accumulation``, and on a CPU, for feed-forward networks on vectors, so many that a part has 256 rows:
-    their activations stay in a core's cache; those of thousands go to memory and back at every layer. It depends on the
-    shape of a block and the mesh's ``platform`` alone.
+    ``ppo.gradient_accumulation``, and on a CPU so many more, for feed-forward networks, that what lies between layers
+    stays in its cache. It depends on the shape of a block and the mesh's ``platform`` alone.
     """
     parts = config.ppo.gradient_accumulation
-    if platform != "cpu" or dropout or net.core is not None or net.observation.image_bytes:
-        return parts
-    return parts * max(1, rows // parts // CHUNK_ROWS) if rows // parts % CHUNK_ROWS == 0 else parts
+    return parts if net.core is not None else parts * equal_chunks(net, platform, rows // parts)
 
 
 def part_gradient(
-    net: PolicyNet, parameters: Named, columns: Mapping[str, Array], settings: LossSettings, key: Array | None
+    net: PolicyNet,
+    parameters: Named,
+    columns: Mapping[str, Array],
+    settings: LossSettings,
+    key: Array | None,
+    platform: str,
 ) -> tuple[Named, Array]:
     """Computes gradient by name and loss terms ``[T]`` of one part of a block, of its samples' columns ``[units, …]``.
 
-    ``key`` is of dropout; None: there is none.
+    ``key`` is of dropout; None: there is none. ``platform`` is of the mesh.
     """
+    together = most_images(net, platform)
 
     def loss(parameters: Named) -> tuple[Array, Array]:
-        return minibatch_loss(net, parameters, columns, settings, key)
+        return minibatch_loss(net, parameters, columns, settings, key, together)
 
     return jax.grad(loss, has_aux=True)(parameters)

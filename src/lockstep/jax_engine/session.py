@@ -240,12 +240,12 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
 def pool_of(config: Config, devices: int, topology: Topology, description: EnvDescription | None) -> int:
     """Threads of the pool that the CPU devices of a process share; no description: JAX steps the environment.
 
-    With room where bits may depend on it, as convolutions' do and nobody knows what users bring, and then of one size
-    up to eight devices; with room where a device may wait in two collectives at once (FSDP's, those of several
+    With room where bits may depend on it, as they may in what users bring and in convolutions in bfloat16, and then of
+    one size up to eight devices; with room where a device may wait in two collectives at once (FSDP's, those of several
     processes); else lean.
     """
     own = config.network.custom is not None or config.ppo.loss is not None
-    if own or description is None or description.observation.image_bytes > 0:
+    if own or description is None or (description.observation.image_bytes > 0 and config.precision == "bf16"):
         return roomy_pool(max(devices, pool_devices(config.shards)))
     if config.fsdp or topology.world_size > 1:
         return roomy_pool(devices)

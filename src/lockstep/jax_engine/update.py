@@ -51,6 +51,10 @@ class UpdateResult(NamedTuple):
         zero, none = jnp.zeros(terms), jnp.zeros((), jnp.int32)
         return cls(zero, none, jnp.zeros(()), none, jnp.zeros((), jnp.bool_), none + NOTHING_FAILED, zero)
 
+    def result(self) -> UpdateResult:
+        """As :meth:`Tally.result`."""
+        return self
+
 
 class Tally(NamedTuple):
     """An :class:`UpdateResult` under way: an array of each dtype, for one a number takes longer than the numbers do.
@@ -75,6 +79,9 @@ class Tally(NamedTuple):
         terms, failed_terms, (grad_norm,) = jnp.split(self.floats, [len(self.floats) // 2, len(self.floats) - 1])
         evaluated, steps, stopped, failed = self.counts
         return UpdateResult(terms, evaluated, grad_norm, steps, stopped != 0, failed, failed_terms)
+
+
+Carried = UpdateResult | Tally
 
 
 class Learner(NamedTuple):
@@ -175,7 +182,7 @@ class Gradients:
         Parameters are whole, samples packed columns ``[blocks, units, words]``; ``owned`` is the number of shards.
         """
         blocks, units, width = samples.shape
-        parts = gradient_parts(self.net, self.config, now.indices.shape[-1], now.keys is not None, self.platform)
+        parts = gradient_parts(self.net, self.config, now.indices.shape[-1], self.platform)
 
         def one(words: Array, key: Array | None, mean: Array | None, scale: Array | None) -> Held:
             columns = self.words.unpack(words)
@@ -184,7 +191,7 @@ class Gradients:
                 mean, scale = mean.reshape(-1, *extra), scale.reshape(-1, *extra)
                 columns["advantages"] = (columns["advantages"] - mean) / scale
             settings = loss_settings(self.config, now.count).scheduled(self.coefficients)
-            return self.layout.pack(*part_gradient(self.net, parameters, columns, settings, key))
+            return self.layout.pack(*part_gradient(self.net, parameters, columns, settings, key, self.platform))
 
         index = now.indices + units * jnp.arange(blocks, dtype=now.indices.dtype)[:, None]
         mean, scale, keys = now.mean, now.scale, now.keys
@@ -209,19 +216,27 @@ class Update:
         self, learner: Learner, samples: Array, numbers: Array, minibatches: Minibatch, owned: Array
     ) -> Progress:
         """Trains on a rollout's samples, packed columns ``[blocks, units, words]``; ``numbers`` are of minibatches."""
-        tally = Tally.of(UpdateResult.empty(len(self.gradients.terms)))
+        begun = self._carried(UpdateResult.empty(len(self.gradients.terms)))
 
-        def body(carry: tuple[Learner, Tally], now: tuple[Array, Minibatch]) -> tuple[tuple[Learner, Tally], None]:
-            def do(carry: tuple[Learner, Tally]) -> tuple[Learner, Tally]:
+        def body(carry: tuple[Learner, Carried], now: tuple[Array, Minibatch]) -> tuple[tuple[Learner, Carried], None]:
+            def do(carry: tuple[Learner, Carried]) -> tuple[Learner, Carried]:
                 after = self.step(Progress(carry[0], carry[1].result()), samples, *now, owned)
-                return after.learner, Tally.of(after.result)
+                return after.learner, self._carried(after.result)
 
             if self.config.ppo.target_kl is None:
                 return do(carry), None
             return lax.cond(carry[1].result().stopped_by_kl, lambda carry: carry, do, carry), None
 
-        learner, tally = lax.scan(body, (learner, tally), (numbers, minibatches))[0]
-        return Progress(learner, tally.result())
+        learner, carried = lax.scan(body, (learner, begun), (numbers, minibatches))[0]
+        return Progress(learner, carried.result())
+
+    def _carried(self, result: UpdateResult) -> Carried:
+        """Packs a result for its way from step to step.
+
+        With FSDP its numbers stay apart: XLA would compute the gradient's norm otherwise, and an agent would have other
+        bits than by 0.1.0.
+        """
+        return result if self.layout.axes else Tally.of(result)
 
     def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
         """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.core.life import life
 from lockstep.envs.gymnasium.sweep import Sweep
-from lockstep.envs.host_envs import HostEnvs, WantedEnvs
+from lockstep.envs.host_envs import HostEnvs, Stated, WantedEnvs, cut
 
 _LOOK_SECONDS = 0.25
 """At most between two looks: ranks that wait for this one learn from them that its environments go on."""
@@ -64,7 +64,15 @@ class InProcessEnvs(HostEnvs):
     def __init__(self, wanted: WantedEnvs, fail: Callable[[str], None]) -> None:
         super().__init__(wanted.description, wanted.env_ids)
         self._limit = wanted.config.timeout
-        self._sweep = Sweep(wanted, self.buffers, range(self.num_envs), 0)
+        count, in_parts = self.num_envs, wanted.in_parts and wanted.overlapped
+        self._parts = cut(count, wanted.shard_size if in_parts else None, count)
+        self._sweeps: list[Sweep] = []
+        try:
+            for part in self._parts:
+                self._sweeps.append(Sweep(wanted, self.buffers, range(part.start, part.stop), 0))
+        except BaseException:
+            self._close_sweeps()
+            raise
         self._watchdog = Watchdog(self._limit, self._sign, self._hang, fail)
 
     def _sign(self) -> tuple[int, int]:
@@ -80,23 +88,42 @@ class InProcessEnvs(HostEnvs):
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
         with self._watchdog:
-            self._sweep.reset()
+            for sweep in self._sweeps:
+                sweep.reset()
 
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
+        stated: Stated = {}
+        for part in range(len(self._parts)):
+            self.end_step(part)
+            stated |= self.stated
+        self.stated = stated
+
+    @property
+    def parts(self) -> list[slice]:
+        """See :attr:`HostEnvs.parts`."""
+        return self._parts
+
+    def end_step(self, part: int = 0) -> None:
+        """See :meth:`HostEnvs.end_step`."""
         with self._watchdog:
-            self.stated = self._sweep.step()
+            self.stated = self._sweeps[part].step()
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
-        return self._sweep.save_states()
+        return [state for sweep in self._sweeps for state in sweep.save_states()]
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
         """See :meth:`HostEnvs.restore`."""
+        sweep = next(s for s, part in zip(self._sweeps, self._parts, strict=True) if env < part.stop)
         with self._watchdog:
-            return self._sweep.restore(env, actions, hashes, state)
+            return sweep.restore(env, actions, hashes, state)
 
     def close(self) -> None:
         """See :meth:`HostEnvs.close`."""
         self._watchdog.close()
-        self._sweep.close()
+        self._close_sweeps()
+
+    def _close_sweeps(self) -> None:
+        for sweep in self._sweeps:
+            sweep.close()

@@ -21,7 +21,7 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import STOP_SIGNALS, end_with_parent, killed_by
 from lockstep.envs.gymnasium.sweep import Sweep
-from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffer_layout
+from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffer_layout, cut
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SAFE_PATH = "PYTHONSAFEPATH"
@@ -100,19 +100,13 @@ def _ended_how(code: int | None) -> str:
     return f"died (exit code {code})"
 
 
-def cut(num_envs: int, shard_size: int | None, workers: int) -> list[slice]:
-    """Cuts environments into two parts of whole shards, if workers can be shared out evenly between them; else one."""
-    half = num_envs // (shard_size or num_envs) // 2 * (shard_size or num_envs)
-    if half == 0 or workers * half % num_envs:
-        return [slice(0, num_envs)]
-    return [slice(0, half), slice(half, num_envs)]
-
-
 class WorkerEnvs(HostEnvs):
     """Environments spread over ``workers`` processes, at most one per environment.
 
     Observations, actions and rewards lie in shared memory.
     """
+
+    aside = True
 
     def __init__(self, wanted: WantedEnvs, workers: int) -> None:
         count = len(wanted.env_ids)

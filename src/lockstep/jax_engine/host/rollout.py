@@ -92,6 +92,15 @@ def collect(envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndar
     out.raw[0] = envs.buffers.observations
     under_way = [infer(p, 0, out.raw[0, part]) for p, part in enumerate(parts)]
     steps = len(out.scores)
+
+    def end(p: int, t: int) -> None:
+        envs.end_step(p)
+        life.progressed()
+        out.take(t, parts[p], buffers[p])
+        out.stated |= envs.stated_at(t)
+        if t + 1 < steps:
+            under_way[p] = infer(p, t + 1, out.raw[t + 1, parts[p]])
+
     for t in range(steps):
         for p, part in enumerate(parts):
             life.wait()  # the networks may still be under way, in a collective
@@ -101,13 +110,11 @@ def collect(envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndar
             out.actions[t, part] = actions
             out.native[t, part] = buffers[p].actions[...] = squash(actions)
             envs.begin_step(p)
-        for p, part in enumerate(parts):
-            envs.end_step(p)
-            life.progressed()
-            out.take(t, part, buffers[p])
-            out.stated |= envs.stated_at(t)
-            if t + 1 < steps:
-                under_way[p] = infer(p, t + 1, out.raw[t + 1, part])
+            if not envs.aside:
+                end(p, t)
+        if envs.aside:
+            for p in range(len(parts)):
+                end(p, t)
     out.rewards[...] = envs.description.rewards(out.scores)
 
 

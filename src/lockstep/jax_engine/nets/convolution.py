@@ -1,13 +1,18 @@
-"""Convolutions that are fast within loops too.
+"""Convolutions that are fast within loops too, with bits that no number of threads decides.
 
-XLA's CPU compiler brings a convolution's axes into the order that its fast kernel takes only in a program's outermost
+XLA's CPU compiler brings a convolution's axes into the order that its fast kernels take only in a program's outermost
 computation. Within a loop (the rollout's scan, the map over shards) any other order takes a slow path.
 So on a CPU they are in that order from the start, those of the gradient included. Other devices' compilers know the
 gradients of convolutions by their usual form, and get that.
+
+Of the two libraries that have such kernels, YNNPACK's bits are the same with any number of threads; Eigen cuts a long
+sum between few results into as many parts as there are threads. So a convolution is put in a form that the compiler
+gives to YNNPACK: without dilated images, with edges no wider than the window makes up for, with more than 16 channels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +23,13 @@ from jax import numpy as jnp
 PRECISION = lax.Precision.HIGHEST
 """Of all products: on a GPU the default would be TF32."""
 
-_FAST = ("NHWC", "HWIO", "NHWC")
+_ORDER = ("NHWC", "HWIO", "NHWC")
+
+NARROW = 16
+"""Convolutions from and to at most so many channels are Eigen's."""
+
+FEW_TERMS = 32
+"""Sums of at most so many are never cut by Eigen."""
 
 
 def convolve(x: Array, weight: Array, stride: int, padding: int) -> Array:
@@ -44,8 +55,7 @@ def usual_convolution(stride: int, padding: int, x: Array, weight: Array) -> Arr
 
 
 def _forward(x: Array, weight: Array, stride: int, padding: int) -> Array:
-    kernel, pads = weight.transpose(2, 3, 1, 0), [(padding, padding)] * 2
-    return lax.conv_general_dilated(x, kernel, (stride, stride), pads, dimension_numbers=_FAST, precision=PRECISION)
+    return _fast(x, weight.transpose(2, 3, 1, 0), [(padding, padding)] * 2, stride=stride)
 
 
 def _saved(x: Array, weight: Array, stride: int, padding: int) -> tuple[Array, tuple[Array, Array]]:
@@ -64,35 +74,62 @@ def _backward(stride: int, padding: int, saved: tuple[Array, Array], out: Array)
     return lax.platform_dependent(*saved, out, cpu=fast, default=usual)
 
 
-def _left_over(x: Array, weight: Array, stride: int, padding: int) -> list[int]:
-    """Rows and columns at the end of the (padded) image that no window reaches."""
-    return [(x.shape[1 + n] + 2 * padding - weight.shape[2 + n]) % stride for n in range(2)]
-
-
 def _image_gradient(x: Array, weight: Array, out: Array, stride: int, padding: int) -> Array:
-    """Gives each pixel its gradient from every window that it is in: a convolution with the kernel turned round."""
-    kernel = jnp.flip(weight, (2, 3)).transpose(2, 3, 0, 1)
-    before = [weight.shape[2 + n] - 1 - padding for n in range(2)]
-    pads = [(b, b + rest) for b, rest in zip(before, _left_over(x, weight, stride, padding), strict=True)]
-    return lax.conv_general_dilated(
-        out, kernel, (1, 1), pads, lhs_dilation=(stride, stride), dimension_numbers=_FAST, precision=PRECISION
-    )
+    """Gives each pixel its gradient from every window that it is in: a convolution with the kernel turned round.
+
+    It has a stride of one: what is a channel of its result is one of the ``stride x stride`` pixels of a square, which
+    the same windows see. (A convolution of an output with zeros between its pixels would do the same.)
+    """
+    outs, channels = weight.shape[:2]
+    taps = [-(-size // stride) for size in weight.shape[2:]]  # windows that see a square, along an axis
+    lacking = [(0, n * stride - size) for n, size in zip(taps, weight.shape[2:], strict=True)]
+    weight = jnp.pad(weight, [(0, 0), (0, 0), *lacking])
+    kernel = weight.reshape(outs, channels, taps[0], stride, taps[1], stride)
+    kernel = jnp.flip(kernel, (2, 4)).transpose(2, 4, 0, 3, 5, 1).reshape(*taps, outs, -1)
+    first = padding // stride  # square of the first pixel; those before it lie on the edge
+    squares = [(padding + size - 1) // stride - first + 1 for size in x.shape[1:3]]
+    pads = [(n - 1 - first, count + first - seen) for n, count, seen in zip(taps, squares, out.shape[1:3], strict=True)]
+    found = _fast(out, kernel, pads)
+    pixels = found.reshape(len(x), *squares, stride, stride, channels).transpose(0, 1, 3, 2, 4, 5)
+    pixels = pixels.reshape(len(x), squares[0] * stride, squares[1] * stride, channels)
+    edge = padding - first * stride
+    return pixels[:, edge : edge + x.shape[1], edge : edge + x.shape[2]]
 
 
 def _weight_gradient(x: Array, weight: Array, out: Array, stride: int, padding: int) -> Array:
     """Gives each weight its gradient from every window: a convolution over images, with the output as kernel."""
-    rest = _left_over(x, weight, stride, padding)
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((padding, padding - r, 0) for r in rest), (0, 0, 0)])
-    found = lax.conv_general_dilated(
-        x.transpose(3, 1, 2, 0),
-        out.transpose(1, 2, 0, 3),
-        (1, 1),
-        [(0, 0), (0, 0)],
-        rhs_dilation=(stride, stride),
-        dimension_numbers=_FAST,
+    rest = [(x.shape[1 + n] + 2 * padding - weight.shape[2 + n]) % stride for n in range(2)]  # that no window reaches
+    pads = [(padding, padding - r) for r in rest]
+    found = _fast(x.transpose(3, 1, 2, 0), out.transpose(1, 2, 0, 3), pads, dilation=stride)
+    return found.transpose(3, 0, 1, 2)
+
+
+def _fast(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], stride: int = 1, dilation: int = 1) -> Array:
+    """Convolves ``[n, H, W, C]`` with ``[h, w, C, out]`` in a form that XLA's CPU compiler gives to YNNPACK.
+
+    ``pads`` are rows and columns of zeros before and after, or where they are negative, of the image's that are left
+    out; ``dilation`` pixels lie between those that a window sees.
+    """
+    sizes = [size + sum(pad) for size, pad in zip(x.shape[1:3], pads, strict=True)]
+    spans = [(size - 1) * dilation + 1 for size in kernel.shape[:2]]
+    found = [(size - span) // stride + 1 for size, span in zip(sizes, spans, strict=True)]
+    larger = any(max(n, k) > size for n, k, size in zip(found, kernel.shape[:2], x.shape[1:3], strict=True))
+    if larger or min(min(pad) for pad in pads) < 0:
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)])
+        x, pads = lax.optimization_barrier(x), [(0, 0)] * 2
+    outs = kernel.shape[-1]
+    if max(kernel.shape[2:]) <= NARROW and kernel[..., 0].size > FEW_TERMS:
+        kernel = jnp.pad(kernel, [(0, 0)] * 3 + [(0, NARROW + 1 - outs)])
+    made = lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        pads,
+        rhs_dilation=(dilation, dilation),
+        dimension_numbers=_ORDER,
         precision=PRECISION,
     )
-    return found.transpose(3, 0, 1, 2)
+    return made[..., :outs]
 
 
 _convolve.defvjp(_saved, _backward)

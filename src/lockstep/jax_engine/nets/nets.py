@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.jax_engine.nets import recurrent
+from lockstep.jax_engine.nets.chunks import in_chunks
 from lockstep.jax_engine.nets.encoders import Encoder, action_mask, named_encoder
 from lockstep.jax_engine.nets.layers import MLP, named_mlp
 from lockstep.networks import spec as net_shapes
@@ -153,6 +155,10 @@ def _heads(net: PolicyNet, built: Networks, observations: Array, features: list[
     return output, _value(_forward(net, features[-1], built.critic)) if net.critic else None
 
 
+def _encoded(net: PolicyNet, encoder: Encoder, rows: Array) -> Array:
+    return _forward(net, rows, encoder)
+
+
 def unroll(
     net: PolicyNet,
     parameters: Parameters,
@@ -160,11 +166,13 @@ def unroll(
     recurrent_state: Array,
     resets: Array,
     actor_only: bool = False,
+    together: int | None = None,
 ) -> tuple[Array, Array | None, Array]:
     """Runs recurrent networks over rows ``[steps, n, width]``, from a recurrent state float32 ``[n, carry_size]``.
 
     ``resets`` ``[steps, n]`` is true (or 1.0) where an episode begins with a step: nothing is carried into it. With
-    ``actor_only`` the critic is left out; what its own core carries stays what it was.
+    ``actor_only`` the critic is left out; what its own core carries stays what it was. What is before the core takes so
+    many rows ``together`` at most; None: all.
 
     Returns:
         The actor's output ``[steps, n, outputs]``, values ``[steps, n]`` or None, and what is carried after each step
@@ -181,7 +189,7 @@ def unroll(
             recurrent_states.append(jnp.broadcast_to(part, (steps, *part.shape)))
             continue
         assert body.core is not None
-        x = _forward(net, rows, body.encoder).reshape(steps, n, -1)
+        x = in_chunks(partial(_encoded, net, body.encoder), rows, together).reshape(steps, n, -1)
         outputs, carried = recurrent.unroll(body.core, x, part, resets, net.remat)
         x = outputs.reshape(steps * n, -1)
         features.append(x if body.layers is None else _forward(net, x, body.layers))

@@ -218,14 +218,14 @@ class Program:
             The minibatches' indices by block; how the samples' columns are packed; and by block the samples packed in a
             matrix ``[blocks, units, words]``, this device's statistics, and what is carried into the next rollout.
         """
-        config, net = self.config, self.net
+        config, net, platform = self.config, self.net, platform_of(self.mesh)
         parameters = self.layout.named(state.parameters)
         reference = None if state.reference is None else self.layout.named(state.reference)
         indices, scale = self._indices(iteration, owned), frozen(state.return_normalizer)
         layouts: list[Words] = []
 
         def one(rollout: Rollout, discounted: Array, index: Array) -> tuple[Array, Statistics, Carried]:
-            batch, recurrent_state = make_batch(net, parameters, reference, rollout, config, scale)
+            batch, recurrent_state = make_batch(net, parameters, reference, rollout, config, scale, platform)
             moments, after = normalizer_moments(config, net, rollout, discounted)
             advantages = self._advantage_moments(batch, index)
             terms = jnp.stack(list(rollout.terms.values())) if rollout.terms else None
