@@ -44,11 +44,19 @@ for rows, inner, outer in ((64, 4, 64), (256, 17, 64), (512, 300, 300), (256, 10
     flat = random.normal(size=(rows, inner)).astype(np.float32)
     for b in (flat, flat.reshape(16, -1, inner)):  # rows, and sequences of a recurrent network
         results = (results, jax.jit(lambda w, b: (product(b, w), gradients(w, b)))(w, b))
+from lockstep.jax_engine.nets.convolution import convolve, usual_convolution
+convolved = lambda f: jax.jit(jax.grad(lambda x, w: jnp.square(f(x, w, 1, 1)).sum(), (0, 1)))
+for images, size, seen, out in ((1, 84, 3, 16), (7, 8, 3, 16), (2, 8, 16, 16), (2, 9, 64, 64)):
+    x = random.normal(size=(images, size, size, seen)).astype(np.float32)
+    w = random.normal(size=(out, seen, 3, 3)).astype(np.float32)
+    results = (results, convolved(convolve)(x, w)[0 if seen > 3 else 1 :])  # nobody asks for an input's gradient
+usual = convolved(lambda x, w, stride, padding: usual_convolution(stride, padding, x, w))(x[..., :3], w[:16, :3])
 sha = lambda tree: hashlib.sha256(b"".join(np.asarray(r).tobytes() for r in jax.tree.leaves(tree))).hexdigest()
 print(json.dumps({
     "devices": jax.device_count(),
     "bits": sha(results),
     "others": sha(jax.jit(lambda a: a.T @ jnp.tanh(a))(a)),
+    "usual convolution": sha(usual),
     "flags": os.environ["XLA_FLAGS"],
     "cache": jax.config.values["jax_compilation_cache_dir"],
 }))
@@ -74,6 +82,8 @@ def test_neither_cores_nor_devices_decide_the_bits(tmp_path):
     assert one["bits"] == eight["bits"]
     # Those of a sum over rows that isn't transposed first depend on the pool, and with it on devices.
     assert one["others"] != eight["others"]
+    # So do those of a convolution in its usual form.
+    assert one["usual convolution"] != eight["usual convolution"]
     # What the user set is kept.
     assert one["flags"].split() == ["--xla_cpu_multi_thread_eigen=false"]
     assert eight["flags"].split() == [flag, "--xla_cpu_multi_thread_eigen=false"]

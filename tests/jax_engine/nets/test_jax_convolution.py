@@ -1,4 +1,4 @@
-"""The convolution's own gradient is the usual one's, and within loops it keeps to the form that is fast on a CPU."""
+"""The convolution's own gradient is the usual one's; on a CPU its form is fast, and no pool decides its bits."""
 
 import re
 from functools import partial
@@ -63,3 +63,37 @@ def test_in_bfloat16_its_gradients_are_too():
     x, weight = (a.astype(jnp.bfloat16) for a in drawn(8, 8, (3, 3)))
     gradients = jax.eval_shape(jax.grad(partial(squares, partial(convolve, stride=1, padding=1)), (0, 1)), x, weight)
     assert [g.dtype for g in gradients] == [jnp.bfloat16] * 2
+
+
+def left_to_eigen(function: Any, images: int, height: int, channels: tuple[int, int], kernel: int) -> list[str]:
+    """Convolutions of a compiled loop over values and gradients that aren't YNNPACK's, see ``test_jax_set_up.py``."""
+    x, weight = jnp.ones((2, images, height, height + 1, channels[0])), jnp.ones((*channels[::-1], kernel, kernel))
+    run = jax.jit(lambda xs, w: jax.lax.map(lambda x: jax.grad(partial(squares, function), (0, 1))(x, w), xs))
+    lines = str(run.lower(x, weight).compile().as_text()).splitlines()
+    found = [line.strip() for line in lines if " convolution(" in line]
+    assert len(found) == 3  # itself and two gradients
+    return [line for line in found if not line.startswith("ROOT")]  # a library's is the root of a computation
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA's CPU compiler")
+@pytest.mark.parametrize(
+    ("images", "height", "channels", "kernel", "stride", "padding"),
+    [
+        (32, 20, (32, 64), 4, 2, 0),  # of Nature's
+        (2, 9, (64, 64), 3, 1, 0),
+        (7, 8, (16, 16), 3, 1, 1),  # of IMPALA's: narrow
+        (1, 2, (16, 32), 3, 1, 1),  # a window larger than the image
+        (3, 13, (5, 7), 4, 3, 2),
+    ],
+)
+def test_no_convolution_is_left_to_eigen(images, height, channels, kernel, stride, padding):
+    shape = images, height, channels, kernel
+    assert left_to_eigen(partial(convolve, stride=stride, padding=padding), *shape) == []
+    assert left_to_eigen(partial(usual_convolution, stride, padding), *shape) != []
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA's CPU compiler")
+def test_but_for_those_of_few_terms():
+    (first,) = left_to_eigen(partial(convolve, stride=1, padding=1), 2, 8, (3, 16), 3)
+    assert "jvp()" in first
+    assert "transpose(jvp())" not in first

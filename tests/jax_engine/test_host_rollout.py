@@ -1,0 +1,118 @@
+"""Rollouts of environments on the host in parts: the networks compute for one while the other steps; the same bytes."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+from jax import Array
+from jax import numpy as jnp
+
+from lockstep.config.run import Config
+from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium.in_process import InProcessEnvs
+from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.registry import make_envs
+from lockstep.jax_engine.host.rollout import HostRollout, collect
+
+CONFIG = Config.model_validate(
+    {"engine": "jax", "env": {"id": "CartPole-v1", "max_episode_steps": 10}, "num_envs": 8, "num_steps": 43}
+)
+HALVES = [slice(0, 4), slice(4, 8)]
+
+
+@pytest.fixture
+def envs(request) -> Iterator[HostEnvs]:
+    made = make_envs(
+        CONFIG.env,
+        describe(CONFIG.env),
+        5,
+        range(8),
+        pytest.fail,
+        shard_size=2,
+        in_parts=True,
+        overlapped=request.param,
+    )
+    with closing(made):
+        made.reset()
+        yield made
+
+
+def collected(envs: HostEnvs, said: list[str] | None = None) -> HostRollout:
+    """A rollout of a policy of the observation alone; ``said`` gets what happened in which order."""
+    out, said = HostRollout.empty(CONFIG, envs), [] if said is None else said
+
+    def infer(part: int, t: int, rows: np.ndarray) -> Array:
+        said.append(f"infer {part} at {t}")
+        return jnp.asarray(rows[:, 0] > 0.01 * t, jnp.int32)
+
+    def noted(name: str, original):
+        def call(part: int = 0) -> None:
+            said.append(f"{name} {part}")
+            original(part)
+
+        return call
+
+    envs.begin_step, envs.end_step = noted("begin", envs.begin_step), noted("end", envs.end_step)
+    collect(envs, infer, lambda actions: actions, out)
+    return out
+
+
+@pytest.mark.parametrize(("envs", "parts"), [(False, [slice(0, 8)]), (True, HALVES)], indirect=["envs"])
+def test_one_process_steps_in_parts_only_for_those_who_compute_meanwhile(envs, parts):
+    assert isinstance(envs, InProcessEnvs)
+    assert envs.parts == parts
+
+
+@pytest.mark.parametrize("envs", [True], indirect=True)
+def test_a_part_is_stepped_while_the_other_is_inferred_for(envs):
+    said: list[str] = []
+    collected(envs, said)
+    assert said[:2] == ["infer 0 at 0", "infer 1 at 0"]
+    assert said[2:8] == ["begin 0", "end 0", "infer 0 at 1", "begin 1", "end 1", "infer 1 at 1"]
+
+
+@pytest.mark.parametrize("envs", [True], indirect=True)
+def test_where_others_step_both_parts_are_begun_first(envs, monkeypatch):
+    monkeypatch.setattr(InProcessEnvs, "aside", True)
+    said: list[str] = []
+    collected(envs, said)
+    assert said[2:8] == ["begin 0", "begin 1", "end 0", "infer 0 at 1", "end 1", "infer 1 at 1"]
+
+
+FIELDS = ("raw", "actions", "scores", "rewards", "terminated", "truncated", "final", "over")
+
+
+def test_the_order_is_not_seen_in_a_rollout():
+    outs, states = [], []
+    for overlapped in (False, True):
+        made = make_envs(
+            CONFIG.env,
+            describe(CONFIG.env),
+            5,
+            range(8),
+            pytest.fail,
+            shard_size=2,
+            in_parts=True,
+            overlapped=overlapped,
+        )
+        with closing(made):
+            made.reset()
+            outs.append(collected(made))
+            states.append(made.save_states())
+            assert len(states[-1]) == 8
+    for name in FIELDS:
+        assert getattr(outs[0], name).tobytes() == getattr(outs[1], name).tobytes(), name
+    assert outs[0].truncated.any()
+    assert outs[0].terminated.any()
+
+
+@pytest.mark.parametrize("envs", [True], indirect=True)
+def test_an_environment_of_the_second_part_is_restored(envs):
+    collected(envs)
+    row, none = 6, np.empty(0, np.uint64)
+    before, episode = envs.buffers.observations.copy(), int(envs.buffers.episodes[row])
+    assert envs.restore(row, np.empty(0, np.int64), none, {}) in (True, False)
+    changed = (envs.buffers.observations != before).any(1)
+    assert changed.tolist() == [n == row for n in range(8)]
+    assert int(envs.buffers.episodes[row]) in (episode, episode + 1)
