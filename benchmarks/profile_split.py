@@ -27,7 +27,7 @@ PARTS = (ENVIRONMENT, INFERENCE, ROLLOUT, BATCH, GRADIENT, OPTIMISER, UPDATE, LO
 # What is timed: module, attribute (of a class, where there is a dot), the part that its own time counts for.
 TIMED = (
     ("lockstep.envs.batched.array_envs", "ArrayEnvs.step", ENVIRONMENT),
-    ("lockstep.envs.gymnasium.in_process", "InProcessEnvs.step", ENVIRONMENT),
+    ("lockstep.envs.gymnasium.in_process", "InProcessEnvs.end_step", ENVIRONMENT),
     ("lockstep.torch_engine.plain.functions", "PlainActor.__call__", INFERENCE),
     ("lockstep.torch_engine.plain.functions", "RecurrentPlainActor.__call__", INFERENCE),
     ("lockstep.torch_engine.nets.autograd", "NetActor.__call__", INFERENCE),
