@@ -15,10 +15,15 @@ SHORT = (
 )
 """Three iterations of 128 steps."""
 CUSTOM = ("lockstep/CartPole-v1", *SHORT, "--network.custom", "equinox_nets:Tiny", "--network.custom-kwargs")
+IMAGES = ("--network.image.kind", "simple", "--network.image.width", 0.25, "--network.image.depth", 1)
+CHUNKS = ("--num-envs", 16, "--num-steps", 64, "--total-steps", 3072)
+"""With images: 130 of a shard are evaluated in five chunks, and 64 of a minibatch have gradients in two."""
 KINDS = {
-    "images": (
-        *("lockstep/GridWorldPixels-v0", *SHORT, "--network.image.kind", "simple", "--network.image.width", 0.25),
-        *("--network.image.depth", 1),
+    "images": ("lockstep/GridWorldPixels-v0", *SHORT, *IMAGES),
+    "images on the host, in chunks": ("small_worlds:Lantern-v0", *SHORT, *IMAGES, *CHUNKS),
+    "images, in chunks, recurrent": (
+        *("small_worlds:Lantern-v0", *SHORT, *IMAGES, *CHUNKS, "--network.shared"),
+        *("--network.recurrent", "gru", "--network.recurrent-size", 8, "--network.sequence-length", 32),
     ),
     "custom with dropout": (*CUSTOM, '{"dropout": 0.3}'),
     "GRPO": (
@@ -39,8 +44,8 @@ KINDS = {
         *("--env.max-episode-steps", 10),
     ),
 }
-DEAR = ("images", "custom with dropout")  # to compile
-QUICK = ("on the host",)
+DEAR = ("custom with dropout", "images", "images, in chunks, recurrent")  # to compile
+QUICK = ("on the host", "images on the host, in chunks")
 """Those of ``make test``; what the others are about is in ``tests/jax_engine`` and in the golden runs there."""
 CHEAP = tuple(kind for kind in KINDS if kind not in (*DEAR, *QUICK))
 ONE_AFTER_ANOTHER = "import json, sys, lockstep.cli as c; sys.exit(max(c.main(w) for w in json.loads(sys.argv[1])))"
@@ -50,8 +55,8 @@ ONE_AFTER_ANOTHER = "import json, sys, lockstep.cli as c; sys.exit(max(c.main(w)
 def run_of(tmp_path_factory):
     """Runs by device count and kind; those on the same number of devices share a process, for JAX takes long to load.
 
-    Images come first: the threads that convolutions depend on are then those that such a run has by itself. What takes
-    long to compile has a process of its own.
+    A custom network comes first: the threads that bits of what users bring may depend on are then those that such a run
+    has by itself. What takes long to compile has a process of its own.
     """
     runs: dict[tuple[int, str], Run] = {}
 

@@ -13,6 +13,7 @@ from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium.in_process import InProcessEnvs
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
+from lockstep.envs.restore.replay import row_hashes
 from lockstep.jax_engine.host.rollout import HostRollout, collect
 
 CONFIG = Config.model_validate(
@@ -74,7 +75,7 @@ def test_a_part_is_stepped_while_the_other_is_inferred_for(envs):
 
 @pytest.mark.parametrize("envs", [True], indirect=True)
 def test_where_others_step_both_parts_are_begun_first(envs, monkeypatch):
-    monkeypatch.setattr(InProcessEnvs, "aside", True)
+    monkeypatch.setattr(InProcessEnvs, "in_workers", True)
     said: list[str] = []
     collected(envs, said)
     assert said[2:8] == ["begin 0", "begin 1", "end 0", "infer 0 at 1", "end 1", "infer 1 at 1"]
@@ -108,11 +109,20 @@ def test_the_order_is_not_seen_in_a_rollout():
 
 
 @pytest.mark.parametrize("envs", [True], indirect=True)
-def test_an_environment_of_the_second_part_is_restored(envs):
-    collected(envs)
-    row, none = 6, np.empty(0, np.uint64)
-    before, episode = envs.buffers.observations.copy(), int(envs.buffers.episodes[row])
-    assert envs.restore(row, np.empty(0, np.int64), none, {}) in (True, False)
-    changed = (envs.buffers.observations != before).any(1)
-    assert changed.tolist() == [n == row for n in range(8)]
-    assert int(envs.buffers.episodes[row]) in (episode, episode + 1)
+def test_an_environment_of_the_second_part_is_restored_by_its_actions(envs):
+    row, taken = 6, np.arange(7) % 2
+    rows, scores = [], []
+    for action in taken:
+        envs.buffers.actions[:] = action
+        envs.step()
+        rows.append(envs.buffers.observations[None].copy())
+        scores.append(envs.buffers.rewards[None].copy())
+    hashes = row_hashes(np.concatenate(rows), np.concatenate(scores))[:, row]
+    episode = int(envs.buffers.episodes[row])
+    with pytest.MonkeyPatch.context() as patch:  # of the first part none is asked
+        patch.setattr(envs._sweeps[0], "restore", pytest.fail)
+        assert envs.restore(row, taken.astype(np.int64), hashes, {}) is True
+    assert envs.buffers.episodes[row] == episode
+    wrong = hashes ^ np.uint64(1)
+    assert envs.restore(row, taken.astype(np.int64), wrong, {}) is False
+    assert envs.buffers.episodes[row] == episode + 1

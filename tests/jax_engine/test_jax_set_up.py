@@ -126,7 +126,6 @@ def test_a_pool_that_is_too_small_for_what_comes_later_is_one_line(monkeypatch):
         ({"fsdp": True, "reduction": "fast"}, Topology(), 4),
         ({}, Topology(rank=0, world_size=2), 4),
         ({"env": {"id": "gymnax/CartPole-v1"}}, Topology(), 16),
-        ({"env": {"id": "lockstep/GridWorldPixels-v0"}}, Topology(), 2),
         ({"env": {"id": "lockstep/GridWorldPixels-v0"}, "precision": "bf16"}, Topology(), 16),
         ({"network": {"custom": "nets:Net"}}, Topology(), 16),
     ],
@@ -136,6 +135,20 @@ def test_the_pool_is_lean_only_where_neither_bits_nor_waiting_devices_need_more(
     config = Config.model_validate(values)
     description = None if config.env.jax_only else describe(config.env)
     assert pool_of(config, 2, topology, description) == threads
+
+
+@pytest.mark.parametrize(
+    ("patched", "value"),
+    [("flags", "--xla_cpu_experimental_ynn_fusion_type="), ("version", "0.11.0"), ("machine", "aarch64"), (None, "")],
+)
+def test_the_pool_is_lean_with_images_only_where_convolutions_are_known_to_be_ynnpacks(patched, value, monkeypatch):
+    monkeypatch.setattr(set_up.jaxlib.version, "__version__", value if patched == "version" else "0.10.2")
+    monkeypatch.setattr(set_up.machine, "machine", lambda: value if patched == "machine" else "x86_64")
+    monkeypatch.setenv("XLA_FLAGS", value if patched == "flags" else "--xla_cpu_enable_fast_math=false")
+    values = {"engine": "jax", "env": {"id": "lockstep/GridWorldPixels-v0"}, "num_envs": 16, "num_shards": 8}
+    config = Config.model_validate(values)
+    assert set_up.ynnpacks_convolutions() == (patched is None)
+    assert pool_of(config, 2, Topology(), describe(config.env)) == (2 if patched is None else 16)
 
 
 def test_a_platform_that_isnt_there_is_one_line(tmp_path):

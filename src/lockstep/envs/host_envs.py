@@ -31,7 +31,7 @@ class WantedEnvs:
         shard_size: environments of a shard; None: all are one.
         in_parts: whether some shards may be stepped while the caller does something for the others, see
             :attr:`HostEnvs.parts`.
-        overlapped: whether the caller computes in another thread than it steps in: parts pay in one process too.
+        overlapped: whether parts are worth it in one process too, for a caller who computes in another thread.
     """
 
     config: EnvConfig
@@ -152,12 +152,12 @@ class HostEnvs(ABC):
         replayed: whether live episodes may have to be restored by replaying their actions.
         late_reset: whether an ended episode's last observation is in ``observations``, and the next step begins the
             next episode whatever the action; otherwise that happens in the same step.
-        aside: whether :meth:`begin_step` sets other processes to work; otherwise :meth:`end_step` does it all.
+        in_workers: whether :meth:`begin_step` sets other processes to work; otherwise :meth:`end_step` does it all.
     """
 
     replayed = True
     late_reset = False
-    aside = False
+    in_workers = False
 
     def __init__(self, description: EnvDescription, env_ids: Sequence[int], buffers: Buffers | None = None) -> None:
         self.description = description

@@ -81,14 +81,14 @@ def evaluate_rollout(
     (steps, n), rows = rollout.rewards.shape, rollout.observations
     if net.core is not None:
         first, values, recurrent_states = nets.unroll(
-            net, parameters, rows, rollout.recurrent_state, begins(rollout), together=most_images(net, platform)
+            net, parameters, rows, rollout.recurrent_state, begins(rollout), most_rows=most_images(net, platform)
         )
         known = first[:-1] if outputs is None else outputs
         log_probs = distributions.log_prob_and_entropy(net, parameters, known, rollout.actions)[0]
         return PolicyOutputs(log_probs, values, recurrent_states)
-    flat = rows.reshape((steps + 1) * n, -1)
-    if outputs is None and net.convolutional:  # the convolutions, which are most of it, serve actor and critic
-        both = in_chunks(partial(nets.actor_critic, net, parameters), flat, most_images(net, platform))
+    flat, most = rows.reshape((steps + 1) * n, -1), most_images(net, platform)
+    if outputs is None and most is not None:  # one pass, of which actor and critic may share the convolutions
+        both = in_chunks(partial(nets.actor_critic, net, parameters), flat, most)
         outputs, values = both[0][: steps * n].reshape(steps, n, -1), both[1]
     else:
         values = _values(net, parameters, flat, platform) if net.critic else None
@@ -116,8 +116,8 @@ def bootstrap_values(
             return _values(net, parameters, rows, platform).reshape(steps, n)
         assert policy.recurrent_states is not None
         recurrent_state = policy.recurrent_states[:-1].reshape(steps * n, -1)
-        none, together = jnp.zeros((1, steps * n)), most_images(net, platform)
-        values = nets.unroll(net, parameters, rows[None], recurrent_state, none, together=together)[1]
+        none, most = jnp.zeros((1, steps * n)), most_images(net, platform)
+        values = nets.unroll(net, parameters, rows[None], recurrent_state, none, most_rows=most)[1]
         assert values is not None
         return values[0].reshape(steps, n)
 

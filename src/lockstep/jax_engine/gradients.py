@@ -23,11 +23,11 @@ def minibatch_loss(
     columns: Mapping[str, Array],
     settings: LossSettings,
     key: Array | None,
-    together: int | None = None,
+    most_rows: int | None = None,
 ) -> tuple[Array, Array]:
     """Loss ``[]`` and terms ``[T]`` of columns ``[units, …]``; see :class:`lockstep.jax_engine.batch.Batch`.
 
-    ``together`` is of :func:`.nets.unroll`.
+    ``most_rows`` is of :func:`.nets.unroll`.
     """
     rows, actions = columns["observations"], columns["actions"]
     if net.core is None:
@@ -35,7 +35,7 @@ def minibatch_loss(
     else:  # sequences [units, L, …] run along L
         rows, actions = jnp.moveaxis(rows, 1, 0), jnp.moveaxis(actions, 1, 0)
         resets = jnp.moveaxis(columns["resets"], 1, 0)
-        output, values, _ = nets.unroll(net, parameters, rows, columns["recurrent_state"], resets, together=together)
+        output, values, _ = nets.unroll(net, parameters, rows, columns["recurrent_state"], resets, most_rows=most_rows)
     log_prob, entropy = distributions.log_prob_and_entropy(net, parameters, output, actions)
 
     def shaped(name: str) -> Array | None:
@@ -86,9 +86,9 @@ def part_gradient(
 
     ``key`` is of dropout; None: there is none. ``platform`` is of the mesh.
     """
-    together = most_images(net, platform)
+    most_rows = most_images(net, platform)
 
     def loss(parameters: Named) -> tuple[Array, Array]:
-        return minibatch_loss(net, parameters, columns, settings, key, together)
+        return minibatch_loss(net, parameters, columns, settings, key, most_rows)
 
     return jax.grad(loss, has_aux=True)(parameters)

@@ -35,7 +35,14 @@ from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.program.run import DeviceRun
-from lockstep.jax_engine.setup.set_up import check_pool, lean_pool, machine_facts, pool_devices, roomy_pool
+from lockstep.jax_engine.setup.set_up import (
+    check_pool,
+    lean_pool,
+    machine_facts,
+    pool_devices,
+    roomy_pool,
+    ynnpacks_convolutions,
+)
 from lockstep.jax_engine.state import (
     TrainState,
     check_networks,
@@ -240,12 +247,15 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
 def pool_of(config: Config, devices: int, topology: Topology, description: EnvDescription | None) -> int:
     """Threads of the pool that the CPU devices of a process share; no description: JAX steps the environment.
 
-    With room where bits may depend on it, as they may in what users bring and in convolutions in bfloat16, and then of
-    one size up to eight devices; with room where a device may wait in two collectives at once (FSDP's, those of several
-    processes); else lean.
+    With room where bits may depend on it, as they may in what users bring and in convolutions that aren't YNNPACK's
+    (in bfloat16 nobody knows whose they are), and then of one size up to eight devices; with room where a device may
+    wait in two collectives at once (FSDP's, those of several processes); else lean.
     """
     own = config.network.custom is not None or config.ppo.loss is not None
-    if own or description is None or (description.observation.image_bytes > 0 and config.precision == "bf16"):
+    room = description is None or own
+    if description is not None and description.observation.image_bytes > 0:
+        room |= config.precision == "bf16" or not ynnpacks_convolutions()
+    if room:
         return roomy_pool(max(devices, pool_devices(config.shards)))
     if config.fsdp or topology.world_size > 1:
         return roomy_pool(devices)

@@ -81,7 +81,7 @@ class Tally(NamedTuple):
         return UpdateResult(terms, evaluated, grad_norm, steps, stopped != 0, failed, failed_terms)
 
 
-Carried = UpdateResult | Tally
+Tallied = UpdateResult | Tally
 
 
 class Learner(NamedTuple):
@@ -216,25 +216,25 @@ class Update:
         self, learner: Learner, samples: Array, numbers: Array, minibatches: Minibatch, owned: Array
     ) -> Progress:
         """Trains on a rollout's samples, packed columns ``[blocks, units, words]``; ``numbers`` are of minibatches."""
-        begun = self._carried(UpdateResult.empty(len(self.gradients.terms)))
+        begun = self._tallied(UpdateResult.empty(len(self.gradients.terms)))
 
-        def body(carry: tuple[Learner, Carried], now: tuple[Array, Minibatch]) -> tuple[tuple[Learner, Carried], None]:
-            def do(carry: tuple[Learner, Carried]) -> tuple[Learner, Carried]:
+        def body(carry: tuple[Learner, Tallied], now: tuple[Array, Minibatch]) -> tuple[tuple[Learner, Tallied], None]:
+            def do(carry: tuple[Learner, Tallied]) -> tuple[Learner, Tallied]:
                 after = self.step(Progress(carry[0], carry[1].result()), samples, *now, owned)
-                return after.learner, self._carried(after.result)
+                return after.learner, self._tallied(after.result)
 
             if self.config.ppo.target_kl is None:
                 return do(carry), None
             return lax.cond(carry[1].result().stopped_by_kl, lambda carry: carry, do, carry), None
 
-        learner, carried = lax.scan(body, (learner, begun), (numbers, minibatches))[0]
-        return Progress(learner, carried.result())
+        learner, tallied = lax.scan(body, (learner, begun), (numbers, minibatches))[0]
+        return Progress(learner, tallied.result())
 
-    def _carried(self, result: UpdateResult) -> Carried:
+    def _tallied(self, result: UpdateResult) -> Tallied:
         """Packs a result for its way from step to step.
 
-        With FSDP its numbers stay apart: XLA would compute the gradient's norm otherwise, and an agent would have other
-        bits than by 0.1.0.
+        With FSDP its numbers stay apart: packed, XLA rounds the gradient's norm differently, and an agent would differ
+        from 0.1.0's.
         """
         return result if self.layout.axes else Tally.of(result)
 

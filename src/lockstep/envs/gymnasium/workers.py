@@ -106,7 +106,7 @@ class WorkerEnvs(HostEnvs):
     Observations, actions and rewards lie in shared memory.
     """
 
-    aside = True
+    in_workers = True
 
     def __init__(self, wanted: WantedEnvs, workers: int) -> None:
         count = len(wanted.env_ids)

@@ -110,9 +110,9 @@ def collect(envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndar
             out.actions[t, part] = actions
             out.native[t, part] = buffers[p].actions[...] = squash(actions)
             envs.begin_step(p)
-            if not envs.aside:
+            if not envs.in_workers:
                 end(p, t)
-        if envs.aside:
+        if envs.in_workers:
             for p in range(len(parts)):
                 end(p, t)
     out.rewards[...] = envs.description.rewards(out.scores)

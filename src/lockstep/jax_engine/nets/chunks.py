@@ -1,4 +1,4 @@
-"""How many rows a pass of the networks takes at a time on a CPU, so that what lies between layers stays in its cache.
+"""How many rows a gradient, or the evaluation of a rollout, takes at a time on a CPU, for the sake of its caches.
 
 What is chosen depends on the network, the number of rows and the kind of device alone.
 """
@@ -33,7 +33,7 @@ def most_images(net: PolicyNet, platform: str) -> int | None:
 def equal_chunks(net: PolicyNet, platform: str, rows: int) -> int:
     """Counts the chunks of one size that a feed-forward network's gradient of so many rows is cut into.
 
-    Of vectors they have 256 rows; of images 32 at most, and 8 at least. One, where that doesn't come out even.
+    Of vectors they have 256 rows; of images 32 at most, and 8 at least. It is one where that can't be.
     """
     if platform != "cpu" or net.custom is not None:
         return 1

@@ -12,6 +12,7 @@ gives to YNNPACK: without dilated images, with edges no wider than the window ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +36,7 @@ FEW_TERMS = 32
 def convolve(x: Array, weight: Array, stride: int, padding: int) -> Array:
     """Convolves images ``[n, H, W, C]`` with ``[out, C, h, w]``: ``[n, H', W', out]``.
 
-    ``stride`` pixels lie between windows; ``padding`` rows and columns of zeros around the image.
+    Windows begin at every ``stride``-th pixel; there are ``padding`` rows and columns of zeros around the image.
     """
     out: Any = _convolve(x, weight, stride, padding)
     return out
@@ -107,8 +108,8 @@ def _weight_gradient(x: Array, weight: Array, out: Array, stride: int, padding: 
 def _fast(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], stride: int = 1, dilation: int = 1) -> Array:
     """Convolves ``[n, H, W, C]`` with ``[h, w, C, out]`` in a form that XLA's CPU compiler gives to YNNPACK.
 
-    ``pads`` are rows and columns of zeros before and after, or where they are negative, of the image's that are left
-    out; ``dilation`` pixels lie between those that a window sees.
+    Not sums of :data:`FEW_TERMS` or less from and to few channels. ``pads`` are rows and columns of zeros before and
+    after; negative ones cut as many off. A window sees every ``dilation``-th pixel.
     """
     sizes = [size + sum(pad) for size, pad in zip(x.shape[1:3], pads, strict=True)]
     spans = [(size - 1) * dilation + 1 for size in kernel.shape[:2]]
@@ -118,7 +119,7 @@ def _fast(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], stride: int 
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((*pad, 0) for pad in pads), (0, 0, 0)])
         x, pads = lax.optimization_barrier(x), [(0, 0)] * 2
     outs = kernel.shape[-1]
-    if max(kernel.shape[2:]) <= NARROW and kernel[..., 0].size > FEW_TERMS:
+    if max(kernel.shape[2:]) <= NARROW and math.prod(kernel.shape[:3]) > FEW_TERMS:
         kernel = jnp.pad(kernel, [(0, 0)] * 3 + [(0, NARROW + 1 - outs)])
     made = lax.conv_general_dilated(
         x,

@@ -11,7 +11,8 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from lockstep.core.spaces import Leaf, ObservationLayout
-from lockstep.jax_engine.nets.layers import Convolution, Linear, max_pool, named
+from lockstep.jax_engine.nets.layers import Convolution, Linear, named
+from lockstep.jax_engine.nets.pooling import max_pool
 from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
 
 

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import equinox as eqx
 import jax
-import numpy as np
 from jax import Array, lax
 
 from lockstep.jax_engine.nets.activations import ACTIVATIONS
@@ -105,13 +104,6 @@ class Convolution(eqx.Module):
     def __call__(self, x: Array) -> Array:
         """Transforms images ``[n, H, W, C]``."""
         return convolve(x.astype(self.weight.dtype), self.weight, self.stride, self.padding) + self.bias
-
-
-def max_pool(x: Array) -> Array:
-    """Takes the largest of 3 x 3 pixels in steps of two, of images ``[n, H, W, C]`` with an edge of one pixel."""
-    lowest = np.array(-np.inf, x.dtype)  # a constant, by which JAX knows a pool with a gradient
-    edges = ((0, 0), (1, 1), (1, 1), (0, 0))
-    return lax.reduce_window(x, lowest, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), edges)
 
 
 Layer = TypeVar("Layer", Linear, Convolution)

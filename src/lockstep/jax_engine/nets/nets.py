@@ -7,10 +7,9 @@ Whoever has several shards calls these functions shard by shard (``lax.map``).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import equinox as eqx
@@ -57,7 +56,7 @@ class Networks(eqx.Module):
     critic: MLP | None
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _skeleton(net: PolicyNet) -> Networks:
     """Gives the modules with names where arrays belong."""
 
@@ -166,13 +165,13 @@ def unroll(
     recurrent_state: Array,
     resets: Array,
     actor_only: bool = False,
-    together: int | None = None,
+    most_rows: int | None = None,
 ) -> tuple[Array, Array | None, Array]:
     """Runs recurrent networks over rows ``[steps, n, width]``, from a recurrent state float32 ``[n, carry_size]``.
 
     ``resets`` ``[steps, n]`` is true (or 1.0) where an episode begins with a step: nothing is carried into it. With
-    ``actor_only`` the critic is left out; what its own core carries stays what it was. What is before the core takes so
-    many rows ``together`` at most; None: all.
+    ``actor_only`` the critic is left out; what its own core carries stays what it was. What is before the core takes
+    ``most_rows`` at a time; None: all.
 
     Returns:
         The actor's output ``[steps, n, outputs]``, values ``[steps, n]`` or None, and what is carried after each step
@@ -189,7 +188,7 @@ def unroll(
             recurrent_states.append(jnp.broadcast_to(part, (steps, *part.shape)))
             continue
         assert body.core is not None
-        x = in_chunks(partial(_encoded, net, body.encoder), rows, together).reshape(steps, n, -1)
+        x = in_chunks(partial(_encoded, net, body.encoder), rows, most_rows).reshape(steps, n, -1)
         outputs, carried = recurrent.unroll(body.core, x, part, resets, net.remat)
         x = outputs.reshape(steps * n, -1)
         features.append(x if body.layers is None else _forward(net, x, body.layers))

@@ -50,10 +50,19 @@ def lean_pool(devices: int) -> int:
 def roomy_pool(devices: int) -> int:
     """Threads of the pool for any other program.
 
-    The bits of XLA's convolutions depend on it, which cut their inner sums by it, and so may what a user brings: there
-    it is made for :func:`pool_devices`.
+    Bits may depend on it in what a user brings, and in convolutions that aren't :func:`ynnpacks_convolutions`: there it
+    is made for :func:`pool_devices`.
     """
     return max(LEAST_THREADS, THREADS_PER_DEVICE * devices)
+
+
+def ynnpacks_convolutions() -> bool:
+    """Says whether XLA's CPU compiler gives float32 convolutions to YNNPACK, whose bits no pool decides.
+
+    That is known of these versions, on x86, unless the user's ``XLA_FLAGS`` say otherwise.
+    """
+    known = jaxlib.version.__version__.startswith("0.10.") and machine.machine() in ("x86_64", "AMD64")
+    return known and "ynn" not in os.environ.get("XLA_FLAGS", "")
 
 
 def check_pool(wanted: int, what: str) -> None:
