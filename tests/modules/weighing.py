@@ -60,8 +60,13 @@ def train():
     recorder = Recorder(session, run, time.monotonic())
     trainer = Trainer(session, recorder, RunOptions(), StopRequest())
     seen = []
-    collect = session.envs.step
-    session.envs.step = lambda: (seen.append(session.state.parameters.flat.untyped_storage().nbytes()), collect())[1]
+    end_step = session.envs.end_step
+
+    def weighed(part: int = 0) -> None:
+        seen.append(session.state.parameters.flat.untyped_storage().nbytes())
+        end_step(part)
+
+    session.envs.end_step = weighed
     for _ in range(int(sys.argv[2])):
         trainer.iterate()
     told = weigh(session.state) | {"in a rollout": max(seen)}
