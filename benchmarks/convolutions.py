@@ -1,7 +1,8 @@
 """Convolutions of engine jax on this CPU: do their bits depend on XLA's pool, and how many images pay at a time?
 
-``python -m benchmarks.convolutions`` writes ``benchmarks/results/convolutions.md``, in some ten minutes.
-Each pool has a process of its own, for its size is settled when JAX starts.
+``python -m benchmarks.convolutions bits`` writes ``benchmarks/results/convolution-bits.md``, and ``times`` writes
+``benchmarks/results/convolution-times.md``, each in some five minutes. Each pool has a process of its own, for its size is
+settled when JAX starts.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from lockstep.jax_engine.state import make_net
 from lockstep.training.losses import loss_settings
 
 ROOT = Path(__file__).parents[1]
+DECISION = "077-images-in-chunks.md"
 POOLS = (2, 3, 16, 64)
 LAYERS = (
     *((84, 4, 32, 8, 4, 0), (20, 32, 64, 4, 2, 0), (9, 64, 64, 3, 1, 0)),  # Nature
@@ -47,7 +49,7 @@ LAYERS = (
 )
 """Height and width, channels in and out, size of the window, stride, padding."""
 
-IMAGES = (1, 2, 3, 5, 7, 8, 12, 16, 27, 32, 37)
+IMAGES = (1, 2, 5, 7, 8, 16, 27, 32)
 NETWORKS = (("nature", 84, 4), ("impala", 64, 3), ("residual", 10, 3), ("simple", 7, 3))
 TOGETHER = (1, 8, 16, 32, 64, 128, 256)
 FEW_CHANNELS = 4
@@ -152,38 +154,47 @@ def child(*arguments: object) -> Any:
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
-def report() -> Iterator[str]:
-    """The lines of the report."""
-    yield "# Convolutions of engine jax\n"
-    decision = "[077](../../docs/decisions/077-images-in-chunks.md)"
-    yield f"By `python -m benchmarks.convolutions`; what is made of it is in {decision}.\n"
+def facts() -> Iterator[str]:
+    """What a reader has to know to judge the figures."""
     cores = len(os.sched_getaffinity(0))
     yield f"- date: {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
     yield f"- commit: {commit_of(ROOT) or 'unknown'}"
     yield f"- machine: {processor()}, {instruction_set()}, {cores} cores, {platform.system()} {platform.machine()}"
     yield f"- Python {platform.python_version()}, jax {jax.__version__}, numpy {np.__version__}\n"
-    yield "## Bits by the size of the pool\n"
-    pools = ", ".join(map(str, POOLS))
-    yield f"Values and gradients of {len(LAYERS)} layers, of 1 to {max(IMAGES)} images; pools of {pools} threads.\n"
+
+
+def bits() -> Iterator[str]:
+    """The report of bits."""
+    yield "# Convolutions of engine jax, and the size of the pool\n"
+    yield "By `python -m benchmarks.convolutions bits`: values and gradients by weights and images, of"
+    yield f"{len(LAYERS)} layers and {len(IMAGES)} numbers of images from 1 to {max(IMAGES)}, in a loop, with pools of"
+    yield f"{', '.join(map(str, POOLS))} threads. What is made of it is in [077](../../docs/decisions/{DECISION}).\n"
+    yield from facts()
     yield "| form | operations | whose bits depend on the pool |\n| --- | --- | --- |"
-    for form in ("ours", "usual"):
+    for form, name in (("ours", "`convolve`"), ("usual", "`lax.conv_general_dilated`")):
         found = [dict(child("bits", form, pool)) for pool in POOLS]
-        differing = sum(len({each[name] for each in found}) > 1 for name in found[0])
-        yield f"| {'`convolve`' if form == 'ours' else 'JAX’s own'} | {len(found[0])} | {differing} |"
-    yield "\n## Images at a time\n"
-    yield "Milliseconds an image, forward / gradient, one thread; the least of five loops.\n"
+        differing = sum(len({each[operation] for each in found}) > 1 for operation in found[0])
+        yield f"| {name} | {len(found[0])} | {differing} |"
+
+
+def times() -> Iterator[str]:
+    """The report of times."""
+    yield "# Images at a time in engine jax\n"
+    yield "By `python -m benchmarks.convolutions times`: milliseconds an image, forward / gradient, of so many at a time, on"
+    yield "one thread, in a loop as the engine has it; the least of five loops.\n"
+    yield from facts()
     yield f"| network | {' | '.join(map(str, TOGETHER))} |\n| --- |{' --- |' * len(TOGETHER)}"
     for kind, size, channels in NETWORKS:
-        times = child("times", kind, size, channels)
-        yield f"| {kind}, {size} × {size} × {channels} | " + " | ".join(f"{a:.3f} / {b:.3f}" for a, b in times) + " |"
+        found = child("times", kind, size, channels)
+        yield f"| {kind}, {size} × {size} × {channels} | " + " | ".join(f"{a:.3f} / {b:.3f}" for a, b in found) + " |"
 
 
 def main() -> None:
-    """Write the report; with arguments be one of its processes."""
+    """Write a report; with more arguments be one of its processes."""
     match sys.argv[1:]:
-        case []:
-            text = "\n".join(report()) + "\n"
-            (ROOT / "benchmarks/results/convolutions.md").write_text(text)
+        case ["bits" | "times" as what]:
+            text = "\n".join(bits() if what == "bits" else times()) + "\n"
+            (ROOT / f"benchmarks/results/convolution-{what}.md").write_text(text)
         case ["bits", form, pool]:
             configure(1, "cpu", 1, int(pool))
             print(json.dumps(list(hashes(form))))
