@@ -1,8 +1,8 @@
 """Convolutions of engine jax on this CPU: do their bits depend on XLA's pool, and how many images pay at a time?
 
 ``python -m benchmarks.convolutions bits`` writes ``benchmarks/results/convolution-bits.md``, and ``times`` writes
-``benchmarks/results/convolution-times.md``, each in some five minutes. Each pool has a process of its own, for its size is
-settled when JAX starts.
+``benchmarks/results/convolution-times.md``, each in some five minutes. Each pool has a process of its own, for its size
+is settled when JAX starts.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def bits() -> Iterator[str]:
 def times() -> Iterator[str]:
     """The report of times."""
     yield "# Images at a time in engine jax\n"
-    yield "By `python -m benchmarks.convolutions times`: milliseconds an image, forward / gradient, of so many at a time, on"
-    yield "one thread, in a loop as the engine has it; the least of five loops.\n"
+    yield "By `python -m benchmarks.convolutions times`: milliseconds an image, forward / gradient, of so many at a time,"
+    yield "on one thread, in a loop as the engine has it; the least of five loops.\n"
     yield from facts()
     yield f"| network | {' | '.join(map(str, TOGETHER))} |\n| --- |{' --- |' * len(TOGETHER)}"
     for kind, size, channels in NETWORKS:
