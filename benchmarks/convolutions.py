@@ -180,8 +180,8 @@ def bits() -> Iterator[str]:
 def times() -> Iterator[str]:
     """The report of times."""
     yield "# Images at a time in engine jax\n"
-    yield "By `python -m benchmarks.convolutions times`: milliseconds an image, forward / gradient, of so many at a time,"
-    yield "on one thread, in a loop as the engine has it; the least of five loops.\n"
+    yield "By `python -m benchmarks.convolutions times`: ms an image, forward / gradient, of so many at a time, on"
+    yield "one thread, in a loop as the engine has it; the least of five loops.\n"
     yield from facts()
     yield f"| network | {' | '.join(map(str, TOGETHER))} |\n| --- |{' --- |' * len(TOGETHER)}"
     for kind, size, channels in NETWORKS:
