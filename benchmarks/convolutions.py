@@ -33,13 +33,14 @@ from lockstep.core.machine import instruction_set, processor
 from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.jax_engine.gradients import part_gradient
 from lockstep.jax_engine.nets import nets
-from lockstep.jax_engine.nets.convolution import convolve, usual_convolution
+from lockstep.jax_engine.nets.convolution import convolve
 from lockstep.jax_engine.setup.set_up import configure
 from lockstep.jax_engine.state import make_net
 from lockstep.training.losses import loss_settings
 
 ROOT = Path(__file__).parents[1]
 DECISION = "077-images-in-chunks.md"
+ALL_EIGENS = "--xla_cpu_experimental_ynn_fusion_type="
 POOLS = (2, 3, 16, 64)
 LAYERS = (
     *((84, 4, 32, 8, 4, 0), (20, 32, 64, 4, 2, 0), (9, 64, 64, 3, 1, 0)),  # Nature
@@ -67,13 +68,10 @@ def in_a_loop(function: Callable[..., Any], *stacked: Any) -> Any:
     return jax.jit(run)(len(stacked[0]), *stacked)
 
 
-def hashes(form: str) -> Iterator[tuple[str, str]]:
+def hashes() -> Iterator[tuple[str, str]]:
     """Names of operations and hashes of their results: values, and gradients by images and weights."""
     for size, seen, out, window, stride, padding in LAYERS:
-        if form == "ours":
-            run = partial(convolve, stride=stride, padding=padding)
-        else:
-            run = partial(usual_convolution, stride, padding)
+        run = partial(convolve, stride=stride, padding=padding)
         for images in IMAGES:
             rng = np.random.default_rng(0)
             x = rng.standard_normal((2, images, size, size, seen), np.float32)
@@ -148,10 +146,12 @@ def _timed(function: Callable[..., Any], weights: Any, columns: Any) -> float:
     return best
 
 
-def child(*arguments: object) -> Any:
-    """What this module prints as a process of its own."""
+def child(*arguments: object, flags: str = "") -> Any:
+    """What this module prints as a process of its own, with flags of XLA's."""
     command = [sys.executable, "-m", "benchmarks.convolutions", *map(str, arguments)]
-    return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    environment = os.environ | {"XLA_FLAGS": flags}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
 
 
 def facts() -> Iterator[str]:
@@ -170,9 +170,9 @@ def bits() -> Iterator[str]:
     yield f"{len(LAYERS)} layers and {len(IMAGES)} numbers of images from 1 to {max(IMAGES)}, in a loop, with pools of"
     yield f"{', '.join(map(str, POOLS))} threads. What is made of it is in [077](../../docs/decisions/{DECISION}).\n"
     yield from facts()
-    yield "| form | operations | whose bits depend on the pool |\n| --- | --- | --- |"
-    for form, name in (("ours", "`convolve`"), ("usual", "`lax.conv_general_dilated`")):
-        found = [dict(child("bits", form, pool)) for pool in POOLS]
+    yield "| whose they are | operations | whose bits depend on the pool |\n| --- | --- | --- |"
+    for name, flags in (("as XLA decides", ""), (f"all Eigen's, by `{ALL_EIGENS}`", ALL_EIGENS)):
+        found = [dict(child("bits", pool, flags=flags)) for pool in POOLS]
         differing = sum(len({each[operation] for each in found}) > 1 for operation in found[0])
         yield f"| {name} | {len(found[0])} | {differing} |"
 
@@ -195,9 +195,9 @@ def main() -> None:
         case ["bits" | "times" as what]:
             text = "\n".join(bits() if what == "bits" else times()) + "\n"
             (ROOT / f"benchmarks/results/convolution-{what}.md").write_text(text)
-        case ["bits", form, pool]:
+        case ["bits", pool]:
             configure(1, "cpu", 1, int(pool))
-            print(json.dumps(list(hashes(form))))
+            print(json.dumps(list(hashes())))
         case ["times", kind, size, channels]:
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
             configure(1, "cpu", 1, 2)
