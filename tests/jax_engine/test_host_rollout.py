@@ -22,21 +22,18 @@ CONFIG = Config.model_validate(
 HALVES = [slice(0, 4), slice(4, 8)]
 
 
+def made(overlapped: bool, env_id: str = "CartPole-v1") -> HostEnvs:
+    config = CONFIG.env.model_copy(update={"id": env_id})
+    more = {"shard_size": 2, "in_parts": True, "overlapped": overlapped}
+    envs = make_envs(config, describe(config), 5, range(8), pytest.fail, **more)
+    envs.reset()
+    return envs
+
+
 @pytest.fixture
 def envs(request) -> Iterator[HostEnvs]:
-    made = make_envs(
-        CONFIG.env,
-        describe(CONFIG.env),
-        5,
-        range(8),
-        pytest.fail,
-        shard_size=2,
-        in_parts=True,
-        overlapped=request.param,
-    )
-    with closing(made):
-        made.reset()
-        yield made
+    with closing(made(request.param)) as found:
+        yield found
 
 
 def collected(envs: HostEnvs, said: list[str] | None = None) -> HostRollout:
@@ -85,27 +82,26 @@ FIELDS = ("raw", "actions", "scores", "rewards", "terminated", "truncated", "fin
 
 
 def test_the_order_is_not_seen_in_a_rollout():
-    outs, states = [], []
-    for overlapped in (False, True):
-        made = make_envs(
-            CONFIG.env,
-            describe(CONFIG.env),
-            5,
-            range(8),
-            pytest.fail,
-            shard_size=2,
-            in_parts=True,
-            overlapped=overlapped,
-        )
-        with closing(made):
-            made.reset()
-            outs.append(collected(made))
-            states.append(made.save_states())
-            assert len(states[-1]) == 8
-    for name in FIELDS:
-        assert getattr(outs[0], name).tobytes() == getattr(outs[1], name).tobytes(), name
-    assert outs[0].truncated.any()
-    assert outs[0].terminated.any()
+    with closing(made(False)) as whole, closing(made(True)) as halves:
+        one, two = collected(whole), collected(halves)
+        for name in FIELDS:
+            assert getattr(one, name).tobytes() == getattr(two, name).tobytes(), name
+        assert one.truncated.any()
+        assert one.terminated.any()
+
+
+def test_a_step_of_all_parts_says_what_one_of_them_says():
+    name = "stating:Stating-v0"
+    with closing(made(False, name)) as whole, closing(made(True, name)) as halves:
+        said: set[int] = set()
+        for _ in range(12):
+            for envs in (whole, halves):
+                envs.buffers.actions[:] = envs.description.action.first
+                envs.step()
+            np.testing.assert_array_equal(whole.buffers.observations, halves.buffers.observations)
+            assert whole.stated == halves.stated
+            said |= whole.stated.keys()
+        assert {row < 4 for row in said} == {True, False}
 
 
 @pytest.mark.parametrize("envs", [True], indirect=True)

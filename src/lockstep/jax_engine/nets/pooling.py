@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import jax
 import numpy as np
 from jax import Array, lax
@@ -54,25 +56,19 @@ def _by_places(x: Array, gradient: Array) -> Array:
     seen = (((0, 1),), ((0, 2), (1, 0)))
 
     def pixels(odd_row: int, odd_column: int) -> Array:
-        parts = [
+        parts = (
             given(down, right, WINDOW * row + column)
             for down, row in seen[odd_row]
             for right, column in seen[odd_column]
-        ]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        )
+        return reduce(jnp.add, parts)
 
     squares = jnp.stack([jnp.stack([pixels(row, column) for column in (0, 1)], 3) for row in (0, 1)], 2)
     return squares.reshape(len(x), 2 * rows, 2 * columns, -1)[:, : x.shape[1], : x.shape[2]]
 
 
 def _largest(x: Array) -> Array:
-    largest, *others = _places(x)
-    for pixel in others:
-        largest = jnp.maximum(largest, pixel)
-    return largest
+    return reduce(jnp.maximum, _places(x))
 
 
 def _place_of_largest(x: Array) -> Array:
