@@ -142,6 +142,11 @@ def resumes(stopped: Outcome, resumed: Outcome, whole: Outcome) -> Verdict:
     return Verdict(went_on and digests[0] == digests[1], " and ".join(digest[:8] for digest in digests))
 
 
+def same_state(*runs: Outcome) -> Verdict:
+    digests = [run.summary["state_sha256"] for run in runs]
+    return Verdict(len(runs) > 1 and len(set(digests)) == 1, ", ".join(digest[:8] for digest in digests))
+
+
 def stays_on_gpu(run: Outcome) -> Verdict:
     copies = int(run.last_line.removeprefix("copies "))
     steps = TENSOR_STEPS * TENSOR_ITERATIONS
@@ -208,6 +213,8 @@ def pair(words: str, more: str) -> tuple[str, str]:
 
 GRAPHED = f"CartPole-v1 {CUDA} --total-steps 40960 --network.activation gelu"
 CHEETAH = f"HalfCheetah-v5 {CUDA} --total-steps 81920"
+CARTPOLES = f"CartPole-v1 {JAX} --num-envs 1024 --total-steps 1_000_000"
+SHARED = f"train CartPole-v1 {CUDA} --backend gloo --total-steps 20480 --name run"
 
 CHECKS: tuple[Check, ...] = (
     Check("trains", (train("run", f"CartPole-v1 {CUDA}"),), "it learns; the start line says cuda:0", solves_cartpole),
@@ -240,6 +247,15 @@ CHECKS: tuple[Check, ...] = (
         "the same bytes on one GPU and two; NCCL carries the collectives",
         same_bytes_by_nccl,
         gpus=2,
+    ),
+    Check(
+        "ranks-of-one-gpu",
+        tuple(
+            f"torchrun --standalone --nproc-per-node {ranks} {SCRIPTS}/ranks_of_one_gpu.py {SHARED}-{ranks}"
+            for ranks in (1, 2, 3, 8)
+        ),
+        "the state_sha256 of 1, 2, 3 and 8 ranks that share a GPU and meet through the host",
+        same_state,
     ),
     Check(
         "resume",
@@ -324,6 +340,17 @@ CHECKS: tuple[Check, ...] = (
         (train("run", f"CartPole-v1 {JAX} --num-envs 4096 --total-steps 10_000_000"),),
         "it learns on the GPU",
         learns,
+        engine="jax",
+    ),
+    Check(
+        "jax-resume",
+        (
+            train("a", f"{CARTPOLES} --stop-at-step 400_000"),
+            "lockstep train --resume a",
+            train("b", CARTPOLES),
+        ),
+        "a resumed run has the state_sha256 of an uninterrupted one",
+        resumes,
         engine="jax",
     ),
     Check(

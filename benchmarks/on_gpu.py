@@ -30,6 +30,8 @@ from benchmarks.report import table
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("lockstep-rl", "torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco", "ale-py", "stable-baselines3")
 NO_GPU = "no GPU: neither PyTorch nor JAX sees one here; --list shows what would be run"
+KILLED = 124
+"""Exit status of a command that was given up, as ``timeout`` has it."""
 PROGRAMS = {
     "lockstep": [sys.executable, "-m", "lockstep"],
     "python": [sys.executable],
@@ -99,21 +101,28 @@ def run_directory(words: Sequence[str], directory: Path) -> Path | None:
     return None
 
 
-def command_runner(timeout: float) -> Run:
-    """Runs commands as processes, each of them for ``timeout`` seconds at most."""
+def command_runner(timeout: float, logs: Path | None = None) -> Run:
+    """Runs commands as processes, each for ``timeout`` seconds at most; what each prints is kept in ``logs``."""
 
     def run(command: str, check: Check, directory: Path) -> Outcome:
         program, *words = shlex.split(command.format(root=ROOT))
         paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **check.environment}
         line = [*PROGRAMS[program], *words]
-        try:
-            done = subprocess.run(
-                line, cwd=directory, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return Outcome(124, f"killed after {timeout:.0f} s")
-        return outcome_of(done.returncode, done.stdout, done.stderr, run_directory(words, directory))
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+            try:
+                done = subprocess.run(line, cwd=directory, env=environment, stdout=out, stderr=errors, timeout=timeout)
+                code, ended = done.returncode, ""
+            except subprocess.TimeoutExpired:
+                code, ended = KILLED, f"\nkilled after {timeout:.0f} s"
+            out.seek(0)
+            errors.seek(0)
+            stdout, stderr = out.read(), errors.read() + ended
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+            with (logs / f"{check.name}.log").open("a") as log:
+                log.write(f"$ {shown_line(command, check)}\n{stderr}\n{stdout}\nexit {code}\n\n")
+        return outcome_of(code, stdout, stderr, run_directory(words, directory))
 
     return run
 
@@ -154,11 +163,15 @@ def facts(gpus: dict[str, list[str]]) -> dict[str, str]:
     }
 
 
-def shown(check: Check) -> str:
-    """A check's command lines, as one types them in the repository."""
+def shown_line(command: str, check: Check) -> str:
+    """A command line of a check, as one types it in the repository."""
     variables = " ".join(f"{name}={value}" for name, value in check.environment.items())
-    lines = [command.replace("{root}/", "") for command in check.commands]
-    return "; ".join(f"{variables} {line}".strip() for line in lines)
+    return f"{variables} {command.replace('{root}/', '')}".strip()
+
+
+def shown(check: Check) -> str:
+    """A check's command lines."""
+    return "; ".join(shown_line(command, check) for command in check.commands)
 
 
 def markdown(results: Sequence[Result], said: dict[str, str]) -> str:
@@ -182,6 +195,7 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the checks and run none")
     parser.add_argument("--only", action="append", metavar="NAME", help="run this check; may be given several times")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds after which a command is given up")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep there what the commands print")
     parser.add_argument(
         "--out", type=Path, help="file (benchmarks/results/gpu.md; build/benchmarks/gpu.md with --only)"
     )
@@ -208,7 +222,7 @@ def main(argv: Sequence[str] | None = None, run: Run | None = None, gpus: dict[s
     results = []
     for check in arguments.checks:
         print(f"{check.name}: ", end="", flush=True)
-        results.append(run_check(check, gpus, run or command_runner(arguments.timeout)))
+        results.append(run_check(check, gpus, run or command_runner(arguments.timeout, arguments.logs)))
         print(f"{results[-1].word} ({results[-1].figures})", flush=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(markdown(results, facts(gpus)))

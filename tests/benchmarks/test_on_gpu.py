@@ -74,6 +74,11 @@ JUDGED = {
         ([STOPPED, STATE_A, STATE_B], False),
         ([STATE_A, STATE_A, STATE_A], False),
     ],
+    "ranks-of-one-gpu": [
+        ([STATE_A] * 4, True),
+        ([STATE_A, STATE_A, STATE_A, STATE_B], False),
+        ([STATE_A], False),
+    ],
     "tensor-environments": [
         ([ended("copies 300")], True),
         ([ended("copies 5120")], False),
@@ -111,7 +116,7 @@ JUDGED = {
     "jax-verify": [([equal(True, True)], True), ([equal(True, False)], False)],
     "walking": [([returns(1.0, 2.0)], True), ([returns(2.0, 2.0)], False)],
 }
-ALIKE = {"compile": "images", "jax-bf16": "bf16", "jax-fsdp": "fsdp", "jax-images": "walking"}
+ALIKE = {"compile": "images", "jax-bf16": "bf16", "jax-fsdp": "fsdp", "jax-images": "walking", "jax-resume": "resume"}
 CASES = [(name, *case) for name, cases in JUDGED.items() for case in cases]
 
 
@@ -239,6 +244,16 @@ def test_the_runner_runs_commands_of_this_tree(tmp_path):
     refused = run("lockstep train CartPole-v1 --ppo.gamma 2 --name a", TOY, tmp_path)
     assert refused.code == 2
     assert "gamma" in refused.last_line
+
+
+def test_what_commands_print_is_kept_where_it_is_asked_for(tmp_path):
+    run = on_gpu.command_runner(100.0, tmp_path / "logs")
+    check = replace(TOY, environment={"GREETING": "hello"})
+    for word in ("there", "again"):
+        run(f"python -c \"import os; print(os.environ['GREETING'], '{word}')\"", check, tmp_path)
+    kept = (tmp_path / "logs" / "toy.log").read_text()
+    assert kept.startswith("$ GREETING=hello python -c")
+    assert kept.index("hello there") < kept.index("exit 0") < kept.index("hello again")
 
 
 def test_a_command_that_hangs_is_given_up(tmp_path):

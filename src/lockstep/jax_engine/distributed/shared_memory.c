@@ -278,11 +278,11 @@ static XLA_FFI_Error *error_of(XLA_FFI_CallFrame *frame, XLA_FFI_Error_Code code
   return frame->api->XLA_FFI_Error_Create(&args);
 }
 
-// XLA asks a handler for its version with a call that has this extension.
+// XLA asks a handler for its version with a call that has this extension, whose base has another name in each version.
 static bool tells_version(XLA_FFI_CallFrame *frame) {
-  XLA_FFI_Extension_Base *base = frame->extension_start;
-  if (base == NULL || base->type != XLA_FFI_Extension_Metadata) return false;
-  XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)base)->metadata;
+  XLA_FFI_Metadata_Extension *extension = (XLA_FFI_Metadata_Extension *)frame->extension_start;
+  if (extension == NULL || extension->extension_base.type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata *metadata = extension->metadata;
   metadata->api_version.major_version = XLA_FFI_API_MAJOR;
   metadata->api_version.minor_version = XLA_FFI_API_MINOR;
   metadata->traits = 0;
