@@ -116,13 +116,22 @@ JUDGED = {
     "jax-verify": [([equal(True, True)], True), ([equal(True, False)], False)],
     "walking": [([returns(1.0, 2.0)], True), ([returns(2.0, 2.0)], False)],
 }
-ALIKE = {"compile": "images", "jax-bf16": "bf16", "jax-fsdp": "fsdp", "jax-images": "walking", "jax-resume": "resume"}
+ALIKE = {
+    **dict.fromkeys(("compile", "exact", "jax-exact"), "images"),
+    **{"jax-bf16": "bf16", "jax-fsdp": "fsdp", "jax-images": "walking", "jax-resume": "resume"},
+}
 CASES = [(name, *case) for name, cases in JUDGED.items() for case in cases]
 
 
 @pytest.mark.parametrize(("name", "outcomes", "passes"), CASES)
 def test_checks_are_judged_by_what_their_commands_left(name, outcomes, passes):
     assert verdict(BY_NAME[name], outcomes).passed is passes
+
+
+def test_rates_leave_out_the_first_quarter_of_a_run():
+    rows = [{"global_step": 10 * n, "time/t_iter": 9.0 if n == 1 else 0.5} for n in range(1, 9)]
+    assert ended(metrics=rows).rate == 60 / 3.0
+    assert ended().rate == 100.0
 
 
 def test_every_judge_is_shown_what_it_passes_and_what_it_fails():

@@ -37,9 +37,10 @@ def test_products_are_those_of_the_networks():
     assert products(found, "rollout") == 2 * ACTOR * 16 * 8
     # the critic also looks at what follows the last step; the value head is padded to two columns
     assert products(found, "evaluate") == pytest.approx(2 * (ACTOR * 16 * 8 + (CRITIC + 16) * 16 * 9), rel=0.02)
-    # forwards, and backwards by weights and inputs but for the first layer's
-    forward = ACTOR + CRITIC + 16
-    assert products(found, "gradients") == pytest.approx(3 * 16 * 8 * (6 * forward - 2 * 2 * 4 * 32), rel=0.02)
+    # forwards, and backwards by weights and inputs but for the first layer's; sums over rows by biases, and of the
+    # loss's five terms with what goes back, are products with ones
+    forward, sums = ACTOR + CRITIC + 16, 2 * (32 + 16 + 2) + 2 * 5
+    assert products(found, "gradients") == 3 * 16 * 8 * (6 * forward - 2 * 2 * 4 * 32 + 2 * sums)
 
 
 def test_half_of_the_shards_cost_half_as_much():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -64,6 +64,11 @@ def own_losses(named: Mapping[str, Tensor | None], settings: LossSettings) -> Te
     return torch.stack(losses)
 
 
+def summed(columns: list[Tensor]) -> Tensor:
+    """Sums each column ``[k, rows]`` over its rows: ``[k, columns]``."""
+    return torch.stack([x.sum(-1) for x in columns], -1)
+
+
 def loss_and_terms(
     log_prob: Tensor,
     entropy: Tensor,
@@ -76,13 +81,14 @@ def loss_and_terms(
     valid: Tensor | None = None,
     reference_log_prob: Tensor | None = None,
     actor_output: Tensor | None = None,
+    sums: Callable[[list[Tensor]], Tensor] = summed,
 ) -> tuple[Tensor, Tensor]:
     """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), summed over rows.
 
     All tensors are ``[k, rows]`` (or ``[rows]``); advantages are normalised already. Without a critic there are no
     values and returns; ``valid`` is 1.0 where a sample counts, None where all do; ``reference_log_prob`` is that of the
     policy to which ``settings.kl_coef`` ties this one, ``actor_output`` ``[k, rows, outputs]`` is for a loss of the
-    user's own. Plain policies on a CPU don't come here: another loss stands in
+    user's own; ``sums`` does what :func:`summed` does. Plain policies on a CPU don't come here: another loss stands in
     :meth:`lockstep.torch_engine.plain.losses.ActionHead.loss` too, with its gradient by hand.
 
     Returns:
@@ -109,11 +115,12 @@ def loss_and_terms(
         parts.append(own_losses(named | {"reference_log_prob": reference_log_prob}, settings))
     if valid is not None:
         parts = [torch.where(valid > 0, part, 0.0) for part in parts]
-    terms = torch.stack([x.sum(-1) for x in parts], -1) / settings.count
+    terms = sums(parts) / settings.count
     if settings.loss is not None:
         trained = log_prob if values is None else log_prob + values
         untouched = 0.0 * trained.sum(-1)  # so that all parameters have a gradient, for which DDP waits
-        return parts[-1].sum(-1) / settings.count + untouched, terms.detach()  # through none of the other terms
+        own = sums(parts[-1:])[..., 0] / settings.count  # through none of the other terms
+        return own + untouched, terms.detach()
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:
         loss = loss + settings.kl_coef * terms[..., 5]

@@ -16,11 +16,13 @@ def shard_by_shard(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
     """Makes an elementwise function be applied to each shard of ``[k, …]`` on its own.
 
     On a CPU the last elements of a tensor that don't fill a vector take a scalar path, which for some functions rounds
-    differently: which elements those are must not depend on how many shards lie in the tensor.
+    differently: which elements those are must not depend on how many shards lie in the tensor. On an accelerator each
+    element is a thread's.
     """
 
     def apply(x: Tensor) -> Tensor:
-        return function(x) if len(x) == 1 else torch.stack([function(part) for part in x])
+        alone = len(x) == 1 or not on_host(x.device)
+        return function(x) if alone else torch.stack([function(part) for part in x])
 
     return apply
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,18 +14,20 @@ from torch import Tensor
 from lockstep.torch_engine.losses import loss_and_terms
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
-from lockstep.torch_engine.nets.custom import in_pairs
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor, Columns
 from lockstep.torch_engine.nets.layers_of_shards import GradientPlaces
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
-from lockstep.torch_engine.nets.shards import Mode, aligned, by_shard, shards_within
+from lockstep.torch_engine.nets.row_sums import sums_of_rows
+from lockstep.torch_engine.nets.shards import Mode, aligned, by_shard, in_pairs, shards_within
 from lockstep.training.losses import LossSettings
 
 if TYPE_CHECKING:
     from lockstep.config.run import Config
     from lockstep.core.shards import ShardPlan
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 IMAGES_AT_A_TIME = 256
 """Of a rollout that is evaluated: as floats, and between layers, they take four times as many bytes and more."""
@@ -57,6 +61,7 @@ def minibatch_loss(
         flat(columns.get("valid")),
         flat(columns.get("reference_log_probs")),
         output.float().flatten(1, -2) if settings.loss is not None else None,
+        sums_of_rows,
     )
 
 
@@ -66,22 +71,43 @@ def set_dropout(net: PolicyNet, columns: Columns | None) -> None:
         net.custom.set_dropout(None if columns is None else int(columns[DROPOUT_SEED][0, 0]))
 
 
+def lone_in_pairs(function: Function) -> Function:
+    """Lets a method of shards ``[k, …]`` compute a single one as the first of two, where the policy's ``pairs`` is."""
+
+    @functools.wraps(function)
+    def called(self: AutogradFunctions, *arguments: Tensor) -> Any:
+        if not self.pairs or len(arguments[0]) != 1:
+            return function(self, *arguments)
+        result = function(self, *map(in_pairs, arguments))
+        return tuple(x[:1] for x in result) if isinstance(result, tuple) else result[:1]
+
+    return called  # type: ignore[return-value]
+
+
 class AutogradFunctions:
-    """Computes a policy's numbers with PyTorch; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`."""
+    """Computes a policy's numbers with PyTorch; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
+
+    Attributes:
+        pairs: whether a single shard is computed as one of two, because alone it would have other bits: PyTorch gives
+            CUDA's library a product of one matrix by another call than a batch of two.
+    """
 
     def __init__(self, net: PolicyNet, parameters: FlatParameters, config: Config) -> None:
         self.net, self.weights, self._config = net, parameters, config
+        self.pairs = False
 
     def actor(self, plan: ShardPlan, mode: Mode) -> NetActor:
         """See :meth:`PolicyFunctions.actor`."""
         if self.net.core is not None:
             return RecurrentActor(self, plan, mode)
-        return NetActor(self.net, self.weights, plan, mode)
+        return NetActor(self, plan, mode)
 
+    @lone_in_pairs
     def output(self, observations: Tensor) -> Tensor:
         """See :meth:`PolicyFunctions.output`."""
         return nets.actor(self.net, self.weights.expanded(len(observations)), observations)
 
+    @lone_in_pairs
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`PolicyFunctions.evaluate`."""
         net, weights, count = self.net, self.weights.expanded(len(observations)), actions.shape[1]
@@ -102,6 +128,8 @@ class AutogradFunctions:
         outputs, values = zip(*parts, strict=True)
         return torch.cat(outputs, 1), torch.cat(values, 1) if self.net.critic else None
 
+    @lone_in_pairs
+    @lone_in_pairs
     def unroll(
         self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,6 +139,7 @@ class AutogradFunctions:
         log_prob = distributions.log_prob_and_entropy(self.net, weights, output[:, :-1], actions)[0]
         return log_prob, log_prob[:, :0] if values is None else values, states
 
+    @lone_in_pairs
     def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`PolicyFunctions.step`."""
         weights, none = self.weights.expanded(len(observations)), torch.zeros_like(recurrent_state[:, None, :, 0])
@@ -137,7 +166,7 @@ class AutogradFunctions:
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
         """See :meth:`PolicyFunctions.gradients`."""
         shards = len(columns["actions"])
-        if shards == 1 and self.net.custom is not None and self.net.custom.pairs:
+        if shards == 1 and (self.pairs or (self.net.custom is not None and self.net.custom.pairs)):
             pair = self.gradients({name: in_pairs(x) for name, x in columns.items()}, settings)[:1]
             return pair if out is None else out.copy_(pair)
         weights = {name: w.requires_grad_() for name, w in nets.expand(self.weights.views, shards).items()}
@@ -170,8 +199,9 @@ class AutogradFunctions:
 class NetActor(Actor):
     """Samples actions of networks without memory; see :class:`lockstep.torch_engine.nets.functions.Actor`."""
 
-    def __init__(self, net: PolicyNet, parameters: FlatParameters, plan: ShardPlan, mode: Mode) -> None:
-        self._net, self._parameters, self._device = net, parameters, parameters.flat.device
+    def __init__(self, policy: AutogradFunctions, plan: ShardPlan, mode: Mode) -> None:
+        self._policy, self._net, self._parameters = policy, policy.net, policy.weights
+        self._device = policy.weights.flat.device
         self._mode: Mode = mode
         self._shards, self._rows = plan.local_num_shards, plan.envs_per_shard
 
@@ -191,16 +221,14 @@ class NetActor(Actor):
         return by_shard(self._mode, self._sample, x, noise)
 
     def _sample(self, x: Tensor, noise: Tensor) -> Tensor:
-        weights = self._parameters.expanded(len(x))
-        return distributions.sample(self._net, weights, nets.actor(self._net, weights, x), noise)
+        return distributions.sample(self._net, self._parameters.expanded(len(x)), self._policy.output(x), noise)
 
 
 class RecurrentActor(NetActor):
     """Samples actions of recurrent networks, carrying their state ``[k, rows, size]`` from step to step."""
 
     def __init__(self, policy: AutogradFunctions, plan: ShardPlan, mode: Mode) -> None:
-        super().__init__(policy.net, policy.weights, plan, mode)
-        self._policy = policy
+        super().__init__(policy, plan, mode)
         self._state = torch.zeros(0)
 
     def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional
 from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.torch_engine.nets import encoders
+from lockstep.torch_engine.nets.shards import in_pairs
 
 
 def _part(leaf: Leaf, rows: Tensor, floats: Tensor) -> Tensor:
@@ -139,11 +140,6 @@ class _OneColumn(nn.Linear):
         weight = functional.pad(self.weight, (0, 0, 0, 1))
         bias = None if self.bias is None else functional.pad(self.bias, (0, 1))
         return functional.linear(input, weight, bias)[..., :1]
-
-
-def in_pairs(x: Tensor) -> Tensor:
-    """Repeats the only shard of a tensor: ``[1, …]`` to ``[2, …]``."""
-    return x.expand(2, *x.shape[1:])
 
 
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: type | None = None) -> CustomNet:

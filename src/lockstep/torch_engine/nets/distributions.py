@@ -17,6 +17,7 @@ from torch import Tensor
 from lockstep.torch_engine.nets.encoders import marked
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.nets.row_sums import over_rows
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 LOG_STD_LIMITS = (-5.0, 2.0)
@@ -29,6 +30,8 @@ def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Tensor], output: T
         mean, log_std = output.chunk(2, -1)
         return mean, log_std.clamp(*LOG_STD_LIMITS)
     log_std = parameters["log_std"]
+    if output.dim() == 3:
+        return output, over_rows(log_std, output.shape[1])
     return output, log_std.view(len(log_std), *(1,) * (output.dim() - 2), -1)
 
 

@@ -23,6 +23,7 @@ from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import recurrent
 from lockstep.torch_engine.nets.activations import ACTIVATIONS, fast_activation
 from lockstep.torch_engine.nets.encoders import action_mask, encode, images_of
+from lockstep.torch_engine.nets.row_sums import over_rows
 
 Parameters = Mapping[str, Tensor]
 Images = Mapping[str, Tensor]
@@ -58,8 +59,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Applies one layer: ``[k, rows, in]``, weights ``[k, out, in]`` and biases ``[k, out]`` to ``[k, rows, out]``."""
     if weight.shape[1] == 1:  # a batched product with one output column rounds differently for one shard than for two
         weight, bias = functional.pad(weight, (0, 0, 0, 1)), functional.pad(bias, (0, 1))
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))[..., :1]
-    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        return torch.baddbmm(over_rows(bias, x.shape[1]), x, weight.transpose(1, 2))[..., :1]
+    return torch.baddbmm(over_rows(bias, x.shape[1]), x, weight.transpose(1, 2))
 
 
 def mlp(x: Tensor, parameters: Parameters, name: str, layers: int, activation: str, activate_last: bool) -> Tensor:

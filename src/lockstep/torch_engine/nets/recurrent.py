@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lockstep.torch_engine.nets.row_sums import over_rows
+
 
 def _logistic(x: Tensor) -> Tensor:
     return 0.5 * torch.tanh(0.5 * x) + 0.5
@@ -27,7 +29,7 @@ def _lstm(projected: Tensor, state: Tensor, weight: Tensor) -> tuple[Tensor, Ten
 
 def _gru(projected: Tensor, state: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     r, z, n = projected.chunk(3, -1)
-    hr, hz, hn = torch.baddbmm(bias.unsqueeze(1), state, weight).chunk(3, -1)
+    hr, hz, hn = torch.baddbmm(over_rows(bias, state.shape[1]), state, weight).chunk(3, -1)
     reset, update = _logistic(r + hr), _logistic(z + hz)
     new = torch.tanh(n + reset * hn)
     hidden = new + update * (state - new)
@@ -44,7 +46,8 @@ def unroll(
     """
     k, steps, n, _ = x.shape
     weight, bias = parameters[f"{name}.core.input.weight"], parameters[f"{name}.core.input.bias"]
-    projected = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), weight.transpose(1, 2)).view(k, steps, n, -1)
+    rows = x.flatten(1, 2)
+    projected = torch.baddbmm(over_rows(bias, steps * n), rows, weight.transpose(1, 2)).view(k, steps, n, -1)
     hidden_weight = parameters[f"{name}.core.hidden.weight"].transpose(1, 2)
     keep = (1.0 - resets).unsqueeze(-1)
     outputs, states, state = [], [], recurrent_state

@@ -46,6 +46,11 @@ def part_of(argument: Any, first: int, last: int) -> Any:
     return part.copy() if isinstance(part, np.ndarray) else part.clone()
 
 
+def in_pairs(x: Tensor) -> Tensor:
+    """Repeats the only shard of a tensor: ``[1, …]`` to ``[2, …]``."""
+    return x.expand(2, *x.shape[1:])
+
+
 def parts_of(shards: int, most: int) -> list[tuple[int, int]]:
     """Cuts shards into runs ``(first, after the last)``: each a power of two long, ``most`` at most, which is one."""
     parts, first = [], 0

@@ -12,6 +12,7 @@ from torch import Tensor
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.envs.gymnasium.random_policy import draw_actions, random_actions
+from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, ShardGradients, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from lockstep.torch_engine.state import TrainState
 
 SELF_CHECK_DRAWS = 3
+LOOP, ALONE, PAIRS = range(3)
+"""How networks may be called: shard by shard, for several at once, and so with a single one twice."""
 
 
 def choose_mode(state: TrainState, config: Config, communicator: Communicator) -> Mode:
@@ -41,7 +44,25 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
         return _mode_of_custom(state, state.net.custom, config, communicator)
     if state.net.convolutional:
         return "loop"  # a convolution's kernel is chosen by the number of images
-    return _agreed(shards_invariant_here(state, config), communicator)
+    if not isinstance(state.policy, AutogradFunctions):
+        return _agreed(shards_invariant_here(state, config), communicator)
+    return _mode_of_policy(state, state.policy, config, communicator)
+
+
+def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config, communicator: Communicator) -> Mode:
+    """Chooses whether shards are batched and a lone one is computed as one of two, on all ranks alike."""
+    passed = LOOP
+    for how in (ALONE, PAIRS) if not on_host(state.parameters.flat.device) else (ALONE,):
+        policy.pairs = how == PAIRS
+        if shards_invariant_here(state, config):
+            passed = how
+            break
+    ranks = communicator.gather_ranks(torch.tensor([passed]))
+    batched = bool((ranks != LOOP).all())
+    policy.pairs = batched and bool((ranks == PAIRS).any())
+    if state.reference is not None:
+        state.reference.pairs = policy.pairs
+    return "batched" if batched else "loop"
 
 
 def choose_rollout_mode(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> Mode:
@@ -76,10 +97,6 @@ def shards_that_fit(net: PolicyNet, config: Config) -> int:
     images = max(1, min(IMAGES_TOGETHER, BYTES_TOGETHER // net.observation.image_bytes))
     fit = min(config.shards, max(1, images // _samples(config)))
     return 1 << fit.bit_length() - 1
-
-
-LOOP, ALONE, PAIRS = range(3)
-"""How a user's network may be called: shard by shard, for several at once, and so with a single one twice."""
 
 
 def _mode_of_custom(state: TrainState, custom: CustomNet, config: Config, communicator: Communicator) -> Mode:
