@@ -75,6 +75,7 @@ class Check:
         modules: that must be installed besides.
         environment: variables for the commands.
         fails: whether its commands must end with another exit status than 0.
+        timed: whether its figures are speeds, for which it has to run alone.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Check:
     modules: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     fails: bool = False
+    timed: bool = False
 
 
 def verdict(check: Check, outcomes: Sequence[Outcome]) -> Verdict:
@@ -119,7 +121,7 @@ def learns(run: Outcome) -> Verdict:
 
 def rises(run: Outcome) -> Verdict:
     first, final = returns(run)
-    return Verdict(final > first, f"return {first:.2f} → {final:.2f}, {run.rate:,.0f} steps/s")
+    return Verdict(final > first, f"return {first:.2f} → {final:.2f}")
 
 
 def refuses(run: Outcome) -> Verdict:
@@ -154,12 +156,12 @@ def same_state(*runs: Outcome) -> Verdict:
 def stays_on_gpu(run: Outcome) -> Verdict:
     copies = int(run.last_line.removeprefix("copies "))
     steps = TENSOR_STEPS * TENSOR_ITERATIONS
-    return Verdict(0 < copies < steps, f"{copies} copies in {steps} steps, {run.rate:,.0f} steps/s while profiled")
+    return Verdict(0 < copies < steps, f"{copies} copies in {steps} steps")
 
 
 def never_waits(run: Outcome) -> Verdict:
     updates = int(run.last_line.removeprefix("updates "))
-    return Verdict(updates > 0, f"{updates} updates without a wait, {run.rate:,.0f} steps/s")
+    return Verdict(updates > 0, f"{updates} updates without a wait")
 
 
 def same_bits_replayed(run: Outcome, base: Outcome) -> Verdict:
@@ -225,7 +227,13 @@ CARTPOLES = f"CartPole-v1 {JAX} --num-envs 4096 --total-steps"
 SHARED = f"train CartPole-v1 {CUDA} --backend gloo --total-steps 4096 --name run"
 
 CHECKS: tuple[Check, ...] = (
-    Check("trains", (train("run", f"CartPole-v1 {CUDA}"),), "it learns; the start line says cuda:0", solves_cartpole),
+    Check(
+        "trains",
+        (train("run", f"CartPole-v1 {CUDA}"),),
+        "it learns; the start line says cuda:0",
+        solves_cartpole,
+        timed=True,
+    ),
     Check(
         "update-without-waits",
         (f"python {SCRIPTS}/without_waits.py train {SHORT} --no-cuda-graphs --name run",),
@@ -237,6 +245,7 @@ CHECKS: tuple[Check, ...] = (
         (train("with", f"{SHORT} --cuda-graphs"), train("without", f"{SHORT} --no-cuda-graphs")),
         "a replayed optimiser step has the bits of one that is launched; speed with and without",
         same_bits_replayed,
+        timed=True,
     ),
     Check(
         "too-few-gpus",
@@ -284,6 +293,7 @@ CHECKS: tuple[Check, ...] = (
         pair(f"ALE/Pong-v5 {CUDA} --total-steps 16384", "--reduction fast"),
         "frames/s of fast against exact, which takes images shard by shard",
         speeds,
+        timed=True,
         modules=("ale_py",),
     ),
     Check(
@@ -291,12 +301,14 @@ CHECKS: tuple[Check, ...] = (
         pair(TENSORS, "--reduction fast"),
         "steps/s of fast against exact, environments on the GPU",
         speeds,
+        timed=True,
     ),
     Check(
         "bf16",
         pair(f"{SHORT} {WIDE}", "--precision bf16"),
         "other bits than fp32's; speed against fp32",
         another_precision,
+        timed=True,
     ),
     Check(
         "compile",
@@ -306,6 +318,7 @@ CHECKS: tuple[Check, ...] = (
         ),
         "whether compiling and CUDA graphs pay at this size",
         speeds,
+        timed=True,
     ),
     Check(
         "fsdp",
@@ -325,6 +338,7 @@ CHECKS: tuple[Check, ...] = (
         (f"lockstep bench CartPole-v1 {CUDA} --world-sizes 1,2 --name run",),
         "t_comm and the allocator's peak are measured",
         measures_both,
+        timed=True,
         gpus=2,
     ),
     Check(
@@ -347,6 +361,7 @@ CHECKS: tuple[Check, ...] = (
         (train("run", f"{CARTPOLES} 10_000_000"),),
         "it learns on the GPU",
         learns,
+        timed=True,
         engine="jax",
     ),
     Check(
@@ -380,6 +395,7 @@ CHECKS: tuple[Check, ...] = (
         pair(f"{CARTPOLES} 10_000_000", "--reduction fast"),
         "steps/s of fast against exact, which takes one shard after the other",
         speeds,
+        timed=True,
         engine="jax",
     ),
     Check(
@@ -387,6 +403,7 @@ CHECKS: tuple[Check, ...] = (
         pair(f"CartPole-v1 {JAX} --num-envs 256 --total-steps 409_600 {WIDE}", "--precision bf16"),
         "other bits than fp32's; speed against fp32",
         another_precision,
+        timed=True,
         engine="jax",
     ),
     Check(

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,9 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the checks and run none")
     parser.add_argument("--only", action="append", metavar="NAME", help="run this check; may be given several times")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds after which a command is given up")
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="N", help="checks beside one another, but for those of speed (1)"
+    )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep there what the commands print")
     parser.add_argument(
         "--out", type=Path, help="file (benchmarks/results/gpu.md; build/benchmarks/gpu.md with --only)"
@@ -219,13 +223,23 @@ def main(argv: Sequence[str] | None = None, run: Run | None = None, gpus: dict[s
     if not any(gpus.values()):
         print(NO_GPU)
         return 2
-    results = []
+    said = facts(gpus)
+    run, results = run or command_runner(arguments.timeout, arguments.logs), list[Result]()
+
+    def done(result: Result) -> None:
+        results.append(result)
+        print(f"{result.check.name}: {result.word} ({result.figures})", flush=True)
+        inside = sorted(results, key=lambda result: arguments.checks.index(result.check))
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(markdown(inside, said))
+
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        started = [pool.submit(run_check, check, gpus, run) for check in arguments.checks if not check.timed]
+        for future in as_completed(started):
+            done(future.result())
     for check in arguments.checks:
-        print(f"{check.name}: ", end="", flush=True)
-        results.append(run_check(check, gpus, run or command_runner(arguments.timeout, arguments.logs)))
-        print(f"{results[-1].word} ({results[-1].figures})", flush=True)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(markdown(results, facts(gpus)))
+        if check.timed:
+            done(run_check(check, gpus, run))
     print(f"written: {arguments.out}")
     return 1 if any(result.word == "FAILED" for result in results) else 0
 
