@@ -50,6 +50,17 @@ def test_a_device_has_its_own_shards_and_no_collective(costs):
     }
 
 
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_the_cpus_program_in_the_place_of_another_computes_what_that_would(reduction):
+    """A CPU takes the gradient of so many samples in parts of 256, which the walk would count as so many shards."""
+    many = {"env": "lockstep/CartPole-v1", "num_envs": 1024, "num_shards": 2, "reduction": reduction}
+    config = resolve(Config.model_validate(VALUES | many), 1)
+    whole = 3 * 1024 * 8 * (6 * (ACTOR + CRITIC) - 2 * 2 * 4 * 32)
+    assert products(count_costs(config, "cuda", None, 1), "gradients") == pytest.approx(whole, rel=0.1)
+    if reduction == "exact":
+        assert products(count_costs(config, "cpu", None, 1), "gradients") < whole / 2
+
+
 def test_memory_begins_with_parameters_and_moments(costs):
     assert costs.memory["parameters"] == 4 * PARAMETERS
     assert costs.memory["moments"] == 8 * PARAMETERS

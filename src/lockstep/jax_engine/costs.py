@@ -16,7 +16,7 @@ from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.check_loss import check_own_loss
-from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Specs, mesh_of, named_sharding, platform_of
+from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Specs, mesh_of, named_sharding
 from lockstep.jax_engine.distributed.processes import set_up_jax
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
 from lockstep.jax_engine.gradients import gradient_parts
@@ -62,7 +62,8 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         config: resolved for that many devices.
         platform: ``cpu``, ``cuda`` or ``tpu``.
         shape: the topology that the devices are, as its compiler names it; None: the program of this machine's CPU is
-            read instead, one device with as many shards as the first of ``devices`` owns.
+            compiled instead, of what the ``platform`` would compute, for one device with as many shards as the first of
+            ``devices`` owns.
         devices: of the mesh.
 
     Raises:
@@ -77,7 +78,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         used = found.devices[:devices] if devices in (1, len(found.devices)) else found.devices[:1]
         config = config if len(used) == devices else _alone_config(config, devices)
         mesh, kind = mesh_of(used, len(used) if config.fsdp else 1), f"compiled for {len(used)} x {found.kind}"
-    program = _program(config, description, mesh)
+    program = _program(config, description, mesh, platform)
     options = OPTIONS.get(platform) if shape is not None else None
     try:
         compiled = [x.lower().compile(compiler_options=options) for x in _traced(program)]
@@ -122,12 +123,12 @@ def _alone_config(config: Config, devices: int) -> Config:
     return config.model_copy(update={"num_envs": envs, "num_shards": shards, "collectives": "auto"})
 
 
-def _program(config: Config, description: EnvDescription, mesh: Mesh) -> Program:
+def _program(config: Config, description: EnvDescription, mesh: Mesh, platform: str) -> Program:
     net = check_networks(config, description)
     check_own_loss(config, net)
     layout = parameter_layout(config, net, mesh)
     env = make_environment(config.env) if is_jax_environment(config.env) else None
-    return Program(config, description, net, layout, mesh, env, everywhere=False)
+    return Program(config, description, net, layout, mesh, env, everywhere=False, planned_for=platform)
 
 
 def _times(kernel: Kernel, count: int) -> Kernel:
@@ -276,7 +277,7 @@ def _activation_bytes(program: Program) -> float:
     """Bytes of all results of one pass over a part of a minibatch, as far as they grow with its rows."""
     config, blocks = program.config, program.blocks
     samples = blocks.size * config.num_steps // config.ppo.num_minibatches
-    rows = samples // gradient_parts(program.net, config, samples, platform_of(program.mesh))
+    rows = samples // gradient_parts(program.net, config, samples, program.platform)
     few, many = (_pass_bytes(program, count) for count in (1, 2))
     return (many - few) * float(rows)
 

@@ -320,6 +320,28 @@ def test_shards_meet_in_their_order(mesh):
     assert np.asarray(owned).all()
 
 
+def test_arrays_without_elements_are_not_handed_to_what_a_device_does():
+    """JAX 0.11's compiler died of them, where they were used."""
+    mesh = meshes.make_mesh(1, 4)
+
+    def add(x, empty):
+        return x + 1.0, empty * 2.0
+
+    def used(program):
+        (mapped,) = jax.make_jaxpr(program)(*given).eqns
+        inner = mapped.params["jaxpr"]
+        return [any(var is x for eqn in inner.eqns for x in eqn.invars) for var in inner.invars]
+
+    given = jnp.arange(8.0), jnp.zeros((8, 0))
+    specs = ((SHARDED, SHARDED), (SHARDED, SHARDED))
+    ours = meshes.over_mesh(add, mesh, *specs)
+    assert used(ours) == [True, False]
+    assert used(jax.shard_map(add, mesh=mesh, in_specs=specs[0], out_specs=specs[1])) == [True, True]
+    moved, empty = jax.jit(ours)(*given)
+    np.testing.assert_array_equal(moved, np.arange(1.0, 9.0))
+    assert empty.shape == (8, 0)
+
+
 def test_what_is_written_to_memory_is_unchanged():
     tree = {"f": jnp.arange(4.0), "i": jnp.arange(4), "empty": jnp.zeros((0, 2)), "b": jnp.array([True])}
     out = jax.jit(materialized)(tree)

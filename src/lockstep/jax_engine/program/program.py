@@ -84,6 +84,7 @@ class Program:
         collect: a user's own rollout of a block, in the place of :func:`~lockstep.jax_engine.rollout.collect`: of the
             program, the actor, the scale of observations, what environments carry, and a key of ``(seed, "action",
             iteration, shard)``. Its Rollout has no outputs.
+        planned_for: the platform that the program is made for, where the mesh is another's in its place; None: its own.
     """
 
     config: Config
@@ -95,6 +96,12 @@ class Program:
     everywhere: bool
     key_words: Array | None = None
     collect: Collect | None = None
+    planned_for: str | None = None
+
+    @property
+    def platform(self) -> str:
+        """Whose choices are made: how shards are grouped, and what is computed in parts."""
+        return self.planned_for or platform_of(self.mesh)
 
     @property
     def tree(self) -> Tree:
@@ -113,7 +120,7 @@ class Program:
         shards, rows = self.tree.most_shards, config.envs // config.shards
         exact = config.reduction == "exact"
         alone = exact or not self.tree.even
-        together = 1 if alone else shards_together(shards, rows, platform_of(self.mesh))
+        together = 1 if alone else shards_together(shards, rows, self.platform)
         return Blocks(shards, rows, exact, together, self.tree.even)
 
     @cached_property
@@ -133,7 +140,7 @@ class Program:
         """How gradients of all shards meet: ``none``, ``gather``, ``slices`` or, of the framework, ``all-reduce``."""
         if self.mesh.size == 1:
             return "none"
-        if self.config.reduction == "fast" and (platform_of(self.mesh) != "cpu" or self.layout.axes):
+        if self.config.reduction == "fast" and (self.platform != "cpu" or self.layout.axes):
             return "all-reduce"
         tree = self.tree if self.config.reduction == "exact" else tree_of(self.mesh.size, self.mesh.size)
         size = self.layout.size + len(loss_settings(self.config).terms)
@@ -193,9 +200,8 @@ class Program:
         statistics = minibatch_statistics(config, moments, everyone.advantage_moments, blocks)
         rate = state.learning_rate if config.ppo.schedule == "adaptive" else inputs.learning_rate
         numbers, minibatches = all_minibatches(config, indices, statistics, self._dropout(inputs.iteration))
-        mesh = self.mesh
         gradients = Gradients(
-            config, self.net, self.layout, blocks, columns, mesh.size, platform_of(mesh), inputs.coefficients
+            config, self.net, self.layout, blocks, columns, self.mesh.size, self.platform, inputs.coefficients
         )
         update = PeriodicUpdate(gradients) if config.sync_period > 1 else Update(gradients)
         learner = Learner(state.parameters, state.optimizer, rate)
@@ -218,7 +224,7 @@ class Program:
             The minibatches' indices by block; how the samples' columns are packed; and by block the samples packed in a
             matrix ``[blocks, units, words]``, this device's statistics, and what is carried into the next rollout.
         """
-        config, net, platform = self.config, self.net, platform_of(self.mesh)
+        config, net, platform = self.config, self.net, self.platform
         parameters = self.layout.named(state.parameters)
         reference = None if state.reference is None else self.layout.named(state.reference)
         indices, scale = self._indices(iteration, owned), frozen(state.return_normalizer)

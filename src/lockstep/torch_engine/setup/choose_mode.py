@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SELF_CHECK_DRAWS = 3
 LOOP, ALONE, PAIRS = range(3)
 """How networks may be called: shard by shard, for several at once, and so with a single one twice."""
+PAIRED_OPERATIONS = 2e9
+"""Of the gradient of a shard's minibatch, up to which a lone shard may be computed twice on an accelerator: to launch
+the kernels takes longer than that. It depends on the run alone, for how a shard is called decides its bits."""
 
 
 def choose_mode(state: TrainState, config: Config, communicator: Communicator) -> Mode:
@@ -51,8 +54,9 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
 
 def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config, communicator: Communicator) -> Mode:
     """Chooses whether shards are batched and a lone one is computed as one of two, on all ranks alike."""
-    passed = LOOP
-    for how in (ALONE, PAIRS) if not on_host(state.parameters.flat.device) else (ALONE,):
+    flat, passed = state.parameters.flat, LOOP
+    small = 6 * flat.numel() * _samples(config) <= PAIRED_OPERATIONS
+    for how in (ALONE, PAIRS) if small and not on_host(flat.device) else (ALONE,):
         policy.pairs = how == PAIRS
         if shards_invariant_here(state, config):
             passed = how

@@ -1,0 +1,99 @@
+"""Sets what ``lockstep plan`` says of a GPU beside what the checks on one measured: ``python -m benchmarks.plan_on_gpu``.
+
+Reads the speeds in ``benchmarks/results/gpu.md``, plans the same commands, and writes the table of docs/plan.md, kept as
+``benchmarks/results/plan-on-gpu.md``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.commit import short_commit
+from benchmarks.gpu_checks import CHECKS
+from benchmarks.plan_check import ROOT, into_page
+from benchmarks.report import table
+from lockstep.planning.report import amount
+
+MARK = "plan_on_gpu"
+MEASURED = ROOT / "benchmarks" / "results" / "gpu.md"
+KEPT = ROOT / "benchmarks" / "results" / "plan-on-gpu.md"
+PAGE = ROOT / "docs" / "plan.md"
+TARGETS = {"H100": "h100:1", "H200": "h200:1", "A100": "a100:1"}
+"""By what the GPU's name has in it."""
+WITH, WITHOUT = 0, 1
+COMPARED = (
+    *(("trains", WITH), ("graphs", WITHOUT)),
+    *(("exact", WITHOUT), ("exact", WITH), ("jax-exact", WITHOUT), ("jax-exact", WITH)),
+)
+"""Checks, and which of their commands."""
+
+
+class Row(NamedTuple):
+    """A command with its measured steps a second."""
+
+    words: str
+    measured: float
+
+
+def commands(text: str) -> list[Row]:
+    """The commands that are compared, of the report of the checks."""
+    found, checks = [], {check.name: check for check in CHECKS}
+    for name, number in COMPARED:
+        row = re.search(rf"^\| {name} \| passed \| ([^|]*) \|", text, re.MULTILINE)
+        if row is None:
+            continue
+        rates = re.findall(r"([\d,]+)(?= against| steps/s)", row[1])
+        words = shlex.split(checks[name].commands[number])[2:-2]  # but for lockstep train, and the name
+        found.append(Row(" ".join(words), float(rates[number].replace(",", ""))))
+    return found
+
+
+def target_of(text: str) -> str:
+    """What ``--on`` calls the GPU of a report; raises a ``ValueError`` for one that plans don't know."""
+    for name, target in TARGETS.items():
+        if name in text.partition("| check")[0]:
+            return target
+    raise ValueError(f"{MEASURED}: measured on none of {', '.join(TARGETS)}")
+
+
+def planned(words: str, target: str) -> dict[str, float]:
+    """Steps a second, best, likely and worst, as a plan says them."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "lockstep", "plan", *shlex.split(words), "--on", target]
+        command += ["--runs-dir", directory, "--name", "plan"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found = json.loads(Path(directory, "plan", "plan.json").read_text())
+    return found["targets"][0]["predictions"][0]["steps_per_second"]
+
+
+def line(row: Row, rates: dict[str, float]) -> list[str]:
+    """One row of the table."""
+    inside = rates["worst"] <= row.measured <= rates["best"]
+    span = f"{amount(rates['worst'])} – {amount(rates['best'])}"
+    error = f"{rates['likely'] / row.measured - 1.0:+.0%}"
+    return [f"`{row.words}`", amount(rates["likely"]), span, amount(row.measured), error, "yes" if inside else "no"]
+
+
+def main() -> None:
+    """Plans what was measured, keeps the table, and writes it into the page."""
+    text = MEASURED.read_text()
+    target, today = target_of(text), datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+    rows = [line(row, planned(row.words, target)) for row in commands(text)]
+    head = ["`lockstep train`", "planned", "range", "measured", "error", "within the range"]
+    said = f"Planned {today} at commit {short_commit()}, `--on {target}`; steps a second."
+    body = f"{said}\n\n{table(head, rows)}\n"
+    KEPT.write_text(f"# Plans held to a GPU\n\n{body}")
+    PAGE.write_text(into_page(PAGE.read_text(), body, MARK))
+    print(body)
+
+
+if __name__ == "__main__":
+    main()
