@@ -1,7 +1,7 @@
-"""Sets what ``lockstep plan`` says of a GPU beside what the checks on one measured: ``python -m benchmarks.plan_on_gpu``.
+"""Sets what ``lockstep plan`` says of a GPU beside what the checks on one measured.
 
-Reads the speeds in ``benchmarks/results/gpu.md``, plans the same commands, and writes the table of docs/plan.md, kept as
-``benchmarks/results/plan-on-gpu.md``.
+``python -m benchmarks.plan_on_gpu`` reads the speeds in ``benchmarks/results/gpu.md``, plans the same commands, and
+writes the table of docs/plan.md, kept as ``benchmarks/results/plan-on-gpu.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tells which numbers of shards have the bits that they have among all: ``bits_by_shards.py WORDS…``.
 
-The words are those of ``lockstep train`` for engine torch; the run is opened and looked at by what its self-check calls,
-once each: the actor's output, evaluation, gradients. One line a function and number of shards is printed.
+The words are those of ``lockstep train`` for engine torch. What the run's self-check calls is called once each: the
+actor's output, evaluation, gradients. One line a function and number of shards is printed.
 """
 
 from __future__ import annotations
