@@ -1,5 +1,6 @@
 import json
 import shlex
+import threading
 from dataclasses import replace
 
 import pytest
@@ -203,6 +204,26 @@ def test_commands_after_a_failed_one_are_not_run(monkeypatch, tmp_path):
     assert "| toy | FAILED | exit status 1: broken |" in text
 
 
+def test_checks_without_speeds_may_run_beside_one_another_and_those_with_run_alone(monkeypatch, tmp_path):
+    checks = (replace(TOY, name="b", timed=True), *(replace(TOY, name=name, commands=(name,)) for name in "ac"))
+    monkeypatch.setattr(on_gpu, "CHECKS", checks)
+    both, running, most = threading.Barrier(2, timeout=60), [], []
+
+    def run(command, check, directory):
+        running.append(check.name)
+        most.append((check.name, sorted(running)))
+        if not check.timed:
+            both.wait()  # for the other one, which must have begun
+        running.remove(check.name)
+        return Outcome(0)
+
+    out = tmp_path / "gpu.md"
+    on_gpu.main(["--out", str(out), "--at-once", "2"], run=run, gpus=TWO)
+    assert [names for name, names in most if name == "b"] == [["b"], ["b"]]
+    rows = [line.split("|")[1].strip() for line in out.read_text().splitlines() if line.startswith("| ")]
+    assert rows[2:] == ["b", "a", "c"]
+
+
 def test_a_missing_package_skips_with_a_reason(monkeypatch, tmp_path):
     _, ran, text = run_main(monkeypatch, tmp_path, checks=(replace(TOY, modules=("no_such_package",)),))
     assert ran == []
@@ -275,6 +296,6 @@ def test_tensor_environments_are_judged_by_the_steps_that_they_take():
 
 
 def test_the_documented_checks_are_those_there_are():
-    page = (on_gpu.ROOT / "docs" / "gpu.md").read_text()
+    page = (on_gpu.ROOT / "docs" / "gpu.md").read_text().partition("## Checks on a GPU")[2]
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
     assert {row[1].strip(" `"): int(row[2]) for row in rows} == {check.name: check.gpus for check in CHECKS}

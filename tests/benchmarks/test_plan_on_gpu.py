@@ -1,0 +1,46 @@
+"""Plans beside what the checks on a GPU measured."""
+
+import pytest
+
+from benchmarks.plan_on_gpu import COMPARED, KEPT, MARK, MEASURED, PAGE, Row, commands, line, target_of
+from lockstep.config.command_line import read_request
+
+REPORT = """
+- GPUs that PyTorch sees: NVIDIA H100 80GB HBM3
+
+| check | result | figures |
+| trains | passed | final return 500.0, 7,350 steps/s | 23 | … |
+| graphs | FAILED | 6,698 against 1,434 steps/s: 4.67 × | 38 | … |
+| jax-exact | passed | 6,466,087 against 2,625,338 steps/s: 2.46 × | 16 | … |
+"""
+
+
+def test_commands_are_those_of_the_checks_that_passed():
+    found = commands(REPORT)
+    assert [row.measured for row in found] == [7350.0, 2625338.0, 6466087.0]
+    assert found[0].words == "CartPole-v1 --device cuda"
+    assert [row.words.endswith("--reduction fast") for row in found] == [False, False, True]
+
+
+def test_the_kept_table_is_of_the_kept_measurements():
+    found = commands(MEASURED.read_text())
+    assert len(found) == len(COMPARED)
+    kept = KEPT.read_text()
+    for row in found:
+        assert read_request(row.words.split()).config.device == "cuda"
+        assert f"`{row.words}`" in kept
+    shown = PAGE.read_text().partition(f"<!-- {MARK}: begin -->\n")[2].partition(f"<!-- {MARK}: end -->")[0]
+    assert kept.endswith(shown)
+    assert "| yes |" in shown
+
+
+def test_a_row_says_whether_the_measurement_lies_in_the_range():
+    rates = {"best": 40.0, "likely": 20.0, "worst": 10.0}
+    assert line(Row("CartPole-v1", 16.0), rates) == ["`CartPole-v1`", "20", "10 – 40", "16", "+25%", "yes"]
+    assert line(Row("CartPole-v1", 50.0), rates)[-2:] == ["-60%", "no"]
+
+
+def test_a_gpu_that_plans_do_not_know():
+    assert target_of(REPORT) == "h100:1"
+    with pytest.raises(ValueError, match="measured on none of H100, H200, A100"):
+        target_of(REPORT.replace("H100", "B200"))
