@@ -148,9 +148,17 @@ def resumes(stopped: Outcome, resumed: Outcome, whole: Outcome) -> Verdict:
     return Verdict(went_on and digests[0] == digests[1], " and ".join(digest[:8] for digest in digests))
 
 
-def same_state(*runs: Outcome) -> Verdict:
-    digests = [run.summary["state_sha256"] for run in runs]
-    return Verdict(len(runs) > 1 and len(set(digests)) == 1, ", ".join(digest[:8] for digest in digests))
+def same_state_on_one_gpu(*runs: Outcome) -> Verdict:
+    """Of each kind of run, by as many ranks as :data:`SHARING` says."""
+    sets, passed, said = len(runs) // len(SHARING), True, []
+    for number in range(sets):
+        own = runs[number * len(SHARING) : (number + 1) * len(SHARING)]
+        digests = [run.summary["state_sha256"] for run in own]
+        sizes = tuple(run.summary["world_size"] for run in own)
+        on_gpu = all("cuda:0" in run.output for run in own)
+        passed &= sizes == SHARING and on_gpu and len(set(digests)) == 1
+        said.append(f"{', '.join(digest[:8] for digest in digests)} (shards {own[0].summary['shards_on_a_rank']})")
+    return Verdict(passed and sets > 0, "; ".join(said))
 
 
 def stays_on_gpu(run: Outcome) -> Verdict:
@@ -224,7 +232,16 @@ TENSORS = (
     f"--total-steps {TENSOR_ENVS * TENSOR_STEPS * TENSOR_ITERATIONS}"
 )
 CARTPOLES = f"CartPole-v1 {JAX} --num-envs 4096 --total-steps"
-SHARED = f"train CartPole-v1 {CUDA} --backend gloo --total-steps 4096 --name run"
+SHARING = (1, 2, 3, 8)
+SHARED = {
+    "cartpole": "CartPole-v1 --total-steps 4096",
+    "cheetah": "HalfCheetah-v5 --num-steps 64 --total-steps 2048",
+    "tensors": (
+        "lockstep/CartPole-v1 --env.backend tensor --num-envs 512 --total-steps 65536 --normalize.observations "
+        "--normalize.returns"
+    ),
+}
+"""Runs of which each is trained by several numbers of ranks on one GPU, by name."""
 
 CHECKS: tuple[Check, ...] = (
     Check(
@@ -265,11 +282,14 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "ranks-of-one-gpu",
         tuple(
-            f"torchrun --standalone --nproc-per-node {ranks} {SCRIPTS}/ranks_of_one_gpu.py {SHARED}-{ranks}"
-            for ranks in (1, 2, 3, 8)
+            f"torchrun --standalone --nproc-per-node {ranks} {SCRIPTS}/ranks_of_one_gpu.py train {words} {CUDA} "
+            f"--backend gloo --name {name}-{ranks}"
+            for name, words in SHARED.items()
+            for ranks in SHARING
         ),
         "the state_sha256 of 1, 2, 3 and 8 ranks that share a GPU and meet through the host",
-        same_state,
+        same_state_on_one_gpu,
+        modules=("mujoco",),
     ),
     Check(
         "resume",

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,18 +51,21 @@ Run = Callable[[str, Check, Path], Outcome]
 
 @dataclass(frozen=True)
 class Result:
-    """A check with what came of it; ``verdict`` is None where it was skipped, and ``figures`` says why."""
+    """A check with what came of it; ``verdict`` is None where it was skipped, and ``figures`` says why.
+
+    Without ``figures`` it hasn't been run yet.
+    """
 
     check: Check
-    verdict: Verdict | None
-    figures: str
+    verdict: Verdict | None = None
+    figures: str = ""
     seconds: float = 0.0
 
     @property
     def word(self) -> str:
-        """In one word."""
+        """In one word, or two."""
         if self.verdict is None:
-            return "skipped"
+            return "skipped" if self.figures else "not run"
         return "passed" if self.verdict.passed else "FAILED"
 
 
@@ -111,11 +115,15 @@ def command_runner(timeout: float, logs: Path | None = None) -> Run:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **check.environment}
         line = [*PROGRAMS[program], *words]
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-            try:
-                done = subprocess.run(line, cwd=directory, env=environment, stdout=out, stderr=errors, timeout=timeout)
-                code, ended = done.returncode, ""
-            except subprocess.TimeoutExpired:
-                code, ended = KILLED, f"\nkilled after {timeout:.0f} s"
+            given: dict[str, Any] = {"cwd": directory, "env": environment, "stdout": out, "stderr": errors}
+            with subprocess.Popen(line, start_new_session=True, **given) as process:
+                try:
+                    code, ended = process.wait(timeout), ""
+                except subprocess.TimeoutExpired:
+                    code, ended = KILLED, f"\nkilled after {timeout:.0f} s"
+                finally:  # with the ranks that it started
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)
             out.seek(0)
             errors.seek(0)
             stdout, stderr = out.read(), errors.read() + ended
@@ -123,7 +131,7 @@ def command_runner(timeout: float, logs: Path | None = None) -> Run:
             logs.mkdir(parents=True, exist_ok=True)
             with (logs / f"{check.name}.log").open("a") as log:
                 log.write(f"$ {shown_line(command, check)}\n{stderr}\n{stdout}\nexit {code}\n\n")
-        return outcome_of(code, stdout, stderr, run_directory(words, directory))
+        return outcome_of(code, stdout, stderr, None if code == KILLED else run_directory(words, directory))
 
     return run
 
@@ -181,7 +189,9 @@ def markdown(results: Sequence[Result], said: dict[str, str]) -> str:
         [r.check.name, r.word, r.figures, f"{r.seconds:.0f}" if r.verdict else "", r.check.seen, f"`{shown(r.check)}`"]
         for r in results
     ]
-    counts = ", ".join(f"{sum(r.word == word for r in results)} {word}" for word in ("passed", "FAILED", "skipped"))
+    words = ("passed", "FAILED", "skipped", "not run")
+    numbers = {word: sum(result.word == word for result in results) for word in words}
+    counts = ", ".join(f"{number} {word}" for word, number in numbers.items() if number or word != "not run")
     lines = "\n".join(f"- {name}: {text}" for name, text in said.items())
     head = ["check", "result", "figures", "seconds", "what must be seen", "commands"]
     return (
@@ -204,6 +214,8 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="file (benchmarks/results/gpu.md; build/benchmarks/gpu.md with --only)"
     )
     arguments = parser.parse_args(argv)
+    if arguments.at_once < 1:
+        parser.error(f"--at-once: {arguments.at_once} must be at least 1")
     known = {check.name: check for check in CHECKS}
     if unknown := [name for name in arguments.only or () if name not in known]:
         parser.error(f"--only: {unknown[0]!r} is no check; there are {', '.join(known)}")
@@ -224,14 +236,14 @@ def main(argv: Sequence[str] | None = None, run: Run | None = None, gpus: dict[s
         print(NO_GPU)
         return 2
     said = facts(gpus)
-    run, results = run or command_runner(arguments.timeout, arguments.logs), list[Result]()
+    run = run or command_runner(arguments.timeout, arguments.logs)
+    results = {check.name: Result(check) for check in arguments.checks}
 
     def done(result: Result) -> None:
-        results.append(result)
+        results[result.check.name] = result
         print(f"{result.check.name}: {result.word} ({result.figures})", flush=True)
-        inside = sorted(results, key=lambda result: arguments.checks.index(result.check))
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(markdown(inside, said))
+        arguments.out.write_text(markdown(list(results.values()), said))
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
         started = [pool.submit(run_check, check, gpus, run) for check in arguments.checks if not check.timed]
@@ -241,7 +253,7 @@ def main(argv: Sequence[str] | None = None, run: Run | None = None, gpus: dict[s
         if check.timed:
             done(run_check(check, gpus, run))
     print(f"written: {arguments.out}")
-    return 1 if any(result.word == "FAILED" for result in results) else 0
+    return 1 if any(result.word == "FAILED" for result in results.values()) else 0
 
 
 if __name__ == "__main__":

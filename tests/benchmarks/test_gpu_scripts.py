@@ -1,11 +1,8 @@
 """What the scripts of the checks on GPUs do beside training."""
 
-import sys
-
-import pytest
 import torch
 
-from benchmarks.gpu_scripts import bits_by_shards
+from benchmarks.gpu_scripts import bits_by_shards, ranks_of_one_gpu
 from lockstep.torch_engine.setup import choose_mode
 
 
@@ -14,7 +11,7 @@ def test_numbers_of_shards_with_other_bits_are_found():
         return (x + 1e-6, x) if len(x) == 1 else (x, x)
 
     x = torch.ones(3, 2)
-    assert list(bits_by_shards.differences(odd_alone, 3, x)) == [(1, [2, 0]), (2, [0, 0]), (3, [0, 0])]
+    assert list(bits_by_shards.differences(odd_alone, 3, x)) == [(1, [4, 0]), (2, [0, 0]), (3, [0, 0])]
     assert list(bits_by_shards.differences(torch.tanh, 2, x[:2])) == [(1, [0]), (2, [0])]
 
 
@@ -23,12 +20,15 @@ def test_what_the_self_check_of_a_run_calls_is_looked_at(tmp_path, monkeypatch, 
     monkeypatch.setattr(choose_mode, "shard_invariant", choose_mode.shard_invariant)  # put back afterwards
     words = ("CartPole-v1", "--nproc", "1", "--num-shards", "2", "--num-envs", "2", "--total-steps", "64", "--quiet")
     assert bits_by_shards.run(list(words)) == 0
+    assert not list(tmp_path.glob("runs/*/summary.json"))
     said = [line for line in capsys.readouterr().out.splitlines() if "elements differ" in line]
     assert [line.partition(":")[0] for line in said] == ["output"] * 2 + ["evaluate"] * 2 + ["gradients"] * 2
     assert said[0] == "output: 1 of 2 shards: 0 elements differ"
 
 
-@pytest.mark.parametrize("script", ["attached_gradients", "copies_per_step", "ranks_of_one_gpu", "without_waits"])
-def test_scripts_can_be_loaded_without_a_gpu(script):
-    __import__(f"benchmarks.gpu_scripts.{script}")
-    assert f"benchmarks.gpu_scripts.{script}" in sys.modules
+def test_all_ranks_take_the_first_gpu(monkeypatch):
+    taken = []
+    monkeypatch.setattr(ranks_of_one_gpu, "take_device", lambda *asked: taken.append(asked))
+    for rank in (0, 3):
+        ranks_of_one_gpu.take_first("cuda", rank)
+    assert taken == [("cuda", 0)] * 2

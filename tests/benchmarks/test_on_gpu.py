@@ -1,7 +1,9 @@
 import json
 import shlex
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,12 @@ def peak(mib):
 def sweep(t_comm):
     rows = [{"world_size": n, "t_comm": t_comm, "peak_gpu_memory_mb": 9.0, "steps_per_second": 10.0} for n in (1, 2)]
     return ended(world_sizes=rows)
+
+
+def shared(*digests, sizes=gpu_checks.SHARING, said="cuda:0"):
+    """Runs of some kinds, by so many ranks each, with a letter for the state of each."""
+    named = [(size, letter * 64) for letters in digests for size, letter in zip(sizes, letters, strict=True)]
+    return [ended(said, world_size=n, state_sha256=state, shards_on_a_rank="batched") for n, state in named]
 
 
 STATE_A, STATE_B = ended(global_step=8, state_sha256="a" * 64), ended(global_step=8, state_sha256="b" * 64)
@@ -76,9 +84,11 @@ JUDGED = {
         ([STATE_A, STATE_A, STATE_A], False),
     ],
     "ranks-of-one-gpu": [
-        ([STATE_A] * 4, True),
-        ([STATE_A, STATE_A, STATE_A, STATE_B], False),
-        ([STATE_A], False),
+        (shared("aaaa", "bbbb", "cccc"), True),
+        (shared("aaaa", "bbbb", "ccca"), False),
+        (shared("aaaa", sizes=(1, 1, 1, 1)), False),
+        (shared("aaaa", said="cpu"), False),
+        (shared("aaaa")[:2], False),
     ],
     "tensor-environments": [
         ([ended("copies 300")], True),
@@ -196,6 +206,29 @@ def test_report_says_when_where_and_what_was_seen(monkeypatch, tmp_path):
         assert fact in text
 
 
+def test_what_has_not_been_run_yet_is_said(monkeypatch, tmp_path):
+    """As the table is where a program is ended between two checks."""
+    first, last = (replace(TOY, name=name, timed=True) for name in ("first", "last"))
+    monkeypatch.setattr(on_gpu, "CHECKS", (first, last))
+
+    def run(command, check, directory):
+        if check is last:
+            raise KeyboardInterrupt
+        return Outcome(0)
+
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu.main(["--out", str(tmp_path / "gpu.md")], run=run, gpus=TWO)
+    text = (tmp_path / "gpu.md").read_text()
+    assert "1 passed, 0 FAILED, 0 skipped, 1 not run" in text
+    assert "| last | not run |  |  | it / runs |" in text
+
+
+def test_at_least_one_check_runs_at_once(capsys):
+    with pytest.raises(SystemExit):
+        on_gpu.read_arguments(["--at-once", "0"])
+    assert "--at-once: 0 must be at least 1" in capsys.readouterr().err
+
+
 def test_commands_after_a_failed_one_are_not_run(monkeypatch, tmp_path):
     code, ran, text = run_main(monkeypatch, tmp_path, outcome=Outcome(1, "broken"))
     assert code == 1
@@ -286,8 +319,13 @@ def test_what_commands_print_is_kept_where_it_is_asked_for(tmp_path):
     assert kept.index("hello there") < kept.index("exit 0") < kept.index("hello again")
 
 
-def test_a_command_that_hangs_is_given_up(tmp_path):
-    assert on_gpu.command_runner(0.05)("python -c 'import time; time.sleep(60)'", TOY, tmp_path).code == 124
+def test_a_command_that_hangs_is_given_up_with_what_it_started(tmp_path):
+    started = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+    outcome = on_gpu.command_runner(2.0)(f'python -c "{started}"', TOY, tmp_path)
+    assert (outcome.code, outcome.last_line) == (124, "killed after 2 s")
+    child = Path(f"/proc/{outcome.output.split()[0]}/cmdline")
+    while child.exists() and child.read_bytes():  # it was told to end
+        time.sleep(0.01)
 
 
 def test_tensor_environments_are_judged_by_the_steps_that_they_take():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.gpu_checks import CHECKS
 from benchmarks.plan_on_gpu import COMPARED, KEPT, MARK, MEASURED, PAGE, Row, commands, line, target_of
 from lockstep.config.command_line import read_request
 
@@ -23,8 +24,12 @@ def test_commands_are_those_of_the_checks_that_passed():
 
 
 def test_the_kept_table_is_of_the_kept_measurements():
-    found = commands(MEASURED.read_text())
+    report, checks = MEASURED.read_text(), {check.name: check for check in CHECKS}
+    found = commands(report)
     assert len(found) == len(COMPARED)
+    for name, number in COMPARED:
+        (row,) = [line for line in report.splitlines() if line.startswith(f"| {name} |")]
+        assert checks[name].commands[number] in row
     kept = KEPT.read_text()
     for row in found:
         assert read_request(row.words.split()).config.device == "cuda"

@@ -128,6 +128,8 @@ def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Con
     """Computes values, log-probabilities, advantages and returns of a rollout; keeps the recurrent state it ends in."""
     device, shards, steps = state.parameters.flat.device, plan.local_num_shards, config.num_steps
     observations, actions = (to_shards(x, shards) for x in rollout.tensors(device))
+    if not on_host(device):  # where a shard's rows lie apart, how far is the number of shards
+        observations, actions = observations.contiguous(), actions.contiguous()
     begins = _begins(rollout, shards, device)
     outputs = policy_outputs(state.policy, mode, observations, actions, begins, state.recurrent_state, steps)
     samples = actions.shape[1]
@@ -177,7 +179,9 @@ def add_group_advantages(batch: Batch, state: TrainState, rollout: Rollout, plan
     device, shards = state.parameters.flat.device, plan.local_num_shards
     valid = rollout.first_episodes
     returns = np.where(valid, rollout.rewards, 0.0).sum(0).reshape(-1, config.grpo.group_size)
-    per_env = group_advantages(to_device(returns, device), config.grpo.normalize_std).flatten()
+    per_env = to_device(
+        group_advantages(torch.from_numpy(returns), config.grpo.normalize_std).flatten().numpy(), device
+    )
     counted = to_device(valid, device).float()
     batch.advantages = to_shards(per_env.float() * counted, shards)
     batch.valid = to_shards(counted, shards)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import to_shards
+from lockstep.torch_engine.setup.choose_mode import may_be_paired
 from lockstep.torch_engine.setup.traced import counted, scaled, written
 from lockstep.torch_engine.state import make_net
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part
@@ -68,7 +70,10 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     net = replace(make_net(config, description.observation, description.action), bf16=False)  # shapes are the same
     check_own_loss(config, net)
     plan = ShardPlan(config.envs, config.shards, devices)
-    loops = config.reduction == "exact" and (net.convolutional or net.custom is not None or config.compile)
+    loops = net.convolutional or net.custom is not None or config.compile
+    if platform == "cuda":  # where a lone shard has other bits, unless it is computed twice
+        loops = loops or not may_be_paired(sum(map(math.prod, net.shapes().values())), config)
+    loops = loops and config.reduction == "exact"
     traced = _Traced(config, net, plan, loops)
     stepped, notes = _environments(traced, description) if config.env.backend == "tensor" else ((), ())
     try:

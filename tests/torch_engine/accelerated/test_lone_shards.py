@@ -2,14 +2,27 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from small_runs import alone, described, random_batch, run_ranks, shards_gradients, small_config, small_state
+from small_runs import (
+    alone,
+    described,
+    plan_of,
+    random_batch,
+    run_ranks,
+    shards_gradients,
+    small_config,
+    small_state,
+)
 from torch import Tensor
 
+from lockstep.torch_engine.batch import make_batch
+from lockstep.torch_engine.envs.tensor_rollout import device_moments
 from lockstep.torch_engine.nets import distributions, memory, nets, row_sums
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.shards import in_pairs
+from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.setup.choose_mode import ALONE, LOOP, PAIRS
 from lockstep.torch_engine.setup.self_check import shard_invariant
@@ -123,15 +136,51 @@ def test_ranks_of_a_shard_each_have_the_gradient_of_one_that_has_all(pairs):
 
 
 @pytest.mark.usefixtures("device", "odd_alone")
-def test_an_actor_of_a_lone_shard_samples_as_one_of_two():
-    config = small_config(num_envs=1, num_shards=1, **GELU)
-    _, policy = policy_of(config)
-    x = torch.randn(1, 1, 4, generator=torch.Generator().manual_seed(0))
-    apart = policy.output(x)
-    policy.pairs = True
-    expected = policy.output(in_pairs(x))[:1]
-    assert torch.equal(policy.output(x), expected)
-    assert not torch.equal(apart, expected)
+@pytest.mark.parametrize("changes", [GELU, LSTM], ids=["GELU", "LSTM"])
+def test_an_actor_of_a_lone_shard_samples_as_one_of_two(changes):
+    config = small_config(num_envs=1, num_shards=1, ppo={"num_minibatches": 1}, **changes)
+    state = small_state(config, described(discrete=False))
+    policy = state.policy
+    assert isinstance(policy, AutogradFunctions)
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(1, 4, generator=generator), torch.randn(1, 3, generator=generator)
+    carried = torch.randn(1, state.net.carry_size, generator=generator) if state.net.core else None
+
+    def sampled(pairs: bool) -> Tensor:
+        policy.pairs = pairs
+        actor = policy.actor(plan_of(config), "batched")
+        actor.begin(carried)
+        return actor.tensors(x, noise)
+
+    alone, paired = sampled(False), sampled(True)
+    assert not torch.equal(alone, paired)
+    policy.pairs = False
+    two = x.unsqueeze(0).expand(2, 1, 4)
+    mean = policy.output(two) if carried is None else policy.step(two, in_pairs(carried.unsqueeze(0)))[0]
+    assert torch.equal(paired, distributions.sample(state.net, policy.weights.expanded(2), mean, noise)[0])
+
+
+@pytest.mark.usefixtures("device", "odd_alone")
+def test_what_a_batch_is_made_of_does_not_depend_on_how_many_shards_a_rank_has():
+    """With one environment a shard, a shard's steps lie as far apart as there are shards."""
+    config = small_config(**GELU)
+    state, policy = policy_of(config)
+    steps, seen = config.num_steps, []
+
+    def evaluate(observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((observations.stride(), actions.stride()))
+        return AutogradFunctions.evaluate(policy, observations, actions)
+
+    policy.evaluate = evaluate  # pyright: ignore[reportAttributeAccessIssue]
+    for ranks in (1, config.shards):
+        shape = steps, config.envs // ranks
+        rows, never = np.zeros((steps + 1, shape[1], 4), np.float32), np.zeros(shape, np.bool_)
+        actions, scores = np.zeros(shape, np.int64), np.zeros(shape)
+        rollout = Rollout(rows, rows[:-1], actions, actions, scores, never, never, np.zeros(shape, np.int8), {})
+        make_batch(state, rollout, plan_of(config, ranks), config, "batched")
+    (of_all, actions_of_all), (of_one, actions_of_one) = seen
+    assert of_all[1:] == of_one[1:] == (4, 1)
+    assert actions_of_all[1:] == actions_of_one[1:] == (1,)
 
 
 # --- sums over rows ---------------------------------------------------------------------------------------------------
@@ -181,3 +230,27 @@ def test_a_gaussians_log_std_is_shared_by_rows(monkeypatch):
     torch.testing.assert_close(
         gradients, shards_gradients(state, config)(random_batch(config, state.net).columns(), 16)
     )
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("dims", [3, 4])
+def test_a_log_std_is_as_broad_as_what_it_goes_with(dims):
+    """Of rows, and of sequences of them."""
+    net = small_state(small_config(**GELU), described(discrete=False)).net
+    output, log_std = torch.zeros(2, *range(3, dims + 1), 3), torch.randn(2, 3).requires_grad_()
+    _, spread = distributions.mean_and_log_std(net, {"log_std": log_std}, output)
+    assert spread.shape == output.shape
+    torch.testing.assert_close(
+        torch.autograd.grad(spread.sum(), log_std)[0], torch.full((2, 3), float(output[0, ..., 0].numel()))
+    )
+
+
+def test_moments_of_a_shard_are_those_that_it_has_alone():
+    vectors = torch.randn(33, 24, 5, generator=torch.Generator().manual_seed(0)) * 3.0 + 1.0
+    of_all = device_moments(vectors, 8)
+    for shard in range(8):
+        own = vectors[:, 3 * shard : 3 * shard + 3].clone()
+        assert torch.equal(of_all[shard], device_moments(own, 1)[0])
+    x = vectors.unflatten(1, (8, 3)).double()
+    at_once = (x - x.mean((0, 2), keepdim=True)).square().sum((0, 2))
+    torch.testing.assert_close(of_all[:, 5:], at_once)

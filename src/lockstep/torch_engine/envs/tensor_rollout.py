@@ -153,10 +153,16 @@ def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int
 
 
 def device_moments(vectors: Tensor, shards: int) -> Tensor:
-    """Computes mean and M2 of vectors ``[T, E, size]`` by shard, float64 ``[k, 2·size]``, where they are."""
-    x = vectors.unflatten(1, (shards, -1)).double()
-    mean = x.mean((0, 2), keepdim=True)
-    return torch.cat([mean[0, :, 0], (x - mean).square().sum((0, 2))], 1)
+    """Computes mean and M2 of vectors ``[T, E, size]`` by shard, float64 ``[k, 2·size]``, where they are.
+
+    Shard by shard: an accelerator shares a sum among more or fewer threads by how many sums there are.
+    """
+    parts = []
+    for part in vectors.unflatten(1, (shards, -1)).unbind(1):
+        x = part.double().contiguous().flatten(0, 1)
+        mean = x.mean(0)
+        parts.append(torch.cat([mean, (x - mean).square().sum(0)]))
+    return torch.stack(parts)
 
 
 class DeviceNormalizer:

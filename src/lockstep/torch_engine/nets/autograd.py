@@ -129,7 +129,6 @@ class AutogradFunctions:
         return torch.cat(outputs, 1), torch.cat(values, 1) if self.net.critic else None
 
     @lone_in_pairs
-    @lone_in_pairs
     def unroll(
         self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,10 +29,9 @@ def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Tensor], output: T
     if net.state_dependent_std:
         mean, log_std = output.chunk(2, -1)
         return mean, log_std.clamp(*LOG_STD_LIMITS)
-    log_std = parameters["log_std"]
-    if output.dim() == 3:
-        return output, over_rows(log_std, output.shape[1])
-    return output, log_std.view(len(log_std), *(1,) * (output.dim() - 2), -1)
+    within = output.shape[1:-1]  # rows, or sequences of them
+    log_std = over_rows(parameters["log_std"], within.numel())
+    return output, log_std.unflatten(1, within if log_std.shape[1] == within.numel() else (1,) * len(within))
 
 
 def sample(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor, noise: Tensor) -> Tensor:

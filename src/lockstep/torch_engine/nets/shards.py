@@ -66,9 +66,9 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def aligned(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Copies a host array to a tensor of its own: a product's last bits may depend on how its input lies in memory."""
+    """Copies an array to a tensor of its own: a product's last bits may depend on how its input lies in memory."""
     tensor = torch.as_tensor(array)
-    return tensor.clone() if device.type == "cpu" else tensor.to(device)
+    return tensor.clone() if tensor.device.type == device.type else tensor.to(device)
 
 
 def to_shards(x: Tensor, num_shards: int) -> Tensor:

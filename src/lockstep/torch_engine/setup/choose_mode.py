@@ -55,8 +55,8 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
 def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config, communicator: Communicator) -> Mode:
     """Chooses whether shards are batched and a lone one is computed as one of two, on all ranks alike."""
     flat, passed = state.parameters.flat, LOOP
-    small = 6 * flat.numel() * _samples(config) <= PAIRED_OPERATIONS
-    for how in (ALONE, PAIRS) if small and not on_host(flat.device) else (ALONE,):
+    paired = not on_host(flat.device) and may_be_paired(flat.numel(), config)
+    for how in (ALONE, PAIRS) if paired else (ALONE,):
         policy.pairs = how == PAIRS
         if shards_invariant_here(state, config):
             passed = how
@@ -67,6 +67,11 @@ def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config
     if state.reference is not None:
         state.reference.pairs = policy.pairs
     return "batched" if batched else "loop"
+
+
+def may_be_paired(parameters: int, config: Config) -> bool:
+    """Tells whether a lone shard is small enough to be computed twice, by :data:`PAIRED_OPERATIONS`."""
+    return 6 * parameters * _samples(config) <= PAIRED_OPERATIONS
 
 
 def choose_rollout_mode(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> Mode:
