@@ -138,8 +138,16 @@ def own():
 
 
 def last(keeper):
-    """What a keeper tells once its rank has ended."""
-    return wait_until(lambda: told if (told := keeper.poll()).code is not None else None, "the rank goes on", 60)
+    """What a keeper tells once its rank has ended, with all that the rank wrote since it was last asked."""
+    told = []
+
+    def ended():
+        told.append(keeper.poll())
+        return told[-1].code is not None
+
+    wait_until(ended, "the rank goes on", 60)
+    written = {name: b"".join(getattr(x, name) for x in told) for name in ("stdout", "stderr", "native")}
+    return told[-1]._replace(**written)
 
 
 def test_a_keeper_tells_how_its_rank_ended_and_leaves_nothing(tmp_path, monkeypatch):

@@ -29,9 +29,12 @@ def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Tensor], output: T
     if net.state_dependent_std:
         mean, log_std = output.chunk(2, -1)
         return mean, log_std.clamp(*LOG_STD_LIMITS)
+    log_std, dims = parameters["log_std"], output.dim() - 2
+    if on_host(output.device):
+        return output, log_std.view(len(log_std), *(1,) * dims, -1)
     within = output.shape[1:-1]  # rows, or sequences of them
-    log_std = over_rows(parameters["log_std"], within.numel())
-    return output, log_std.unflatten(1, within if log_std.shape[1] == within.numel() else (1,) * len(within))
+    spread = over_rows(log_std, within.numel())
+    return output, spread.unflatten(1, within if spread.shape[1] == within.numel() else (1,) * dims)
 
 
 def sample(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor, noise: Tensor) -> Tensor:
