@@ -21,7 +21,7 @@ from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.envs.tensor_rollout import device_moments
 from lockstep.torch_engine.nets import distributions, memory, nets, row_sums
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
-from lockstep.torch_engine.nets.shards import in_pairs
+from lockstep.torch_engine.nets.shards import aligned, in_pairs
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.setup.choose_mode import ALONE, LOOP, PAIRS
@@ -254,3 +254,10 @@ def test_moments_of_a_shard_are_those_that_it_has_alone():
     x = vectors.unflatten(1, (8, 3)).double()
     at_once = (x - x.mean((0, 2), keepdim=True)).square().sum((0, 2))
     torch.testing.assert_close(of_all[:, 5:], at_once)
+
+
+def test_what_is_on_a_device_already_is_copied_to_memory_of_its_own():
+    """A step of a rollout begins anywhere in it."""
+    x = torch.zeros(3, 5, device="meta")
+    assert aligned(x[1], x.device).storage_offset() == 0
+    assert x[1].to(x.device).storage_offset() == 5
