@@ -7,6 +7,8 @@ older loops besides, which round by a number's place and so by the number of dev
 
 import os
 import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,25 @@ QUICK = (
 """Folders whose modules without a mark are compiled at the last level; it is the second one elsewhere."""
 LOOPS = "xla_cpu_use_fusion_emitters"
 OLDER_LOOPS = f"--{LOOPS}=false"
+JAX_WITHOUT_OLDER_LOOPS = (0, 11)
+"""From this version on XLA has the newer loops alone, and the last level is the second one."""
+
+
+@cache
+def has_older_loops() -> bool:
+    """Whether the installed XLA knows the flag of its older loops; one that it doesn't know ends a process."""
+    try:
+        major, minor = version("jaxlib").split(".")[:2]
+    except PackageNotFoundError:
+        return False
+    return (int(major), int(minor)) < JAX_WITHOUT_OLDER_LOOPS
 
 
 def compile_as_said(level: str) -> None:
     """Has this process, and commands that it starts, compile at one of the levels, also what it has compiled before."""
     before = os.environ.get("XLA_FLAGS"), os.environ.get(OPTIMIZATIONS)
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag != OLDER_LOOPS]
-    os.environ["XLA_FLAGS"] = " ".join([*flags, OLDER_LOOPS] if level == "quick" else flags)
+    os.environ["XLA_FLAGS"] = " ".join([*flags, OLDER_LOOPS] if level == "quick" and has_older_loops() else flags)
     os.environ[OPTIMIZATIONS] = "0" if level == "optimized" else "1"
     compile_as(os.environ)
     if before != (os.environ["XLA_FLAGS"], os.environ[OPTIMIZATIONS]) and "jax" in sys.modules:
@@ -48,7 +62,7 @@ def compile_quickly() -> None:
     options_of: Any = compiler.get_compile_options
 
     def options(*args: Any, env_options_overrides: Any = None, **named: Any) -> Any:
-        loops = {LOOPS: OLDER_LOOPS not in os.environ["XLA_FLAGS"].split()}
+        loops = {LOOPS: OLDER_LOOPS not in os.environ["XLA_FLAGS"].split()} if has_older_loops() else {}
         return options_of(*args, env_options_overrides=loops | (env_options_overrides or {}), **named)
 
     compiler.get_compile_options = options

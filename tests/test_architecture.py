@@ -14,7 +14,6 @@ MAX_LINES = 350
 LONGER = {
     "config/presets.py": "a table: a preset an environment, nothing to be cut by idea",
     "core/spaces.py": "observations and actions as rows are one format",
-    "jax_engine/envs/functional.py": "one adapter; its checks stand apart already",
 }
 MAX_MODULES = 16
 CROWDED = {

@@ -230,6 +230,12 @@ def test_buffers_follow_the_first_rank(ranks):
     assert not only(ranks, "buffers False", "after")
 
 
+def test_large_weights_and_buffers_are_the_first_ranks(ranks):
+    assert only(ranks, "large", "wrong") == {"weight": 0, "table": 0}
+    assert only(ranks, "large", "equal")
+    assert only(ranks, "large of another seed", "wrong") > 1_000_000
+
+
 @pytest.mark.parametrize(
     ("kind", "type_name"),
     [

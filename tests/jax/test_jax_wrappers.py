@@ -23,7 +23,7 @@ from lockstep.jax.wrappers import (
     Wrapper,
 )
 from lockstep.jax.wrappers.batch import RunningMoments
-from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.registry import make
 
 pytestmark = pytest.mark.quick

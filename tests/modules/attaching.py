@@ -544,6 +544,26 @@ def check_buffers():
         handle.detach()
 
 
+def check_large():
+    """Weights and buffers of more than the slots through which they travel; ranks with the same wrong ones are alike."""
+
+    def made(seed):
+        generator = torch.Generator().manual_seed(seed)
+        net = nn.Linear(1300, 1000)  # 5.2 MB
+        net.weight.data.copy_(torch.randn(1000, 1300, generator=generator))
+        net.register_buffer("table", torch.randn(1_000_000, generator=generator))
+        return net
+
+    rank, _ = lockstep.join()
+    net, wanted, other = made(rank), made(0), made(1)
+    handle = lockstep.attach(net)
+    found = {name: float((net.get_parameter(name) != p).sum()) for name, p in wanted.named_parameters()}
+    found["table"] = float((net.get_buffer("table") != wanted.get_buffer("table")).sum())
+    say("large", wrong={name: count for name, count in found.items() if name != "bias"}, equal=same_on_all_ranks(net))
+    say("large of another seed", wrong=float((net.weight != other.weight).sum()))
+    handle.detach()
+
+
 def check_companions():
     import numpy as np
 

@@ -103,6 +103,8 @@ def compare():
             sent = [random(shape, dtype, 100 * number + rank) for rank in range(ranks.size)]
             rows = [c.gather_ranks(sent[ranks.rank]) for c in (backend, shared)]
             say(what=f"gather {dtype} {shape}", equal=same(*rows) and same(rows[1], torch.stack(sent)))
+            first = [c.broadcast(sent[ranks.rank]) for c in (backend, shared)]
+            say(what=f"broadcast {dtype} {shape}", equal=same(*first) and same(first[1], sent[0]))
             if dtype.is_floating_point:
                 local = random((ranks.plan.local_num_shards, *shape), dtype, 100 * number + ranks.rank)
                 say(what=f"sum {dtype} {shape}", equal=same(backend.sum_shards(local), shared.sum_shards(local)))
@@ -116,6 +118,8 @@ def compare():
     say(what="kept", equal=same(kept, backend.gather_ranks(grid)))
     payload = bytes(range(200)) * 50 * ranks.rank
     say(what="bytes", equal=backend.gather_bytes(payload) == shared.gather_bytes(payload))
+    first = [c.broadcast_bytes(bytes([ranks.rank]) * (9 * SLOT)) for c in (backend, shared)]
+    say(what="first bytes", equal=first == [bytes(9 * SLOT)] * 2)
     other = grid.clone()
     other[0, 0] += float(ranks.rank == ranks.size - 1)
     say(what="other", equal=same(backend.gather_ranks(grid), shared.gather_ranks(other)))

@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from lockstep.jax_engine.distributed.reductions import BATCH_AXIS as BATCH_AXIS
     from lockstep.jax_engine.distributed.reductions import DATA_AXIS as DATA_AXIS
     from lockstep.jax_engine.distributed.reductions import FSDP_AXIS as FSDP_AXIS
+    from lockstep.jax_engine.envs.adapter import FunctionalAdapter as FunctionalAdapter
     from lockstep.jax_engine.envs.functional import Environment as Environment
     from lockstep.jax_engine.envs.functional import EnvParams as EnvParams
-    from lockstep.jax_engine.envs.functional import FunctionalAdapter as FunctionalAdapter
     from lockstep.jax_engine.envs.registry import make as make
     from lockstep.jax_engine.setup.set_up import prepare_jax as prepare_jax
 
@@ -77,7 +77,8 @@ _MODULES = {
     "lockstep.jax.copies": ("replicate", "set_mesh", "split_key_across_devices"),
     "lockstep.jax.checkpoint": ("load_checkpoint", "load_metadata", "save_checkpoint"),
     "lockstep.jax.history": ("PPOMetricsHistory",),
-    "lockstep.jax_engine.envs.functional": ("Environment", "EnvParams", "FunctionalAdapter"),
+    "lockstep.jax_engine.envs.adapter": ("FunctionalAdapter",),
+    "lockstep.jax_engine.envs.functional": ("Environment", "EnvParams"),
     "lockstep.jax_engine.envs.registry": ("make",),
     "lockstep.jax.training": ("train_ppo_multigpu",),
     "lockstep.jax.config": ("PPOConfig", "RunnerConfig"),

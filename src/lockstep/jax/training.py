@@ -34,7 +34,7 @@ from lockstep.jax.wrappers.single import innermost
 from lockstep.jax_engine.distributed.mesh import check_divisible, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
-from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.nets.custom import custom_net
 from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from lockstep.config.run import EnvConfig
 from lockstep.envs.gymnasium.wrappers import wrap as wrap_on_the_host
-from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.wrappers import FrameSkip, StickyActions, wrap
 
 END = 7

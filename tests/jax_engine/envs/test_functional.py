@@ -13,8 +13,9 @@ import pytest
 from lockstep.config.run import EnvConfig
 from lockstep.envs.describe import describe
 from lockstep.jax.wrappers import VmapWrapper
+from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.environments import make_environment
-from lockstep.jax_engine.envs.functional import Environment, FunctionalAdapter
+from lockstep.jax_engine.envs.functional import Environment
 from lockstep.jax_engine.envs.registry import make
 
 RIGHT = jnp.ones(3, jnp.int32)

@@ -10,8 +10,8 @@ from gymnasium import spaces
 
 from lockstep.config.run import EnvConfig
 from lockstep.envs.describe import describe
+from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.environments import make_environment
-from lockstep.jax_engine.envs.functional import FunctionalAdapter
 
 gymnax = pytest.importorskip("gymnax")
 

@@ -9,8 +9,9 @@ import pytest
 from gymnasium import spaces
 
 from lockstep.config.run import EnvConfig
+from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.environments import make_environment
-from lockstep.jax_engine.envs.functional import FunctionalAdapter, strong
+from lockstep.jax_engine.envs.functional import strong
 from lockstep.jax_engine.envs.simulators import SimulatedEnvironment, reward_terms
 
 brax = pytest.importorskip("brax.envs")

@@ -12,8 +12,9 @@ from gymnasium import spaces
 from jax import Array
 
 from lockstep.envs.frames import join_frames, stacked_space
-from lockstep.jax_engine.envs.functional import FINAL, Outcome, found, outcome, resets_itself, without_autoreset
+from lockstep.jax_engine.envs.functional import FINAL, Outcome, found, outcome
 from lockstep.jax_engine.envs.functional_checks import space_of
+from lockstep.jax_engine.envs.gymnax_environment import resets_itself, without_autoreset
 from lockstep.jax_engine.envs.protocol import Tree
 
 FINAL_OBS = FINAL[0]

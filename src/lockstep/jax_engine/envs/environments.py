@@ -13,7 +13,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.config.users_code import one_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
 from lockstep.envs.description import stepped_as_arrays
-from lockstep.jax_engine.envs.functional import FunctionalAdapter
+from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
 from lockstep.jax_engine.envs.registry import make
 from lockstep.jax_engine.envs.wrappers import wrap

@@ -13,7 +13,8 @@ from lockstep.config.users_code import one_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.tensor import named_object
 from lockstep.jax_engine.envs.default_params import default_params
-from lockstep.jax_engine.envs.functional import Environment, GymnaxEnvironment
+from lockstep.jax_engine.envs.functional import Environment
+from lockstep.jax_engine.envs.gymnax_environment import GymnaxEnvironment
 from lockstep.jax_engine.envs.simulators import SimulatedEnvironment, SingleArrayEnvironment
 from lockstep.jax_engine.setup.set_up import prepare_jax
 

@@ -269,16 +269,12 @@ class Communicator:
         if self.alone:
             return x.clone()
         if self.slots is not None and x.is_cpu:
-            return self._timed(self._moved(x), x.device, self._copy_first, self.slots, x)
+            return self._timed(self._moved(x), x.device, self.slots.first, x)
         if not x.is_cpu and self.own_backend is None:
             return self.broadcast(x.cpu()).to(x.device)
         out = x.clone()
         self._timed(self._moved(x), x.device, dist.broadcast, out, 0, self.group)
         return out
-
-    @staticmethod
-    def _copy_first(slots: SharedSlots, x: Tensor) -> Tensor:
-        return torch.cat([slots.view(piece)[0] for piece in slots.pieces(x)]).view(x.shape)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Gathers a byte string of every rank, in rank order."""

@@ -130,6 +130,17 @@ class SharedSlots:
             part.copy_(self.view(piece))
         return out.view(self._world_size, *x.shape)
 
+    def first(self, x: Tensor) -> Tensor:
+        """Returns the first rank's contiguous tensor ``[…]``, which all ranks bring of one size, in memory of its own.
+
+        Raises:
+            PeerFailureError: see :meth:`gather`.
+        """
+        out = torch.empty_like(x)
+        for part, piece in zip(self.pieces(out), self.pieces(x), strict=True):
+            part.copy_(self.view(piece)[0])  # before the next collective, which may write where the view is
+        return out
+
     def pieces(self, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
         """Cuts a contiguous tensor, flat from ``dim`` on, into as many parts as it takes to fit each into a slot."""
         return x.flatten(dim).split(self._slot_bytes // x.element_size(), dim)
