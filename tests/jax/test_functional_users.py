@@ -19,6 +19,7 @@ from lockstep.jax.duties import PLOT, progress_line
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.training import Training, devices_of
 from lockstep.jax_engine.envs.default_params import default_params, that_may_be_called
+from lockstep.runs.checkpoint_writer import aside_of
 
 untyped: Any = ljax
 """For what a type checker would refuse as well."""
@@ -431,6 +432,9 @@ def test_checkpoints_are_kept_and_removed_as_asked(tmp_path):
     (tmp_path / "step_90").mkdir()
     CheckpointFolder(dataclasses.replace(runner, overwrite=True), {})
     assert {path.name for path in tmp_path.iterdir()} == {"step_30", "step_60", "step_90"}
+    (tmp_path / "step_60").rename(aside_of(tmp_path / "step_60"))  # as a crash between two renames leaves it
+    CheckpointFolder(dataclasses.replace(runner, resume=True), {})
+    assert (tmp_path / "step_60" / "manifest.json").read_text() == "{}"
     ljax.save_checkpoint(tmp_path, {"w": jnp.ones(2)}, step=40)
     other = CheckpointFolder(dataclasses.replace(runner, resume=True), {})
     assert "no checkpoint of a training" in error_of(other.find, state)

@@ -16,7 +16,7 @@ from lockstep.runs.checkpoint import (
     step_of,
     to_files,
 )
-from lockstep.runs.checkpoint_writer import CheckpointWriter, commit
+from lockstep.runs.checkpoint_writer import CheckpointWriter, aside_of, commit, write_directory
 from lockstep.runs.pruning import Pruner
 
 
@@ -49,6 +49,57 @@ def test_what_is_saved_is_there_after_waiting_and_nothing_else_is(tmp_path):
     assert problem_with(tmp_path / "step_10") is None
     assert find_checkpoint(tmp_path).state == {"iteration": 10}
     assert json.loads((tmp_path / "step_10" / "manifest.json").read_text())["score"] == 1.0
+
+
+@pytest.mark.parametrize("fails", ["step_1", "kept.txt", "fsync"])
+def test_what_was_moved_aside_is_put_back_if_its_successor_fails(tmp_path, monkeypatch, fails):
+    path = commit(tmp_path, 1, files_of(1), None)
+    (path / "kept.txt").write_text("mine")
+    (path / "other.txt").write_text("also mine")
+    keep, rename, synced = ["other.txt", "kept.txt"], type(path).rename, checkpoint_writer.sync_path
+
+    def renamed(one, target):
+        if target.name == fails and one.parent.name in (tmp_path.name, ".step_1.old") and one.suffix != ".old":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(one, target)
+
+    def sync(where):
+        if fails == "fsync" and where == tmp_path:
+            raise OSError(errno.EIO, "Input/output error")
+        return synced(where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "rename", renamed)
+        patch.setattr(checkpoint_writer, "sync_path", sync)
+        with pytest.raises(CheckpointError, match="earlier checkpoints are untouched"):
+            write_directory(path, files_of(2), {}, keep)
+    assert find_checkpoint(tmp_path).state == {"iteration": 1}
+    assert {(path / name).read_text() for name in keep} == {"mine", "also mine"}
+    assert leftovers(tmp_path) == []
+    write_directory(path, files_of(2), {}, keep)
+    assert find_checkpoint(tmp_path).state == {"iteration": 2}
+    assert (path / "kept.txt").read_text() == "mine"
+
+
+def test_an_older_one_aside_does_not_replace_what_is_there(tmp_path, monkeypatch):
+    commit(tmp_path, 1, files_of(1), None).rename(aside_of(tmp_path / "step_1"))
+    path = commit(tmp_path, 1, files_of(2), None)
+    commit(tmp_path, 3, files_of(3), None).rename(aside_of(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer, "write_synced", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "")))
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            write_directory(path, files_of(4), {})
+    assert find_checkpoint(tmp_path).state == {"iteration": 2}
+
+
+def test_what_a_crash_has_left_aside_is_back_in_its_place_at_the_next_start(tmp_path):
+    for step in (1, 2):
+        commit(tmp_path, step, files_of(step), None).rename(aside_of(tmp_path / f"step_{step}"))
+    commit(tmp_path, 2, files_of(7), None)
+    CheckpointWriter(tmp_path, 3, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1", "step_2"]
+    assert find_checkpoint(tmp_path, "1").state == {"iteration": 1}
+    assert find_checkpoint(tmp_path, "2").state == {"iteration": 7}
 
 
 def test_a_valid_checkpoint_of_the_step_stays_and_a_damaged_one_is_replaced(tmp_path):

@@ -19,6 +19,16 @@ def test_the_best_evaluation_stays_and_the_newest_wins_among_equals():
     assert Past.of(None, "later") == Past("later")
 
 
+def test_a_score_is_that_of_the_step_that_was_evaluated():
+    past = Past.of(None, "now")
+    past.score = 3.0  # of the last episodes
+    assert [past.score_at(1, evaluates) for evaluates in (False, True)] == [3.0, None]
+    past.evaluated(2, 5.0)
+    past.evaluated(3, 4.0)
+    assert [past.score_at(step, True) for step in (2, 3, 4)] == [None, 4.0, None]
+    assert [past.is_best_at(step) for step in (2, 3)] == [True, False]
+
+
 @pytest.mark.parametrize("odd", [{}, {"started": 7, "best_evaluation": [1], "last_evaluation": {"return_mean": "x"}}])
 def test_what_another_version_left_out_is_unknown(odd):
     past = Past.of(Checkpoint({}, {}, odd), "later")

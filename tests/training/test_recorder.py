@@ -238,6 +238,40 @@ def test_a_summary_names_the_best_checkpoint_and_the_evaluations(recorder_of, tm
     assert {n: resumed.summarize("finished")[n] for n in names} == {n: summary[n] for n in names}
 
 
+def evaluated_every_other(recorder_of, returns, **checkpoint):
+    """A recorder that was there for two iterations for each return, the second of which is evaluated."""
+    session = FakeSession(eval={"interval": 2}, checkpoint=checkpoint)
+    recorder = recorder_of(session)
+    for value in returns:
+        for evaluates in (False, True):
+            record = session.advance()
+            if evaluates:
+                record |= recorder.evaluated(episodes(value), lambda: pytest.fail("no video is wanted"))
+            recorder.log(record)
+            recorder.save_checkpoint()
+    return recorder
+
+
+def test_the_best_checkpoint_is_one_that_was_evaluated(recorder_of, tmp_path):
+    """And not a later one, before the next evaluation, whose policy nobody has seen."""
+    recorder = evaluated_every_other(recorder_of, (5.0, 9.0, 7.0, 8.0), interval=1, keep_last=1)
+    assert recorder.finish(FINISHED).summary["best_checkpoint"] == 4 * 128
+    assert set(saved(tmp_path)) == {4 * 128, 8 * 128}
+
+
+def test_the_best_evaluation_is_saved_where_no_checkpoint_is_due(recorder_of, tmp_path):
+    recorder = evaluated_every_other(recorder_of, (5.0, 9.0, 7.0), interval=0)
+    recorder.checkpoints.wait()
+    assert saved(tmp_path) == [2 * 128, 4 * 128]
+    assert recorder.finish(FINISHED).summary["best_checkpoint"] == 4 * 128
+
+
+def test_without_the_best_to_keep_only_what_is_due_is_saved(recorder_of, tmp_path):
+    recorder = evaluated_every_other(recorder_of, (5.0, 9.0, 7.0), interval=5, keep_best=False)
+    recorder.checkpoints.wait()
+    assert saved(tmp_path) == [5 * 128]
+
+
 def test_a_success_rate_is_in_the_summary_where_episodes_say_it(recorder_of):
     session = FakeSession()
     session.recent.extend_newest([(1.0, 5, 1), (1.0, 5, -1)], 2)

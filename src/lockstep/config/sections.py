@@ -199,12 +199,18 @@ class NormalizeConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints."""
 
-    interval: int = Field(default=50, ge=0, description="iterations between checkpoints; 0: only at the end")
+    interval: int = Field(
+        default=50, ge=0, description="iterations between checkpoints; 0: only at the end, and see keep_best"
+    )
     seconds: float | None = Field(
         default=None, gt=0, description="also one where so many seconds have passed since the last"
     )
     keep_last: int = Field(default=3, ge=1, description="newest checkpoints to keep")
-    keep_best: bool = Field(default=True, description="keep the checkpoint with the best return as well")
+    keep_best: bool = Field(
+        default=True,
+        description="keep the checkpoint with the best return as well: of an evaluation, after which one is then saved"
+        " if it is the best so far, or in a run without any of the last episodes",
+    )
     mirror: str | None = Field(
         default=None,
         description="also copy the run to this place/NAME, of anything that fsspec knows: s3://bucket/runs",

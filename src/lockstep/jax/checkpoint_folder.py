@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.core.life import life
-from lockstep.jax.checkpoint import FILES, load_checkpoint, load_metadata, others_in, save_checkpoint
+from lockstep.jax.checkpoint import FILES, load_checkpoint, load_metadata, others_in, recover, save_checkpoint
 from lockstep.jax.config import RunnerConfig, in_users_names
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import say
 from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax_engine.distributed.processes import gather_json, this_process
 from lockstep.runs.checkpoint import CheckpointError, checkpoints_in, problem_with, step_of
+from lockstep.runs.checkpoint_writer import left_aside
 from lockstep.runs.directory import is_writer
 
 
@@ -36,6 +37,10 @@ class CheckpointFolder:
         assert runner.checkpoint_dir is not None
         self._runner, self._facts, self.path = runner, facts, Path(runner.checkpoint_dir)
         self._last = 0
+        if is_writer(this_process()):
+            for final in left_aside(self.path):
+                recover(final)
+        gather_json(None)  # nobody looks before that
         held = checkpoints_in(self.path) if self.path.is_dir() else []
         names = gather_json([path.name for path in held])[0]  # all have looked before anything is removed
         if runner.overwrite and is_writer(this_process()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -34,6 +35,23 @@ def aside_of(final: Path) -> Path:
     return final.parent / f".{final.name}.old"
 
 
+def left_aside(folder: Path) -> list[Path]:
+    """Lists the checkpoints of steps that a crash has left aside in a folder, by the places that they belong to."""
+    return [path.with_name(path.name[1 : -len(".old")]) for path in sorted(folder.glob(".step_*.old"))]
+
+
+def _put_back(final: Path, keep: Sequence[str]) -> None:
+    """Undoes that a directory was moved aside for its successor, as far as the disk lets it."""
+    aside = aside_of(final)
+    with contextlib.suppress(OSError):
+        if final.exists():
+            for name in keep:
+                if (final / name).exists() and not (aside / name).exists():
+                    (final / name).rename(aside / name)
+            shutil.rmtree(final)
+        aside.rename(final)
+
+
 def write_directory(
     final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any], keep: Iterable[str] = ()
 ) -> None:
@@ -44,7 +62,7 @@ def write_directory(
     Raises:
         CheckpointError: it can't be written; what was there is untouched.
     """
-    temporary = final.parent / f".{final.name}.{os.getpid()}.tmp"
+    temporary, keep, moved = final.parent / f".{final.name}.{os.getpid()}.tmp", list(keep), False
     try:
         if temporary.is_symlink():
             temporary.unlink()
@@ -66,6 +84,7 @@ def write_directory(
         if final.exists():
             next(final.iterdir(), None)  # a file in the way is an error, not replaced
             final.rename(aside)
+            moved = True
         temporary.rename(final)
         for name in keep:
             (aside / name).rename(final / name)
@@ -73,6 +92,8 @@ def write_directory(
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if moved:
+            _put_back(final, keep)
         why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise CheckpointError(
             f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched"
@@ -84,6 +105,18 @@ def _sync_record(path: Path) -> None:
         sync_path(path)
     except OSError as error:
         raise CheckpointError(f"{path} can't be written: {error.strerror or error}; the run counts on it") from None
+
+
+def _tidy(directory: Path) -> None:
+    """Removes what a crash has left half written, and puts back what it has left aside."""
+    for leftover in directory.glob(".step_*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for final in left_aside(directory):
+        if final.exists():
+            shutil.rmtree(aside_of(final), ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                aside_of(final).rename(final)
 
 
 class CheckpointWriter:
@@ -102,8 +135,8 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.seconds = 0.0
-        for leftover in directory.glob(".step_*.tmp") if directory is not None else ():
-            shutil.rmtree(leftover, ignore_errors=True)
+        if directory is not None:
+            _tidy(directory)
 
     def save(
         self, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None

@@ -18,7 +18,7 @@ class Past:
 
     Attributes:
         started: when the run's first session began, ISO 8601 in UTC; None: a version that didn't keep it began the run.
-        score: by which the best checkpoint is kept: of the last evaluation, or without any of the last episodes.
+        score: mean return of the last evaluation, or in a run without any of the last episodes.
         best_evaluation: with the highest mean return, the newest among equals; ``last_evaluation`` the newest.
     """
 
@@ -43,6 +43,15 @@ class Past:
         self.last_evaluation = {"step": step, "return_mean": return_mean}
         if self.best_evaluation is None or return_mean >= self.best_evaluation["return_mean"]:
             self.best_evaluation = self.last_evaluation
+
+    def score_at(self, step: int, evaluates: bool) -> float | None:
+        """Returns the score of a checkpoint of this step; where a run evaluates, of an evaluated one alone."""
+        evaluated = self.last_evaluation is not None and self.last_evaluation["step"] == step
+        return self.score if evaluated or not evaluates else None
+
+    def is_best_at(self, step: int) -> bool:
+        """Tells whether the best evaluation so far is the one at this step."""
+        return self.best_evaluation is not None and self.best_evaluation["step"] == step
 
     def to_json(self) -> dict[str, Any]:
         """Returns what a checkpoint's ``state.json`` carries: the reverse of :meth:`of`."""

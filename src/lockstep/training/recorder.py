@@ -145,18 +145,20 @@ class Recorder:
     def save_checkpoint(self, force: bool = False, asked: int = RUNNING) -> None:
         """Saves the state, once, if that is due, forced, or what ranks have agreed on; it is written in the background.
 
+        It is due at every interval, and where the best is kept also after an evaluation that was the best so far.
         ``asked`` is ``SAVE``, a checkpoint, or ``KEEP``, in memory. The same on every rank.
         """
-        iteration = self.counted.iteration
-        due = force or comes_due(self.config.checkpoint.interval, iteration) or asked == SAVE
+        iteration, step, config = self.counted.iteration, self.counted.global_step, self.config
+        best = config.checkpoint.keep_best and self.evaluation_due() and self.past.is_best_at(step)
+        due = force or best or comes_due(config.checkpoint.interval, iteration) or asked == SAVE
         if self.saved_iteration == iteration or not (due or asked == KEEP):
             return
         life.begin(Part.CHECKPOINT)
         started = time.monotonic()
         files = self.session.checkpoint_files({"wall_time": self.wall_time(), **self.past.to_json()})
-        facts = {"rows": iteration, "config": self.config.model_dump(mode="json")}
+        facts = {"rows": iteration, "config": config.model_dump(mode="json")}
         if due:
-            self.checkpoints.save(self.counted.global_step, files, self.past.score, facts)
+            self.checkpoints.save(step, files, self.past.score_at(step, config.eval.interval > 0), facts)
             self.saved_iteration = iteration
             self.keeper.saved()
         else:

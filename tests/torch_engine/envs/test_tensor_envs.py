@@ -16,11 +16,12 @@ from lockstep.config.run import Config, EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.arrays import CartPole, GridWorldPixels
+from lockstep.envs.batched import array_envs
 from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeActions, Simulator, encode
-from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, uniform
+from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, of_steps, uniform
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 
 MODULES = Path(__file__).parents[2] / "modules"
@@ -75,6 +76,20 @@ def test_they_are_splitmix64():
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     drawn = uniform(torch.tensor([1234567]), torch.zeros(1, dtype=torch.int64), 4)[0]
     assert drawn.tolist() == [(x >> 40) * 2.0**-24 for x in expected]
+
+
+@pytest.mark.parametrize("draws", [1, 2, 64])
+def test_no_iteration_of_groups_draws_what_another_has_drawn_for_steps(draws):
+    """An episode's number is a multiple of 2 ** 20 there, and a counter has 64 bits; the same numbers by NumPy."""
+    iterations = torch.tensor([0, 1, 2, 63, 64, 2048, 4096, 4097, 8192, 1 << 30])
+    episodes = torch.cat([iterations << 20, torch.tensor([1, 2])])
+    number, keys, steps = len(episodes), torch.full_like(episodes, -77), torch.arange(50)
+    drawn = torch.stack([uniform(*of_steps(keys, episodes, steps[t].expand(number)), draws) for t in range(50)], 1)
+    assert len(torch.unique(drawn[:, :, 0])) > 0.999 * number * 50
+    assert len(torch.unique(drawn.flatten(1), dim=0)) == number
+    assert torch.equal(drawn[0, :, 0], uniform(keys[:1].expand(50), steps, draws)[:, 0])  # the key as it is
+    by_numpy = array_envs.uniform(keys.numpy().astype(np.uint64), episodes.numpy(), np.full(number, 7), draws)
+    np.testing.assert_array_equal(drawn[:, 7].numpy(), by_numpy)
 
 
 def test_the_physics_is_that_of_the_array_environment():

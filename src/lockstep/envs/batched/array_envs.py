@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lockstep.core.episodes import EPISODES_PER_ITERATION
 from lockstep.core.shards import KeyedDraws, keyed_generator
 from lockstep.envs.description import make_arrays
 from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
@@ -19,14 +20,23 @@ STEP_BITS = 32
 """Bits of a counter that count the steps of an episode."""
 
 
-def uniform(keys: np.ndarray, episodes: np.ndarray, steps: np.ndarray, draws: int) -> np.ndarray:
-    """Uniform in [0, 1), float32 ``[n, draws]``: a function of key (uint64), episode and step (int64), each ``[n]``."""
-    counters = (episodes.astype(np.uint64) << np.uint64(STEP_BITS)) + steps.astype(np.uint64)
-    columns = np.arange(1, draws + 1, dtype=np.uint64)
-    x = keys[:, None] + (counters[:, None] * np.uint64(draws) + columns) * _GOLDEN
+def _mixed(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniform(keys: np.ndarray, episodes: np.ndarray, steps: np.ndarray, draws: int) -> np.ndarray:
+    """Uniform in [0, 1), float32 ``[n, draws]``: a function of key (uint64), episode and step (int64), each ``[n]``.
+
+    A counter has no room for all of an episode's number where that begins with an iteration's; the key has the rest.
+    """
+    iterations, episodes = np.divmod(episodes.astype(np.uint64), np.uint64(EPISODES_PER_ITERATION))
+    keys = keys ^ _mixed(iterations * _GOLDEN)  # itself in the first
+    counters = (episodes << np.uint64(STEP_BITS)) + steps.astype(np.uint64)
+    columns = np.arange(1, draws + 1, dtype=np.uint64)
+    x = _mixed(keys[:, None] + (counters[:, None] * np.uint64(draws) + columns) * _GOLDEN)
+    return (x >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
 class ArrayEnvs(HostEnvs):

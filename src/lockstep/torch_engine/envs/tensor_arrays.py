@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.core.episodes import EPISODES_PER_ITERATION
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import observation_layout
 from lockstep.envs.arrays import ArrayEnvironment
@@ -31,13 +32,26 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
+def _mixed(x: Tensor) -> Tensor:
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
 def uniform(keys: Tensor, counters: Tensor, draws: int) -> Tensor:
     """Draws numbers uniform in [0, 1), float32 ``[n, draws]``: a function of each key and counter, int64 ``[n]``."""
     columns = torch.arange(1, draws + 1, device=keys.device)
-    x = keys.unsqueeze(1) + (counters.unsqueeze(1) * draws + columns) * _GOLDEN
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
-    return _shifted(x ^ _shifted(x, 31), 40).float() * 2.0**-24
+    x = _mixed(keys.unsqueeze(1) + (counters.unsqueeze(1) * draws + columns) * _GOLDEN)
+    return _shifted(x, 40).float() * 2.0**-24
+
+
+def of_steps(keys: Tensor, episodes: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Makes keys and counters of steps of episodes, int64 ``[n]`` each, see :func:`uniform`.
+
+    A counter has no room for all of an episode's number where that begins with an iteration's; the key has the rest.
+    """
+    iterations, episodes = episodes // EPISODES_PER_ITERATION, episodes % EPISODES_PER_ITERATION
+    return keys ^ _mixed(iterations * _GOLDEN), (episodes << _STEPS) + steps  # the key is itself in the first iteration
 
 
 class TensorArrays:
@@ -78,8 +92,8 @@ class TensorArrays:
         """Takes one step."""
         draws = None
         if self._env.step_draws:
-            counters = (self.episodes << _STEPS) + self.elapsed
-            draws = uniform(self._step_keys, counters, self._env.step_draws)
+            keys, counters = of_steps(self._step_keys, self.episodes, self.elapsed)
+            draws = uniform(keys, counters, self._env.step_draws)
         state, observation, reward, terminated = self._env.step(xp, self.state, actions, draws)
         success = self._env.success(xp, state)
         self.elapsed = self.elapsed + 1
