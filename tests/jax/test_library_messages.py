@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 import re
 from typing import Any
@@ -262,3 +263,12 @@ def test_a_library_checkpoint_is_no_run(tmp_path):
     line = error_of(lockstep.load_policy, tmp_path / "nothing")
     assert line.startswith(f"run: {tmp_path}/nothing is no run directory; ")
     assert line.count("nothing") == 1
+
+
+def test_editors_and_help_see_the_settings_and_their_defaults():
+    for kind in (ljax.PPOConfig, ljax.RunnerConfig, ljax.DistributedPPOConfig):
+        shown, fields = inspect.signature(kind).parameters, dataclasses.fields(kind)
+        assert list(shown) == [field.name for field in fields]
+        assert [shown[f.name].default for f in fields if f.default is not dataclasses.MISSING] == [
+            f.default for f in fields if f.default is not dataclasses.MISSING
+        ]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.core.process import started_at
 from lockstep.core.topology import Topology
 from lockstep.doctor.judge.diagnosis import Diagnosis, diagnose
 from lockstep.doctor.judge.traces import read_traces
@@ -95,18 +96,10 @@ def _common_store(directory: Path | None, topology: Topology) -> Path:
     run = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID")]
     run += [topology.master]
     if topology.on_one_host:
-        run += [str(os.getppid()), _start_of(os.getppid())]
+        run += [str(os.getppid()), started_at(os.getppid())]
     name = hashlib.blake2b("|".join(run).encode(), digest_size=8).hexdigest()
     store = Path(directory or tempfile.gettempdir(), f"lockstep-doctor-{os.getuid()}-{name}")
     store.mkdir(mode=0o700, parents=True, exist_ok=True)
     if store.is_symlink() or store.stat().st_uid != os.getuid():
         raise ValueError(f"directory: {store} belongs to somebody else; give another --directory DIR")
     return store
-
-
-def _start_of(pid: int) -> str:
-    """Reads when a process started, where the system says so: ids are used again."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""

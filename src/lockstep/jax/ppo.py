@@ -17,12 +17,13 @@ from jax import numpy as jnp
 from lockstep.config.run import Config
 from lockstep.config.sections import NormalizeConfig
 from lockstep.core.normalizers import EPSILON
+from lockstep.core.spaces import descend
 from lockstep.envs.description import described
 from lockstep.jax.config import PPOConfig, engine_config
 from lockstep.jax.settings import SettingError
 from lockstep.jax_engine.envs.functional_checks import space_of
 from lockstep.jax_engine.nets import distributions, nets
-from lockstep.jax_engine.nets.encoders import decode_rows, descend, encode_rows
+from lockstep.jax_engine.nets.encoders import decode_rows, encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.rollout import native_actions
 from lockstep.jax_engine.shards.normalizers import Scale, normalized

@@ -37,6 +37,12 @@ class Settings(type):
 
     if not TYPE_CHECKING:  # which knows the dataclass's own signature
 
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            """The dataclass's own, for ``help`` and editors."""
+            _, *parameters = inspect.signature(cls.__init__).parameters.values()
+            return inspect.Signature(parameters)
+
         def __call__(cls, *values: Any, **settings: Any) -> Any:
             """Makes settings; raises a :class:`SettingError` for what is none."""
             known = [field.name for field in dataclasses.fields(cls)]

@@ -14,7 +14,7 @@ import io
 import sys
 from typing import Any
 
-import cloudpickle  # comes with gymnasium
+import cloudpickle
 
 MADE_AGAIN = ("__dataclass_fields__", "__dataclass_params__", "__match_args__", "__annotations__")
 """Attributes that follow from a dataclass's fields."""

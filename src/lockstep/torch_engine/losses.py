@@ -118,6 +118,8 @@ def loss_and_terms(
     terms = sums(parts) / settings.count
     if settings.loss is not None:
         trained = log_prob if values is None else log_prob + values
+        if valid is not None:
+            trained = torch.where(valid > 0, trained, 0.0)
         untouched = 0.0 * trained.sum(-1)  # so that all parameters have a gradient, for which DDP waits
         own = sums(parts[-1:])[..., 0] / settings.count  # through none of the other terms
         return own + untouched, terms.detach()

@@ -74,8 +74,8 @@ class Trainer:
         """Logs the iteration, and does what is due after it; returns the stop code."""
         record = self.take()
         record |= self.evaluate()
-        self.recorder.log(record)
         self.prove()
+        self.recorder.log(record)
         stop = self.reached() or stops(asked) or self.answered()
         self.recorder.save_checkpoint(asked=asked)
         return stop

@@ -89,7 +89,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, types.MethodType):
         yield "", thing.__self__
         return
-    attributes = _attributes(thing)
+    attributes = attributes_of(thing)
     for name, value in list(attributes.items()):
         inner = isinstance(value, dict) and name in ("_modules", "_parameters", "_buffers")
         if inner:
@@ -98,7 +98,8 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
             yield f".{name}", value
 
 
-def _attributes(thing: Any) -> Mapping[str, Any]:
+def attributes_of(thing: Any) -> Mapping[str, Any]:
+    """Gives an object's own attributes, without calling anything of its class."""
     try:
         found = object.__getattribute__(thing, "__dict__")
     except (AttributeError, TypeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -10,7 +9,7 @@ import jax
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.core.spaces import Leaf, ObservationLayout
+from lockstep.core.spaces import Leaf, ObservationLayout, descend
 from lockstep.jax_engine.nets.layers import Convolution, Linear, named
 from lockstep.jax_engine.nets.pooling import max_pool
 from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
@@ -69,13 +68,6 @@ def decode_rows(layout: ObservationLayout, rows: Array) -> Any:
             inside = inside.setdefault(key, {})
         inside[last] = part.reshape(len(rows), *leaf.shape)
     return out.get("", out)
-
-
-def descend(observation: Any, name: str) -> Any:
-    """Gives the part of an observation that a leaf of its layout is called by."""
-    for key in name.split("/") if name else ():
-        observation = observation[key] if isinstance(observation, Mapping) else observation[int(key)]
-    return observation
 
 
 def _columns(leaf: Leaf, value: Array, count: int) -> Array:

@@ -106,10 +106,6 @@ class Cluster:
         ]
         return sorted(found, key=lambda node: node.name != self.here)
 
-    def node_here(self) -> Node:
-        """This node."""
-        return self.nodes()[0]
-
     def silent(self) -> list[str]:
         """Names nodes that the cluster believes alive, and that don't answer."""
         return [node.name for node in self.nodes() if node.name != self.here and not node.answers()]

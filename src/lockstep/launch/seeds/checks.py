@@ -56,4 +56,4 @@ def why_apart(options: RunOptions, config: Config, processes: int) -> str | None
         ("log.console", log.console if log.console == "full" else None),
         *((f"log.{name}", getattr(log, name)) for name in SERVICES),
     ]
-    return next((f"{key} is of single runs" for key, value in found if value), None)
+    return next((f"with {key} each seed is a program of its own" for key, value in found if value), None)

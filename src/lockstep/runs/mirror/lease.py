@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.process import started_at
 from lockstep.runs.mirror.place import MirrorError, Place
 
 LEASE = "writer.json"
@@ -23,14 +24,6 @@ _POLL_SECONDS = 0.5
 _GIVE_BACK_SECONDS = 5.0
 """For which the end of a process may wait for a mirror that doesn't answer."""
 _BOOT, _PID_SPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-
-
-def _started(pid: int) -> str:
-    """When a process was started, in the kernel's ticks; empty if there is none, or the system doesn't tell."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 def _machine() -> list[str]:
@@ -136,7 +129,7 @@ class Lease:
                 "host": socket.gethostname(),
                 "pid": pid,
                 "machine": _machine(),
-                "started": _started(pid),
+                "started": started_at(pid),
                 "beat": self._beat,
             }
         ).encode()
@@ -154,7 +147,7 @@ def _is_gone(content: bytes) -> bool:
     """Tells whether the holder was a process of this machine that doesn't exist any more."""
     holder = _parsed(content)
     here = bool(holder.get("machine")) and holder.get("machine") == _machine()
-    return here and isinstance(holder.get("pid"), int) and _started(holder["pid"]) != holder.get("started")
+    return here and isinstance(holder.get("pid"), int) and started_at(holder["pid"]) != holder.get("started")
 
 
 def _who(content: bytes) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lockstep.doctor.watch.places import find_places
+from lockstep.doctor.watch.places import attributes_of, find_places
 
 STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
                    for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
@@ -121,17 +121,9 @@ def _kind(cls: type, thing: Any) -> tuple[bool, bool, bool, bool]:
     return False, known or any(True for _ in _held(thing)), False, not known and _resembles(thing)
 
 
-def _attributes(thing: Any) -> Mapping[str, Any]:
-    try:
-        found = object.__getattribute__(thing, "__dict__")
-    except (AttributeError, TypeError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def statistics_of(thing: Any) -> dict[str, Any] | None:
     """An object's running statistics: arrays, tensors or numbers by attribute; None if it holds none."""
-    attributes = _attributes(thing)
+    attributes = attributes_of(thing)
     for names in STATISTICS:
         if names <= attributes.keys() and all(_numeric(attributes[name]) for name in names):
             return {name: attributes[name] for name in sorted(names)}
@@ -140,7 +132,7 @@ def statistics_of(thing: Any) -> dict[str, Any] | None:
 
 def _resembles(thing: Any) -> bool:
     """Whether attributes sound like a mean and a spread, of one shape."""
-    arrays = {name.lower(): value for name, value in _attributes(thing).items() if _numeric(value)}
+    arrays = {name.lower(): value for name, value in attributes_of(thing).items() if _numeric(value)}
     means = [np.shape(value) for name, value in arrays.items() if "mean" in name]
     spreads = [np.shape(value) for name, value in arrays.items() if any(word in name for word in SPREADS)]
     return any(shape in spreads for shape in means)
@@ -152,7 +144,7 @@ def _numeric(value: Any) -> bool:
 
 def _held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Normalisers among an object's attributes, and in dictionaries there, with the path of names to each."""
-    for name, value in list(_attributes(thing).items()):
+    for name, value in list(attributes_of(thing).items()):
         if isinstance(value, dict):
             for key, item in list(value.items()):
                 if isinstance(key, str) and statistics_of(item) is not None:
@@ -163,7 +155,7 @@ def _held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def _at(owner: Any, path: Sequence[str]) -> Any:
     """Reads what an object holds now at a path of :func:`_held`; None if nothing."""
-    value = _attributes(owner).get(path[0])
+    value = attributes_of(owner).get(path[0])
     return value if len(path) == 1 else value.get(path[1]) if isinstance(value, dict) else None
 
 
@@ -263,7 +255,7 @@ def _name_normalizers(found: Inventory, owners: Sequence[Any], places: Mapping[i
 
 def _rests(owner: Any) -> bool:
     """Whether a wrapper's statistics are not updated: of an evaluation environment, which one rank alone may have."""
-    attributes = _attributes(owner)  # VecNormalize's; Gymnasium's
+    attributes = attributes_of(owner)  # VecNormalize's; Gymnasium's
     return attributes.get("training") is False or attributes.get("_update_running_mean") is False
 
 
