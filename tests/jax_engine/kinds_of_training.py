@@ -26,4 +26,5 @@ CHANGES |= {f"{name} by xla": {**CHANGES[name], **XLA} for name in ("exact", "fa
 CHANGES |= {"kl": KL, "remainder": REMAINDER, "recurrent": RECURRENT}
 BY_SHARD = {"ppo": {**PPO["ppo"], "advantage_normalization": "local"}}
 CHANGES["dropout"] = {**PPO, "network": {"custom": "equinox_nets:Tiny", "custom_kwargs": {"dropout": 0.5}}}
+CHANGES["recurrent, a step at a time"] = {**PPO, "network": {**RECURRENT["network"], "sequence_length": 1}}
 CHANGES["recurrent, normalized by shard"] = {**RECURRENT, **NORMALIZED, **BY_SHARD}

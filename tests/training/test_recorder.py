@@ -206,6 +206,7 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
         "restarted_environments": [1, 4],
         "missing_rows": [],
         "restarts": [],
+        "lengths": [],
         "started": "2026-01-31T12:00:00+00:00",
         "command": ["lockstep", "train"],
         "commit": "0123-dirty",

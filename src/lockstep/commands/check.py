@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lockstep.commands.parser import CommandParser, at_least_one
 from lockstep.config.run import RunOptions
-from lockstep.core.process import EXIT_FAILURE
+from lockstep.core.process import EXIT_FAILURE, tell_of_faults
 from lockstep.envs.examine import examine
 from lockstep.launch.defaults import described_run
 from lockstep.launch.jax_start import start_jax
@@ -19,6 +19,7 @@ def main(argv: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(list(argv))
     config = described_run("check", options.env, rest)
     start_jax(config, RunOptions())
+    tell_of_faults()
     problems = 0
     for finding in examine(config.env, options.steps, config.seed):
         print(f"{WORDS[finding.level]}  {finding.text}", flush=True)

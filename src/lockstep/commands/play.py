@@ -35,9 +35,19 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         if options.video is None:
             raise
-        report_failure(f"{options.video} can't be written: {error}")
+        report_failure(f"{options.video} can't be written: {_reason(options.video, error)}")
         return EXIT_FAILURE
     where = f" → {options.video}" if options.video else ""
     said = [f"return {r:,.2f}" + (f" (score {s}, {n} steps)" if s is not None else "") for r, n, s in episodes]
     print(f"{policy.config.env.id}: {', '.join(said) or 'ended before an episode was over'}{where}")
     return 0
+
+
+def _reason(video: Path, error: OSError) -> str:
+    """Says why a video can't be written: a broken pipe is only what ffmpeg leaves behind, with pages of its own."""
+    try:
+        video.parent.mkdir(parents=True, exist_ok=True)
+        video.touch()
+    except OSError as own:
+        return own.strerror or str(own)
+    return " ".join((error.strerror or str(error)).split())[:200]

@@ -309,12 +309,15 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     given = {k: v for k, v in from_words.items() if k in Config.model_fields}
     options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
     env_id = _env_id(settings, given)
-    if needs_env and not positional and options.resume in (None, AUTO) and env_id is None:
+    starts = needs_env and options.resume in (None, AUTO) and env_id is None
+    if starts and not positional:
         raise ValueError("a config file or an environment id is needed, e.g. lockstep train CartPole-v1")
     preset = preset_for(env_id) if isinstance(env_id, str) else {}
     if isinstance(env_id, str) and given.get("algorithm", settings.get("algorithm")) == "grpo":
         preset = for_grpo(env_id, preset)
     config = _validated(Config, layered(preset, settings), given, file)
+    if starts:
+        raise ValueError(f"{file}: names no environment; write env: CartPole-v1, or give --env-id CartPole-v1")
     if config.algorithm == "grpo" and run is None:
         _check_read_by_grpo(layered(settings, given).get("ppo"))
     return Request(config, options, preset, settings, given, run)

@@ -18,6 +18,7 @@ from lockstep.config.switches import Switch, read_switch, switch_named
 from lockstep.config.words import ALIASES, VALUES, plain
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+_MERGED = "tag:yaml.org,2002:merge"
 SPOKEN = {"true": True, "false": False, "none": None}
 """What words of the command line are in a file."""
 
@@ -25,10 +26,33 @@ SPOKEN = {"true": True, "false": False, "none": None}
 def _yaml(text: str) -> Any:
     import yaml
 
+    class Once(yaml.SafeLoader):
+        """Refuses a key that a mapping has twice, of which YAML's own loader takes the last one."""
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGED]
+            _check_once(written, f" (from line {node.start_mark.line + 1} on)")
+            return node
+
     try:
-        return yaml.safe_load(text)
+        return Once(text).get_single_data()
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _json(text: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _check_once([key for key, _ in pairs])
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=once)
+
+
+def _check_once(keys: Sequence[str], where: str = "") -> None:
+    twice = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
+    if twice is not None:
+        raise ValueError(f"{twice} stands twice in one mapping{where}; put it together, or leave one out")
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -43,7 +67,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: no such config file" + (f"; did you mean {path.parent / close[0]}?" if close else "")
         )
-    readers = {".toml": tomllib.loads, ".json": json.loads, ".yaml": _yaml, ".yml": _yaml}
+    readers = {".toml": tomllib.loads, ".json": _json, ".yaml": _yaml, ".yml": _yaml}
     if path.suffix not in readers:
         raise ValueError(f"{path}: a config file ends in {', '.join(FILE_SUFFIXES)}")
     try:

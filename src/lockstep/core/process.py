@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -73,6 +74,12 @@ def where_it_was_looked_for(error: Exception, module: str) -> str:
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return ""
     return f"; modules are looked for in the working directory, {os.getcwd()}, and in those of PYTHONPATH"
+
+
+def tell_of_faults() -> None:
+    """Lets a process that a segmentation fault or its like ends say so, with the lines of Python that led to it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a standard error that is no file
+        faulthandler.enable(all_threads=False)
 
 
 def adopt_orphans() -> None:

@@ -32,6 +32,7 @@ from lockstep.envs.restore.replay import row_hashes
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Level = Literal["ok", "note", "problem"]
 NUM_ENVS = 2
+MOST_IN_A_WORKER = 100
 
 
 class Finding(NamedTuple):
@@ -205,7 +206,8 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
     elif same:
         yield Finding("note", "resumes with a new episode: what it returns depends on more than seed and actions")
     if not (config.jax_only or config.backend in ("tensor", "envpool") or description.is_array):
-        apart, _ = play(make(config.model_copy(update={"workers": 1})), description, min(steps, 100), seed)
+        worker = make(config.model_copy(update={"workers": 1}))
+        apart, _ = play(worker, description, steps, seed, most=MOST_IN_A_WORKER)
         if np.array_equal(apart.hashes, again.hashes[: len(apart.hashes)]):
             yield Finding("ok", "steps in a worker process (env.workers) with the same bytes")
         elif same:
@@ -215,15 +217,21 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
 
 
 def play(
-    envs: HostEnvs, description: EnvDescription, steps: int, seed: int, others: Callable[[], HostEnvs] | None = None
+    envs: HostEnvs,
+    description: EnvDescription,
+    steps: int,
+    seed: int,
+    others: Callable[[], HostEnvs] | None = None,
+    most: int | None = None,
 ) -> tuple[Played, str]:
-    """Takes keyed random actions, and closes the environments.
+    """Takes keyed random actions, and closes the environments; of ``most`` steps those are the first of as many.
 
     ``others`` makes environments into which a live episode is brought then, as a run does that is resumed; how that
     went comes second, in a few words, "" if it failed.
     """
     try:
-        actions = draw_actions(keyed_generator(seed, "check"), description.action, (steps, envs.num_envs))
+        actions = draw_actions(keyed_generator(seed, "check"), description.action, (steps, envs.num_envs))[:most]
+        steps = len(actions)
         envs.reset()
         b = envs.buffers
         rows, rewards = np.zeros((steps, *b.observations.shape), b.observations.dtype), np.zeros((steps, envs.num_envs))

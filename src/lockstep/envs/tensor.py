@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from typing import Any, Protocol, cast
 
 import gymnasium
 
 from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.run import Config, EnvConfig
-from lockstep.core.process import look_here_last
+from lockstep.core.process import look_here_last, where_it_was_looked_for
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
 Tensor = Any
@@ -81,10 +82,13 @@ def named_object(name: str) -> Any:
     look_here_last()
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"env.id: {name}: {error}") from None
-    except AttributeError:
-        raise ValueError(f"env.id: {name}: module {module} has no {attribute}") from None
+    except Exception as error:
+        if isinstance(error, AttributeError) and module in sys.modules:
+            raise ValueError(f"env.id: {name}: module {module} has no {attribute}") from None
+        why = " ".join(str(error).split())
+        if not isinstance(error, ModuleNotFoundError):
+            why = f"importing {module} failed: {type(error).__name__}: {why}"
+        raise ValueError(f"env.id: {name}: {why}{where_it_was_looked_for(error, module)}") from error
     if not callable(found) or inspect.isbuiltin(found):
         raise ValueError(f"env.id: {name} is neither a function nor a class")
     return found

@@ -125,10 +125,13 @@ def bootstrap_values(
     return jnp.where(rollout.truncated, finals, policy.values[1:])
 
 
-def to_units(x: Array, length: int) -> Array:
-    """Lays ``[T, n, …]`` out as samples ``[T·n, …]``, or as sequences of one environment each, ``[T/L·n, L, …]``."""
+def to_units(x: Array, length: int | None) -> Array:
+    """Lays ``[T, n, …]`` out as samples ``[T·n, …]``, or as sequences of one environment each, ``[T/L·n, L, …]``.
+
+    ``length`` is L, None for samples.
+    """
     steps, n = x.shape[:2]
-    if length == 1:
+    if length is None:
         return x.reshape(steps * n, *x.shape[2:])
     parts = x.reshape(steps // length, length, n, *x.shape[2:])
     return jnp.moveaxis(parts, 1, 2).reshape(steps // length * n, length, *x.shape[2:])
@@ -177,5 +180,6 @@ def make_batch(
         into = jnp.concatenate([first, policy.recurrent_states[ends]])
         recurrent_state = into.reshape(-1, into.shape[-1])
         after = jnp.where(rollout.done[-1][:, None], 0.0, policy.recurrent_states[-2])
-    batch = Batch(**{name: to_units(x, length) for name, x in columns.items()}, recurrent_state=recurrent_state)
+    laid = {name: to_units(x, None if net.core is None else length) for name, x in columns.items()}
+    batch = Batch(**laid, recurrent_state=recurrent_state)
     return batch, after

@@ -28,6 +28,7 @@ from lockstep.core.process import (
     no_silent_exit,
     report_done,
     report_failure,
+    tell_of_faults,
 )
 from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE, Topology, from_environment
 from lockstep.launch.native_errors import write_natively_elsewhere
@@ -84,6 +85,8 @@ def wants_one_heap(config: Config) -> bool:
 
 def run_rank(assignment: Assignment, topology: Topology) -> int:
     """Train this rank's part; every failure becomes one report and an exit code."""
+    if topology.world_size == 1:  # of several, the launcher names the one that ended
+        tell_of_faults()
     try:
         config = assignment.config
         engine = engine_module(config.engine)

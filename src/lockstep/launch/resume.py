@@ -18,6 +18,7 @@ from lockstep.runs.stored import stored_config, written_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import records_differ
 from lockstep.runs.trust import trusted_config
+from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.fingerprint import KEY as OWN_LOSS
 from lockstep.training.own_loss.recorded import facts_of_loss
 
@@ -120,6 +121,7 @@ def open_directory(
             return RunDirectory(Path(options.runs_dir), is_writer=False), None
         _check_second_log(None, config.log.jsonl)
         return create_run(options.runs_dir, options.name, config, options.seeds_from(config.seed)), None
+    stored = stored_config(path, warn=False)
     if not checkpoints_in(path / CHECKPOINTS):
         which = None  # it ended before its first checkpoint: it begins again
         if writer and not options.quiet:
@@ -127,6 +129,7 @@ def open_directory(
     else:
         found = find_training_state(path / CHECKPOINTS, which or "latest", warn=False)
         done = found.state["global_step"]
+        _check_more(path, done, stored.total_steps, config.total_steps)
         if writer and not options.quiet and done >= config.total_steps:
             print(f"run {path} has done {done:,} of {config.total_steps:,} steps; --total-steps N trains it further")
         if found.state.get("cloned"):
@@ -134,13 +137,21 @@ def open_directory(
                 f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "
                 "record read it"
             )
-    stored = stored_config(path, warn=False)
     _check_second_log(stored.log.jsonl, config.log.jsonl, path)
     if writer and stored.total_steps != config.total_steps:
         change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
+        follows = follows_length(config)
         note = "schedules follow it, so a new run of this config.json is another run"
-        print(f"lockstep: warning: {change}; {note}", file=sys.stderr)
+        print(f"lockstep: {'warning: ' if follows else ''}{change}{f'; {note}' if follows else ''}", file=sys.stderr)
     return (open_run(path, config, options.trust) if writer else RunDirectory(path, is_writer=False)), which
+
+
+def _check_more(path: Path, done: int, stored: int, asked: int) -> None:
+    """Refuses another length of a run that has done as much already: its config would say what made none of it."""
+    if asked != stored and asked <= done:
+        raise ValueError(
+            f"total_steps: {asked}, but {path} has done {done:,} steps of {stored:,}; give more, or leave it out"
+        )
 
 
 def _check_second_log(stored: str | None, second: str | None, run: Path | None = None) -> None:

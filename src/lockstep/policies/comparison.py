@@ -175,7 +175,9 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
         raise ValueError(f"compare: {len(all_of_them)} of them; give two or more runs or evaluations")
     places = {each.facts["environment"] for each in all_of_them}
     if len(places) > 1:
-        raise ValueError(f"compare: these played in different environments: {', '.join(sorted(places))}")
+        twins = any(f"lockstep/{place}" in places for place in places)
+        hint = "; --env.backend gymnasium trains with engine jax in Gymnasium's too" if twins else ""
+        raise ValueError(f"compare: these played in different environments: {', '.join(sorted(places))}{hint}")
     metrics, first = metrics_of(all_of_them), all_of_them[0]
     for other in all_of_them[1:]:
         if other.unit != first.unit:

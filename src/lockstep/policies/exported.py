@@ -103,6 +103,7 @@ def export_policy(policy: Policy, path: Path, door: str, run: str) -> float:
     write = getattr(engine_module("torch"), door)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.stem}.draft{path.suffix}")
+    draft.touch()  # an OSError that says why, where PyTorch's would say it in many words
     try:
         try:
             run_file: Runner = write(module, draft, metadata_of(policy, run))

@@ -16,7 +16,7 @@ from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.networks.spec import carry_size
-from lockstep.policies.rows import action_rows, part_shapes, random_rows
+from lockstep.policies.rows import action_rows, checked_rows, part_shapes, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.runs.trust import trusted_config
@@ -253,12 +253,12 @@ class Policy:
             )
         masks = np.ones(self.action.outputs) if action_mask is None else np.asarray(action_mask)
         if shape == leaf.shape:
-            return self.observation.encode(observation, masks)[None], True
+            return checked_rows(self.observation, self.action, self.observation.encode(observation, masks)[None]), True
         encoded = [
             self.observation.encode(_item(observation, n), masks if masks.ndim == 1 else masks[n])
             for n in range(shape[0])
         ]
-        return np.stack(encoded), False
+        return checked_rows(self.observation, self.action, np.stack(encoded)), False
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Actions as :class:`lockstep.envs.host_envs.Buffers` takes them, of observation rows ``[rows, width]``."""

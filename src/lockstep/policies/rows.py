@@ -102,3 +102,27 @@ def _misfit(layout: ObservationLayout, observation: Any) -> str:
         return f"observation: {type(observation).__name__} isn't an array of numbers"
     given = f"a dict of {sorted(observation)}" if isinstance(observation, Mapping) else type(observation).__name__
     return f"observation: {given}; this policy takes what its environment gives, with {', '.join(sorted(names))}"
+
+
+def checked_rows(layout: ObservationLayout, action: ActionLayout, rows: np.ndarray) -> np.ndarray:
+    """Gives rows ``[n, width]`` of a user's back; raises a one-line ``ValueError`` for what no environment gives."""
+    floats = layout.floats(rows)
+    if np.isnan(floats).any():
+        raise ValueError("observation: it holds nan")
+    for leaf in layout.leaves:
+        values, what = floats[:, leaf.start : leaf.start + leaf.size], f" part {leaf.name!r}" if leaf.name else ""
+        if leaf.kind == "one_hot":
+            counts = np.array(leaf.choices)
+            wrong = (values < 0) | (values >= counts) | (values != np.floor(values))
+            if wrong.any():
+                column = int(np.argwhere(wrong)[0, 1])
+                first = leaf.first[column] if leaf.first else 0
+                raise ValueError(
+                    f"observation{what}: {values[wrong][0] + first:g} is none of the {counts[column]} choices from "
+                    f"{first} to {first + counts[column] - 1}"
+                )
+        elif leaf.kind == "mask":
+            parts = np.split(values > 0.5, np.cumsum(action.choices)[:-1], 1)
+            if not all(part.any(1).all() for part in parts):
+                raise ValueError("action_mask: it allows no action")
+    return rows

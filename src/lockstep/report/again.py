@@ -24,12 +24,14 @@ class Again:
         evaluate: leaves :data:`EPISODES` episodes beside it (of several seeds beside the first), for the page.
         verify: compares world sizes; None: nothing does for this run, whose environment was handed over.
         is_python: whether they are Python, else commands.
+        same: whether ``train`` gives this very agent; not if its schedules were stretched on its way.
     """
 
     train: str
     evaluate: str
     verify: str | None
     is_python: bool
+    same: bool
 
 
 def again_of(run: RunFiles) -> Again:
@@ -37,16 +39,16 @@ def again_of(run: RunFiles) -> Again:
     config, played = run.path / "config.json", (run.seeds[0] if run.seeds else run).path
     env_id, network = _names(run)
     seeds = seeds_in_words([seed.config.get("seed") for seed in run.seeds]).replace("–", "-").replace(" ", "")
-    opened = loading(played, env_id, network)
+    opened, same = loading(played, env_id, network), not any(one.summary.get("lengths") for one in run.seeds or [run])
     if opened is None:
         evaluated = command("eval", played, "--episodes", str(EPISODES), "--json", str(played / EVALUATION_FILE))
         train = printable(shlex.join(["lockstep", "train", str(config), *(["--seeds", seeds] if seeds else [])]))
-        return Again(train, evaluated, verifying(run), False)
+        return Again(train, evaluated, verifying(run), False, same)
     given = [name for name in (shown_name(env_id),) if name is not None] + [f"config={str(config)!r}"]
     given += [f"network=dict(custom={name})" for name in (shown_name(network),) if name is not None]
     given += [f"seeds={seeds!r}"] if seeds else []
     evaluated = f"json.dump({opened}.evaluate({EPISODES}), open({str(played / EVALUATION_FILE)!r}, 'w'))"
-    return Again(printable(f"lockstep.train({', '.join(given)})"), printable(evaluated), None, True)
+    return Again(printable(f"lockstep.train({', '.join(given)})"), printable(evaluated), None, True, same)
 
 
 def verifying(run: RunFiles) -> str | None:

@@ -69,7 +69,7 @@ def proof_of(run: RunFiles) -> Proof:
     facts = [(words, run.summary[name]) for name, words in FACTS.items() if name in run.summary]
     if not run.summary:
         facts = [(words, run.config[name]) for name, words in FACTS.items() if name in run.config]
-    return Proof(hashes, facts, world_sizes(run), _leaves(run.config), _verified(run))
+    return Proof(hashes, facts, world_sizes(run), [*_leaves(run.config), *lengthened(run)], _verified(run))
 
 
 def shared(proofs: Sequence[tuple[str, Proof]]) -> list[tuple[list[str], Proof]]:
@@ -102,6 +102,15 @@ def _leaves(config: Mapping[str, Any]) -> list[str]:
     return out
 
 
+def lengthened(run: RunFiles) -> list[str]:
+    """At which steps a run's length was changed, and with it its schedules: its config gives another agent."""
+    return [
+        f"total_steps was {setting(row.get('was'))} until step {setting(row.get('global_step'))} and is "
+        f"{setting(row.get('is'))} since, and schedules follow it: a new run of this config is another run"
+        for row in objects(run.summary, "lengths")
+    ]
+
+
 def _verified(run: RunFiles) -> Verified:
     asks, said = verifying(run), run.verification
     if said is None:
@@ -113,6 +122,7 @@ def _verified(run: RunFiles) -> Verified:
     kept = said.get("config")
     configs = [kept if isinstance(kept, dict) else {}, run.config]
     apart = tuple(f"{key} {setting(a)}, here {setting(b)}" for key, (a, b) in differing(configs) if not may_change(key))
+    apart += tuple(lengthened(run))
     verdict = EQUAL if said.get("equal") is True and len(rows) > 1 and all(row[1] for row in rows) else DIFFERENT
     if apart:
         verdict = OTHER

@@ -127,9 +127,8 @@ def _carry_on(state: TrainState, outputs: PolicyOutputs, done: np.ndarray) -> No
 def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, mode: Mode) -> Batch:
     """Computes values, log-probabilities, advantages and returns of a rollout; keeps the recurrent state it ends in."""
     device, shards, steps = state.parameters.flat.device, plan.local_num_shards, config.num_steps
-    observations, actions = (to_shards(x, shards) for x in rollout.tensors(device))
-    if not on_host(device):  # where a shard's rows lie apart, how far is the number of shards
-        observations, actions = observations.contiguous(), actions.contiguous()
+    # contiguous: where a shard's rows lie apart, how far is the number of shards, and a product's bits may depend on it
+    observations, actions = (to_shards(x, shards).contiguous() for x in rollout.tensors(device))
     begins = _begins(rollout, shards, device)
     outputs = policy_outputs(state.policy, mode, observations, actions, begins, state.recurrent_state, steps)
     samples = actions.shape[1]

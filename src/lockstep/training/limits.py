@@ -30,6 +30,11 @@ def remaining(config: Config, global_step: int) -> float:
     return max(0.0, 1.0 - global_step / config.total_steps)
 
 
+def follows_length(config: Config) -> bool:
+    """Tells whether a schedule falls to 0 over ``total_steps``, so that a longer run is another one from its start."""
+    return "linear" in (config.ppo.schedule, config.ppo.entropy_schedule, config.ppo.clip_schedule)
+
+
 def scheduled_coefficients(config: Config, global_step: int) -> dict[str, float]:
     """Returns the loss's coefficients with which an iteration begins, by name; those alone that have a schedule.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lockstep.config.run import Config
 from lockstep.runs.checkpoint import Checkpoint
+from lockstep.training.limits import follows_length
 
 Evaluated = dict[str, Any]
 """``step`` and ``return_mean`` of an evaluation."""
@@ -19,10 +21,14 @@ class Past:
     Attributes:
         started: when the run's first session began, ISO 8601 in UTC; None: a version that didn't keep it began the run.
         score: mean return of the last evaluation, or in a run without any of the last episodes.
+        total_steps: by which schedules fall; ``lengths`` are the changes of it, if there are any schedules that do: at
+            which ``global_step`` it ``was`` and what it ``is`` since.
         best_evaluation: with the highest mean return, the newest among equals; ``last_evaluation`` the newest.
     """
 
     started: str | None = None
+    total_steps: int | None = None
+    lengths: list[dict[str, int]] = field(default_factory=list)
     score: float | None = None
     best_evaluation: Evaluated | None = None
     last_evaluation: Evaluated | None = None
@@ -35,7 +41,21 @@ class Past:
         state, evaluations = checkpoint.state, ("best_evaluation", "last_evaluation")
         date = state.get("started")
         best, last = (found if _is_evaluation(found := state.get(name)) else None for name in evaluations)
-        return cls(date if isinstance(date, str) else None, state.get("score"), best, last)
+        steps, lengths = state.get("total_steps"), state.get("lengths")
+        return cls(
+            date if isinstance(date, str) else None,
+            steps if isinstance(steps, int) else None,
+            lengths if isinstance(lengths, list) else [],
+            state.get("score"),
+            best,
+            last,
+        )
+
+    def goes_on_for(self, config: Config, step: int) -> None:
+        """Takes in how long the run is to be from this step on: another length is another fall of its schedules."""
+        was, self.total_steps = self.total_steps, config.total_steps
+        if step and was not in (None, config.total_steps) and follows_length(config):
+            self.lengths = [*self.lengths, {"global_step": step, "was": was, "is": config.total_steps}]
 
     def evaluated(self, step: int, return_mean: float) -> None:
         """Takes in an evaluation, whose mean return is the score."""

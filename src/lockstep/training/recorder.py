@@ -52,6 +52,7 @@ class Recorder:
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
         self.past = Past.of(checkpoint, run.started or utc_date(time.monotonic() - started))
+        self.past.goes_on_for(config, session.counted.global_step)
         self.saved_iteration: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
         self.trackers = run.open_trackers(config)
@@ -211,6 +212,7 @@ class Recorder:
             "restarted_environments": session.restarted_before + session.restarted,
             "missing_rows": self.missing_rows,
             "restarts": list(self.run.restarts),
+            "lengths": self.past.lengths,
             "lockstep": __version__,
             **session.facts(),
         }

@@ -19,6 +19,7 @@ from lockstep.core.process import where_it_was_looked_for
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
+from lockstep.envs.gymnasium.box2d import begin_in_new_worlds
 from lockstep.envs.gymnasium.minigrid import MINIGRID_ID, register_minigrid
 from lockstep.envs.gymnasium.wrappers import wrap
 
@@ -78,6 +79,7 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
                 "--env.backend tensor"
             ) from None
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
+    begin_in_new_worlds(made)
     try:
         return wrap(config, made)
     except Exception as error:

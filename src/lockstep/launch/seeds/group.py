@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -197,6 +198,8 @@ class Group:
             finish_group(self.directory, ended, len(self.runs), time.monotonic() - self._began, self._progress.message)
         self._progress.close()
         if not failed:
+            if signalled and not ended:
+                print(f"lockstep: error: interrupted (--resume {self.directory.path} goes on)", file=sys.stderr)
             return 128 + signalled if signalled else 0
         first = failed[0]
         if first.code == EXIT_USER_ERROR and not ended:

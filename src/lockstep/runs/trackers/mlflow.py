@@ -19,6 +19,7 @@ from mlflow.entities import Metric, Param, RunTag
 
 SERVICE = "mlflow"
 MAX_PARAMS = 100  # of one request
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 class MlflowTracker(Tracker):
@@ -33,7 +34,7 @@ class MlflowTracker(Tracker):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         local = uri is None
         uri = uri or f"sqlite:///{runs_dir / 'mlflow.db'}"
-        with _quiet_migrations():
+        with _quiet_migrations(), _few_retries():
             self._client = MlflowClient(uri)
             if known:
                 self._id = known["id"]
@@ -80,6 +81,19 @@ class MlflowTracker(Tracker):
     def close(self) -> None:
         """End the MLflow run."""
         self._client.set_terminated(self._id)
+
+
+@contextlib.contextmanager
+def _few_retries() -> Iterator[None]:
+    """Lets a server that doesn't answer be known in seconds when a run begins; MLflow's own retries take minutes."""
+    if RETRIES in os.environ:
+        yield
+        return
+    os.environ[RETRIES] = "2"
+    try:
+        yield
+    finally:
+        os.environ.pop(RETRIES, None)
 
 
 @contextlib.contextmanager

@@ -131,11 +131,7 @@ class SharedSlots:
         return out.view(self._world_size, *x.shape)
 
     def first(self, x: Tensor) -> Tensor:
-        """Returns the first rank's contiguous tensor ``[…]``, which all ranks bring of one size, in memory of its own.
-
-        Raises:
-            PeerFailureError: see :meth:`gather`.
-        """
+        """Returns what :meth:`gather` has first, of contiguous tensors ``[…]``: the first rank's."""
         out = torch.empty_like(x)
         for part, piece in zip(self.pieces(out), self.pieces(x), strict=True):
             part.copy_(self.view(piece)[0])  # before the next collective, which may write where the view is
