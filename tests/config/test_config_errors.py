@@ -192,7 +192,9 @@ def test_the_number_of_further_problems_is_told():
 def test_a_missing_value():
     assert flag_complaint("--seed") == "--seed: needs a value"
     assert flag_complaint("--seed", "--quiet") == "--seed: needs a value"
-    assert flag_complaint("--network.hidden-sizes", "--quiet") == "--network.hidden-sizes: needs a value"
+    none = flag_complaint("--network.hidden-sizes", "--quiet")
+    assert none == "--network.hidden-sizes: needs a value; --network.hidden-sizes=[] is a list of none"
+    assert read_request(["CartPole-v1", "--network.hidden-sizes=[]"]).config.network.hidden_sizes == ()
 
 
 def test_environment_arguments_that_are_not_json():

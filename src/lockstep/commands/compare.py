@@ -32,11 +32,10 @@ def main(argv: Sequence[str]) -> int:
         nargs="+",
         help="runs, or files of lockstep eval --json FILE, or groups of seeds; the first is the measure",
     )
-    add_policy_options(parser)
+    add_policy_options(parser, seed=0)
     parser.add_argument("--episodes", type=at_least_one, default=100, help="of each run (default: 100)")
     parser.add_argument("--json", nargs="?", const="", help="print one JSON object, or write it")
     parser.add_argument("--plot", type=Path, help="draw distributions and means into a png, svg or pdf")
-    parser.set_defaults(seed=0)
     options = parser.parse_args(argv)
     if options.json and any(Path(place, options.json).is_dir() for place in ("", options.runs_dir)):
         options.runs, options.json = [options.json, *options.runs], ""  # `compare --json RUN RUN`

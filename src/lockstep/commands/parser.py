@@ -39,10 +39,11 @@ class CommandParser(argparse.ArgumentParser):
         raise ValueError(f"{message} ({self.prog} --help)")
 
 
-def add_policy_options(parser: argparse.ArgumentParser) -> None:
-    """Lets a command say which checkpoint, from where, and how its actions are chosen."""
+def add_policy_options(parser: argparse.ArgumentParser, seed: int | None = None) -> None:
+    """Lets a command say which checkpoint, from where, and how its actions are chosen; ``seed`` None is the run's."""
     add_checkpoint(parser)
-    parser.add_argument("--seed", type=int, help="of the episodes' starts (default: the run's)")
+    said = "the run's" if seed is None else seed
+    parser.add_argument("--seed", type=int, default=seed, help=f"of the episodes' starts (default: {said})")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
     add_trust(parser)
 

@@ -149,16 +149,16 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             value = "false" if negated else (words.truth() or "true") if inline is None else inline
         else:
             most = len(words.left) if leaf.kind == "list" else 1
-            given = [inline] if inline is not None else _needed(flag, words.values(most))
+            given = [inline] if inline is not None else _needed(flag, words.values(most), leaf.kind == "list")
             value = _value(leaf, flag, given)
         merge(settings, nest(leaf.path.split("."), value))
     add_switches(settings, switches)
     return positional, settings
 
 
-def _needed(flag: str, values: list[str]) -> list[str]:
+def _needed(flag: str, values: list[str], several: bool) -> list[str]:
     if not values:
-        raise ValueError(f"{flag}: needs a value")
+        raise ValueError(f"{flag}: needs a value{f'; {flag}=[] is a list of none' if several else ''}")
     return values
 
 
