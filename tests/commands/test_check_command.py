@@ -49,6 +49,13 @@ def test_environments_in_arrays_and_inside_the_program_too(tmp_path):
         assert said(lines, "ok", "resumes exactly")
 
 
+def test_actions_of_several_numbers_are_the_same_ones_in_a_worker(check):
+    """More steps are taken in the process than in the worker, where they are the first of as many."""
+    code, lines, _ = check("several_numbers:Dials-v0", "--steps", "130")
+    assert (code, problems(lines)) == (0, [])
+    assert said(lines, "ok", "worker process .* the same bytes")
+
+
 def test_one_that_keeps_its_own_state(check):
     code, lines, _ = check("unfit:Hooked-v0", "--steps", "50")
     assert code == 0

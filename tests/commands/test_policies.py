@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 
 import gymnasium
@@ -281,3 +282,49 @@ def test_an_evaluation_has_a_success_rate_where_the_environment_knows(trained, c
     assert main(["eval", str(push.path), "--episodes", "3"]) == 0
     assert re.search(r"length \d\.\d, success rate \d+%\n$", capsys.readouterr().out)
     assert "success_rate" not in evaluation(trained(*CARTPOLE), capsys, "--episodes", "3")
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_what_no_environment_gives_is_refused_in_a_line(trained, engine):
+    policy = load_policy(trained("FrozenLake-v1", *SMALL, "--engine", engine, "--stop-at-step", 256).path)
+    assert policy(3) in range(4)
+    for wrong, said in ((16, "16 is none of the 16 choices from 0 to 15"), (-1, "-1 is none"), (3.7, "3.7 is none")):
+        with pytest.raises(ValueError, match=said):
+            policy(wrong)
+    with pytest.raises(ValueError, match="observation: it holds nan"):
+        load_policy(trained(*PENDULUM).path)([np.nan, 0.0, 0.0])
+    doors = load_policy(trained(*DOORS).path)
+    seen = doors.observation.decode(doors.random_rows(1, np.random.default_rng(0))[0])
+    choices = sum(doors.action.choices)
+    with pytest.raises(ValueError, match="action_mask: it allows no action"):
+        doors(seen, action_mask=np.zeros(choices))
+    assert doors(seen, action_mask=np.ones(choices)) is not None
+
+
+def test_fewer_steps_than_are_done_are_refused(trained, tmp_path):
+    run = trained(*CARTPOLE, "--stop-at-step", 256)
+    before = (run.path / "config.json").read_text()
+    ended = lockstep("train", "--resume", run.path, "--total-steps", 128, "--quiet", cwd=tmp_path)
+    assert ended.code == 2
+    assert ended.stderr.startswith(f"lockstep: error: total_steps: 128, but {run.path} has done 256 steps")
+    assert (run.path / "config.json").read_text() == before
+
+
+def test_ways_to_meet_that_decide_bits_are_told_when_they_change(trained, tmp_path):
+    words = ("--stop-at-step", 256, "--nproc", 2, "--reduction")
+    for reduction, warned in (("fast", True), ("exact", False)):
+        run = trained(*CARTPOLE, *words, reduction)
+        copy = shutil.copytree(run.path, tmp_path / reduction)
+        ended = lockstep("train", "--resume", copy, "--collectives", "backend", "--nproc", 2, cwd=tmp_path)
+        assert ended.code == 0, ended.stderr
+        assert ("collectives was auto and is backend from here on; with reduction fast" in ended.stderr) == warned
+
+
+def test_a_segmentation_fault_is_said_with_its_place(tmp_path):
+    lines = ["import ctypes, gymnasium", "from gymnasium.envs.classic_control import CartPoleEnv", ""]
+    lines += ["class Faulty(CartPoleEnv):", "    def step(self, action):", "        ctypes.string_at(0)"]
+    (tmp_path / "broken_memory.py").write_text("\n".join(lines))
+    ended = lockstep("train", "broken_memory:Faulty", "--total-steps", 1024, cwd=tmp_path)
+    assert ended.code != 0
+    assert "Segmentation fault" in ended.stderr
+    assert re.search(r"broken_memory.py\", line 6 in step", ended.stderr)

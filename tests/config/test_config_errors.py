@@ -316,3 +316,30 @@ def test_numbers_offered_where_nobody_has_chosen_the_shards_work(num_envs, world
     resolve(config, most)
     with pytest.raises(ValueError, match="by default"):
         resolve(config, most + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "twice"),
+    [
+        ("a.yaml", "env: CartPole-v1\nppo: {gamma: 0.9}\nseed: 1\nppo:\n  num_epochs: 3\n", "ppo"),
+        ("a.yaml", "env: CartPole-v1\nppo:\n  gamma: 0.9\n  gamma: 0.8\n", "gamma"),
+        ("a.json", '{"env": "CartPole-v1", "env": "Acrobot-v1"}', "env"),
+    ],
+)
+def test_a_key_that_stands_twice(file_complaint, name, content, twice):
+    assert file_complaint(content, name).startswith(f"can't be read: {twice} stands twice in one mapping")
+
+
+def test_a_key_that_replaces_a_merged_one_stands_once(tmp_path):
+    (tmp_path / "a.yaml").write_text("env: CartPole-v1\nppo: &base {gamma: 0.9}\ngrpo: {}\n")
+    assert read_request([str(tmp_path / "a.yaml")]).config.ppo.gamma == 0.9
+    merged = "env: CartPole-v1\nppo:\n  <<: {gamma: 0.9, num_epochs: 3}\n  gamma: 0.8\n"
+    (tmp_path / "b.yaml").write_text(merged)
+    ppo = read_request([str(tmp_path / "b.yaml")]).config.ppo
+    assert (ppo.gamma, ppo.num_epochs) == (0.8, 3)
+
+
+def test_a_file_without_an_environment(tmp_path):
+    (tmp_path / "a.yaml").write_text("num_envs: 16\n")
+    assert complaint(str(tmp_path / "a.yaml")).startswith(f"{tmp_path / 'a.yaml'}: names no environment")
+    assert read_request([str(tmp_path / "a.yaml"), "--env-id", "Acrobot-v1"]).config.env.id == "Acrobot-v1"

@@ -290,6 +290,18 @@ def test_what_has_left_the_promise_is_told(tmp_path):
     assert "Outside of the promise" not in Read(page(make_run(tmp_path / "exact"))).text
 
 
+def test_a_run_whose_schedules_were_stretched_is_not_said_to_come_again(tmp_path):
+    run = make_run(tmp_path / "demo", summary_of(lengths=[{"global_step": 256, "was": 1024, "is": 2048}]))
+    add_verification(run)
+    read = Read(page(run))
+    assert "Outside of the promise: total_steps was 1024 until step 256 and is 2048 since" in read.text
+    assert "Of this config, but not the same again" in read.text
+    assert "is of another config than this run's" in read.text
+    whole = Read(page(make_run(tmp_path / "whole"))).text
+    assert "The same agent again" in whole
+    assert "Of this config, but" not in whole
+
+
 def test_interruptions_are_told(tmp_path):
     restart = {"time": "2026-01-31T13:00:00+00:00", "why": "rank 1 was killed", "ranks_before": 2, "ranks_after": 1}
     restart |= {"from": "memory", "iteration": 17, "iterations_again": 3}

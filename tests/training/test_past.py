@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 
+from lockstep.config.run import Config
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.training.past import Past, utc_date
 
@@ -27,6 +28,17 @@ def test_a_score_is_that_of_the_step_that_was_evaluated():
     past.evaluated(3, 4.0)
     assert [past.score_at(step, True) for step in (2, 3, 4)] == [None, 4.0, None]
     assert [past.is_best_at(step) for step in (2, 3)] == [True, False]
+
+
+def test_another_length_is_kept_where_a_schedule_follows_it():
+    linear, constant = (Config.model_validate({"ppo": {"schedule": name}}) for name in ("linear", "constant"))
+    for config, changes in ((linear, [{"global_step": 256, "was": 1024, "is": 4096}]), (constant, [])):
+        past = Past.of(None, "now")
+        past.goes_on_for(config.model_copy(update={"total_steps": 1024}), 0)
+        past.goes_on_for(config.model_copy(update={"total_steps": 1024}), 128)
+        past.goes_on_for(config.model_copy(update={"total_steps": 4096}), 256)
+        assert past.lengths == changes
+        assert Past.of(Checkpoint({}, {}, past.to_json()), "later").lengths == changes
 
 
 @pytest.mark.parametrize("odd", [{}, {"started": 7, "best_evaluation": [1], "last_evaluation": {"return_mean": "x"}}])

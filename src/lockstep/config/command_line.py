@@ -156,7 +156,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     return positional, settings
 
 
-def _needed(flag: str, values: list[str], several: bool) -> list[str]:
+def _needed(flag: str, values: list[str], several: bool = False) -> list[str]:
     if not values:
         raise ValueError(f"{flag}: needs a value{f'; {flag}=[] is a list of none' if several else ''}")
     return values

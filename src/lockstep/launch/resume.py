@@ -138,6 +138,9 @@ def open_directory(
                 "record read it"
             )
     _check_second_log(stored.log.jsonl, config.log.jsonl, path)
+    if writer and config.reduction == "fast" and stored.collectives != config.collectives:
+        change = f"collectives was {stored.collectives} and is {config.collectives} from here on"
+        print(f"lockstep: warning: {change}; with reduction fast the order of sums follows it", file=sys.stderr)
     if writer and stored.total_steps != config.total_steps:
         change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
         follows = follows_length(config)
