@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from lockstep.python.run import Run, load_run
     from lockstep.python.train import train
     from lockstep.training.losses import LossSample
+
+os.environ.setdefault("MKL_CBWR", "AUTO")
+"""Read at MKL's first product: without it a product's last bits depend on where its factors begin in memory."""
 
 __version__ = "0.1.0"
 __all__ = [

@@ -22,7 +22,7 @@ def test_what_the_self_check_of_a_run_calls_is_looked_at(tmp_path, monkeypatch, 
     assert bits_by_shards.run(list(words)) == 0
     assert not list(tmp_path.glob("runs/*/summary.json"))
     said = [line for line in capsys.readouterr().out.splitlines() if "elements differ" in line]
-    assert [line.partition(":")[0] for line in said] == ["output"] * 2 + ["evaluate"] * 2 + ["gradients"] * 2
+    assert [line.partition(":")[0] for line in said] == ["output"] * 4 + ["evaluate"] * 2 + ["gradients"] * 2
     assert said[0] == "output: 1 of 2 shards: 0 elements differ"
 
 

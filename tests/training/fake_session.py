@@ -29,6 +29,7 @@ class FakeSession:
         self.restarted_before: list[int] = []
         self.wall_time_before = 0.0
         self.own_loss: Fingerprint | None = None
+        self.remembered: Mapping[str, Any] | None = None
         self.weights = np.zeros(3, np.float32)
         self.calls: list[str] = []
         self.desync = False

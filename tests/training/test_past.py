@@ -5,7 +5,6 @@ import datetime
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.runs.checkpoint import Checkpoint
 from lockstep.training.past import Past, utc_date
 
 
@@ -16,7 +15,7 @@ def test_the_best_evaluation_stays_and_the_newest_wins_among_equals():
     assert past.best_evaluation == {"step": 3, "return_mean": 5.0}
     assert past.last_evaluation == {"step": 4, "return_mean": 1.0}
     assert past.score == 1.0
-    assert Past.of(Checkpoint({}, {}, past.to_json()), "later") == past
+    assert Past.of(past.to_json(), "later") == past
     assert Past.of(None, "later") == Past("later")
 
 
@@ -38,12 +37,12 @@ def test_another_length_is_kept_where_a_schedule_follows_it():
         past.goes_on_for(config.model_copy(update={"total_steps": 1024}), 128)
         past.goes_on_for(config.model_copy(update={"total_steps": 4096}), 256)
         assert past.lengths == changes
-        assert Past.of(Checkpoint({}, {}, past.to_json()), "later").lengths == changes
+        assert Past.of(past.to_json(), "later").lengths == changes
 
 
 @pytest.mark.parametrize("odd", [{}, {"started": 7, "best_evaluation": [1], "last_evaluation": {"return_mean": "x"}}])
 def test_what_another_version_left_out_is_unknown(odd):
-    past = Past.of(Checkpoint({}, {}, odd), "later")
+    past = Past.of(odd, "later")
     assert past == Past()
     past.evaluated(8, 2.0)
     assert past.best_evaluation == past.last_evaluation == {"step": 8, "return_mean": 2.0}

@@ -109,6 +109,7 @@ def test_an_evaluation_is_the_score_until_the_next_one(recorder_of):
 
 def test_a_resumed_run_begins_with_its_checkpoints_score_and_says_its_config_once(recorder_of, monkeypatch):
     session = FakeSession(eval={"interval": 5})
+    session.remembered = {"score": 7.5}
     resumed = recorder_of(session, checkpoint=Checkpoint({}, {}, {"score": 7.5}))
     assert resumed.past.score == 7.5
     new = recorder_of(session)
@@ -234,6 +235,7 @@ def test_a_summary_names_the_best_checkpoint_and_the_evaluations(recorder_of, tm
     assert summary["best_checkpoint"] == 256 != saved(tmp_path)[-1]
     assert (summary["command"], summary["started"][-6:]) == (None, "+00:00")
     checkpoint = find_checkpoint(tmp_path / "checkpoints")
+    session.remembered = checkpoint.state
     resumed = recorder_of(session, {"started": "2030-01-01T00:00:00+00:00"}, checkpoint=checkpoint)
     names = ("started", "best_evaluation", "last_evaluation")
     assert {n: resumed.summarize("finished")[n] for n in names} == {n: summary[n] for n in names}
@@ -265,6 +267,21 @@ def test_the_best_evaluation_is_saved_where_no_checkpoint_is_due(recorder_of, tm
     recorder.checkpoints.wait()
     assert saved(tmp_path) == [2 * 128, 4 * 128]
     assert recorder.finish(FINISHED).summary["best_checkpoint"] == 4 * 128
+
+
+@pytest.mark.parametrize("found", [True, False], ids=["on this host", "on another host"])
+def test_ranks_agree_on_what_is_the_best_wherever_the_run_lies(recorder_of, tmp_path, found):
+    """To save it is a collective; a host without the run has no checkpoint of its own."""
+    evaluated_every_other(recorder_of, (9.0,), interval=0).finish(FINISHED)
+    checkpoint = find_checkpoint(tmp_path / "checkpoints")
+    session = FakeSession(eval={"interval": 2}, checkpoint={"interval": 0})
+    session.remembered, session.iteration, session.global_step = checkpoint.state, 2, 256
+    recorder = recorder_of(session, checkpoint=checkpoint if found else None)
+    for value in (7.0, 10.0):
+        session.advance()
+        recorder.log(session.advance() | recorder.evaluated(episodes(value), lambda: pytest.fail("no video is wanted")))
+        recorder.save_checkpoint()
+    assert session.calls.count("files") == 1
 
 
 def test_without_the_best_to_keep_only_what_is_due_is_saved(recorder_of, tmp_path):

@@ -47,7 +47,10 @@ def _reason(video: Path, error: OSError) -> str:
     """Says why a video can't be written: a broken pipe is only what ffmpeg leaves behind, with pages of its own."""
     try:
         video.parent.mkdir(parents=True, exist_ok=True)
+        was_there = video.exists()
         video.touch()
+        if not was_there:
+            video.unlink()
     except OSError as own:
         return own.strerror or str(own)
     return " ".join((error.strerror or str(error)).split())[:200]

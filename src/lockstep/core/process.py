@@ -78,7 +78,9 @@ def where_it_was_looked_for(error: Exception, module: str) -> str:
 
 def tell_of_faults() -> None:
     """Lets a process that a segmentation fault or its like ends say so, with the lines of Python that led to it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # a standard error that is no file
+    if faulthandler.is_enabled():
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # no standard error, or no file
         faulthandler.enable(all_threads=False)
 
 

@@ -37,10 +37,14 @@ class CheckpointFolder:
         assert runner.checkpoint_dir is not None
         self._runner, self._facts, self.path = runner, facts, Path(runner.checkpoint_dir)
         self._last = 0
-        if is_writer(this_process()):
-            for final in left_aside(self.path):
+        problem = None
+        try:
+            for final in left_aside(self.path) if is_writer(this_process()) else ():
                 recover(final)
-        gather_json(None)  # nobody looks before that
+        except OSError as error:
+            problem = f"{self.path}: what a crash has left aside can't be put back: {error.strerror or error}"
+        if problem := next(filter(None, gather_json(problem)), None):  # nobody looks before that
+            raise CheckpointError(problem)
         held = checkpoints_in(self.path) if self.path.is_dir() else []
         names = gather_json([path.name for path in held])[0]  # all have looked before anything is removed
         if runner.overwrite and is_writer(this_process()):

@@ -79,6 +79,7 @@ class Session:
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
         own_loss: fingerprint of the loss, where it is the user's own.
+        remembered: what the checkpoint says of the run that all ranks go on from; None: they begin.
     """
 
     config: Config
@@ -99,6 +100,7 @@ class Session:
     env_config: EnvConfig | None = None
     workers_note: str | None = None
     own_loss: Fingerprint | None = None
+    remembered: Mapping[str, Any] | None = None
     _eval_envs: HostEnvs | None = None
 
     @property

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.config.run import Config
-from lockstep.runs.checkpoint import Checkpoint
 from lockstep.training.limits import follows_length
 
 Evaluated = dict[str, Any]
@@ -34,11 +34,11 @@ class Past:
     last_evaluation: Evaluated | None = None
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint | None, started: str) -> Past:
-        """Takes over what a checkpoint carries; without one the run begins at ``started``."""
-        if checkpoint is None:
+    def of(cls, state: Mapping[str, Any] | None, started: str) -> Past:
+        """Takes over what a checkpoint's ``state.json`` carries; without one the run begins at ``started``."""
+        if state is None:
             return cls(started)
-        state, evaluations = checkpoint.state, ("best_evaluation", "last_evaluation")
+        evaluations = ("best_evaluation", "last_evaluation")
         date = state.get("started")
         best, last = (found if _is_evaluation(found := state.get(name)) else None for name in evaluations)
         steps, lengths = state.get("total_steps"), state.get("lengths")

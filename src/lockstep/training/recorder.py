@@ -32,7 +32,8 @@ from lockstep.training.stop import KEEP, RUNNING, SAVE, TrainResult, status_of
 class Recorder:
     """Writes one run's directory, as one rank sees it: where this rank isn't the writer, nothing but collectives.
 
-    It goes on from a checkpoint, or None, since ``started`` by the monotonic clock.
+    It goes on from a checkpoint, or None, since ``started`` by the monotonic clock. The checkpoint is what this rank
+    found on its own host; what decides anything that all ranks do is the session's, which is the same on all.
 
     Attributes:
         past: what the run remembers through its sessions, with the score by which the best checkpoint is kept.
@@ -51,7 +52,7 @@ class Recorder:
         self.world_size: int = session.facts()["world_size"]
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
-        self.past = Past.of(checkpoint, run.started or utc_date(time.monotonic() - started))
+        self.past = Past.of(session.remembered, run.started or utc_date(time.monotonic() - started))
         self.past.goes_on_for(config, session.counted.global_step)
         self.saved_iteration: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)

@@ -37,6 +37,7 @@ class TrainingSession(Protocol):
         restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
         wall_time_before: seconds of training in earlier sessions.
         own_loss: fingerprint of the loss, where it is the user's own.
+        remembered: what ``state.json`` of the checkpoint says that all ranks go on from; None: they begin.
     """
 
     config: Config
@@ -45,6 +46,7 @@ class TrainingSession(Protocol):
     restarted_before: list[int]
     wall_time_before: float
     own_loss: Fingerprint | None
+    remembered: Mapping[str, Any] | None
 
     @property
     def counted(self) -> Counted:
@@ -117,6 +119,7 @@ def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
     """
     session.own_loss = same_loss(session.config.ppo.loss, session.own_loss, facts)
     load_counters(session.counted, facts)
+    session.remembered = facts
     session.wall_time_before = float(facts.get("wall_time", 0.0))
     session.restarted_before = list(facts.get("restarted_environments", []))
 
