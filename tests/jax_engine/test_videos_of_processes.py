@@ -27,7 +27,9 @@ def evaluated(monkeypatch, tmp_path, path, fails=False):
     monkeypatch.setattr(videos, "record_evaluation", record)
     config = Config.model_validate({"eval": {"interval": 1, "record_video": True}})
     facts = {"world_size": 2}
-    session: Any = types.SimpleNamespace(iteration=1, global_step=8, config=config, facts=lambda: facts)
+    session: Any = types.SimpleNamespace(
+        iteration=1, global_step=8, config=config, facts=lambda: facts, remembered=None
+    )
     session.counted = session
     run = RunDirectory(tmp_path, is_writer=False, quiet=True)
     monkeypatch.setattr(run, "video_path", lambda step: path)
