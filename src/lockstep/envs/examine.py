@@ -33,6 +33,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Level = Literal["ok", "note", "problem"]
 NUM_ENVS = 2
 MOST_IN_A_WORKER = 100
+"""Steps that a worker process is tried with, each of which waits for it."""
 
 
 class Finding(NamedTuple):

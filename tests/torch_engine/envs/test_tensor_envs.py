@@ -19,7 +19,7 @@ from lockstep.envs.arrays import CartPole, GridWorldPixels
 from lockstep.envs.batched import array_envs
 from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
-from lockstep.envs.tensor import check_tensor_options
+from lockstep.envs.tensor import check_tensor_options, named_object
 from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeActions, Simulator, encode
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, of_steps, uniform
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
@@ -360,3 +360,18 @@ def test_an_array_environment_group_has_keys_of_its_own():
     zeros = torch.zeros(2, dtype=torch.int64)
     assert torch.equal(one.reset(zeros)[1], two.reset(zeros)[0])
     assert not torch.equal(one.reset(zeros)[0], two.reset(zeros)[0])
+
+
+def test_a_module_that_fails_when_it_is_imported_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "fails_at_import.py").write_text("raise RuntimeError('two\\nlines')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"^env.id: fails_at_import:make: importing .* failed: RuntimeError: two lines$"
+    ):
+        named_object("fails_at_import:make")
+    with pytest.raises(
+        ValueError, match=r"^env.id: is_not_there_at_all:make: No module named .*; modules are looked for"
+    ):
+        named_object("is_not_there_at_all:make")
+    with pytest.raises(ValueError, match="module json has no nothing_of_it"):
+        named_object("json:nothing_of_it")
