@@ -256,3 +256,17 @@ def test_the_tracker_of_other_ranks_does_nothing(tmp_path, monkeypatch):
 def test_cut_of_files_that_are_not_there_makes_none(tmp_path):
     cut_trackers(tmp_path, 3, 300, extra_jsonl=tmp_path / "extra.jsonl")
     assert os.listdir(tmp_path) == []
+
+
+def test_mlflow_gives_up_on_a_silent_server_soon_unless_it_is_told_otherwise(monkeypatch):
+    pytest.importorskip("mlflow")
+    from lockstep.runs.trackers.mlflow import RETRIES, _few_retries
+
+    monkeypatch.delenv(RETRIES, raising=False)
+    with _few_retries():
+        assert os.environ[RETRIES] == "2"
+    assert RETRIES not in os.environ
+    monkeypatch.setenv(RETRIES, "9")
+    with _few_retries():
+        assert os.environ[RETRIES] == "9"
+    assert os.environ[RETRIES] == "9"
