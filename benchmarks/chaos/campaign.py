@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.chaos.disk import small_disk
-from benchmarks.chaos.plan import STEPS, Case, as_row, drawn, world_of
+from benchmarks.chaos.plan import Case, as_row, drawn, world_of
 from benchmarks.chaos.session import Session, Told, rows_of
 
 MOST_SESSIONS = 40
@@ -83,10 +83,10 @@ def attack(case: Case, seed: int, kills: int, directory: Path, reference: Refere
             session = Session(case, [*words, *world_of(source, case, fault)], run, temporary)
             told = session.ended() if fault is None else session.attacked(fault)
             while told.fault is not None and not told.fault.ends and not told.problems:
-                _note(campaign, told, run)
+                _note(campaign, told, run, case.steps)
                 fault = drawn(source, case, with_disk) if len(campaign.faults) < kills else None
                 told = session.ended() if fault is None else session.attacked(fault)
-            _note(campaign, told, run)
+            _note(campaign, told, run, case.steps)
             if told.fault is None or told.problems:
                 break
         else:
@@ -102,10 +102,10 @@ def _timed(campaign: Campaign, began: float) -> Iterator[None]:
     campaign.seconds = round(time.monotonic() - began, 1)
 
 
-def _note(campaign: Campaign, told: Told, run: Path) -> None:
+def _note(campaign: Campaign, told: Told, run: Path, steps: int) -> None:
     campaign.problems += told.problems
     if told.fault is not None:
-        lost = max(0, told.rows - newest_checkpoint(run) // STEPS) if told.fault.ends else 0
+        lost = max(0, told.rows - newest_checkpoint(run) // steps) if told.fault.ends else 0
         row = as_row(told.fault) | {"iteration": told.rows, "seconds": round(told.seconds, 3), "iterations_lost": lost}
         campaign.faults.append(row | {"code": told.code})
 

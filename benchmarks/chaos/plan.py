@@ -8,7 +8,7 @@ from typing import Any
 
 SMALL = ("--num-envs", "8", "--num-steps", "16", "--ppo.num-epochs", "2", "--ppo.num-minibatches", "2")
 STEPS = 128
-"""Of an iteration of every case."""
+"""Environment steps of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Case:
     eval_interval: int
     worlds: tuple[tuple[str, ...], ...]
     workers: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of an iteration."""
+        return STEPS
 
     def command(self) -> list[str]:
         """The words of ``lockstep train`` that every session of the case shares."""
@@ -100,6 +105,8 @@ KINDS: dict[tuple[str, str], int] = {
     ("disk", "disk"): 1,
 }
 """Kinds of faults, and how often each is drawn."""
+LATEST = 60
+"""Most iterations of a session before a fault, where a run is that long."""
 MOMENTS = {"start-up": 3, "training": 4, "commit": 4, "evaluation": 2}
 
 
@@ -118,10 +125,13 @@ def drawn(source: random.Random, case: Case, with_disk: bool) -> Fault:
         del kinds["disk", "disk"]
     kind, target = source.choices(list(kinds), list(kinds.values()))[0]
     moments = dict(MOMENTS)
+    if not case.eval_interval:
+        del moments["evaluation"]
     if target in ("server", "worker", "disk") or kind in ("stop", "pause"):
         del moments["start-up"]  # they aren't there yet, or nothing has begun that could go on
     moment = source.choices(list(moments), list(moments.values()))[0]
-    after = source.uniform(0.0, 2.5) if moment == "start-up" else source.randint(1, 60)
+    latest = min(LATEST, max(1, case.iterations // 3))
+    after = source.uniform(0.0, 2.5) if moment == "start-up" else source.randint(1, latest)
     return Fault(kind, target, moment, after, source.uniform(0.0, 0.01), source.uniform(0.2, 2.0))
 
 

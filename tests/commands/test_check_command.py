@@ -62,6 +62,20 @@ def test_one_that_keeps_its_own_state(check):
     assert said(lines, "ok", "resumes exactly in the middle of an episode, by its own state")
 
 
+def test_one_that_remembers_earlier_episodes(check):
+    """As curricula do; the replay of a live episode shows it only where that is long enough already."""
+    code, lines, _ = check("unfit:Harder-v0", "--steps", "200")
+    assert code == 1
+    (problem,) = problems(lines)
+    assert re.search(r"episode \d+ gave something else in its step 6 where those before it weren't played", problem)
+    assert "offer get_env_state() and set_env_state() that hold it" in problem
+    code, lines, _ = check("unfit:Fit-v0", "--steps", "200")
+    assert said(lines, "ok", "an episode depends on none before it")
+    code, lines, _ = check("unfit:HarderButKept-v0", "--steps", "200")
+    assert (code, problems(lines)) == (0, [])
+    assert not said(lines, "ok", "an episode depends on none before it")
+
+
 def test_a_preset_is_named(check):
     _, lines, _ = check("CartPole", "--steps", "20")
     assert said(lines, "ok", "lockstep train CartPole-v1 has a preset")

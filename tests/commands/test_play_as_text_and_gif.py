@@ -1,5 +1,6 @@
 """``lockstep play``: Snake as text, and as a gif."""
 
+import errno
 import json
 import os
 import pty
@@ -16,6 +17,7 @@ import pytest
 from command_line import command, surroundings
 
 from lockstep.cli import main
+from lockstep.commands.play import _reason
 from lockstep.config.run import EnvConfig
 from lockstep.core.shards import keyed_seed
 from lockstep.policies.terminal import CLEAR, HINT, Terminal
@@ -121,3 +123,12 @@ def test_a_gif_has_a_frame_of_every_step(snake, tmp_path, capsys):
     assert len(frames) == len({frame.tobytes() for frame in frames}) == boards
     assert json.loads((tmp_path / "out.json").read_text())["environment"] == "lockstep/Snake-v0"
     assert keyed_seed(0, "eval", 0) != keyed_seed(0, "eval", 1)
+
+
+def test_why_a_video_cannot_be_written_is_the_files_own_reason(tmp_path):
+    """What ffmpeg leaves behind is a broken pipe and pages of its own."""
+    broken = BrokenPipeError(errno.EPIPE, "Broken pipe\n  x264 [info]: using cpu capabilities")
+    (tmp_path / "file").touch()
+    assert _reason(tmp_path / "file" / "out.mp4", broken) == f"{tmp_path / 'file'} is no directory"
+    assert _reason(tmp_path / "made" / "out.mp4", broken) == "Broken pipe x264 [info]: using cpu capabilities"
+    assert list((tmp_path / "made").iterdir()) == []

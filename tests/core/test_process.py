@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -51,3 +52,15 @@ def test_what_a_failed_command_said(stderr, said):
 def test_a_process_ends_though_nobody_can_be_told(tmp_path):
     code = "import sys; from lockstep.core.process import fail_now; sys.stderr.close(); fail_now('the last')"
     assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 1
+
+
+def test_a_fault_says_where_it_was_unless_nobody_can_be_told():
+    """A segmentation fault is a line of Python then; a closed standard error is no fault of a command's."""
+    fault = "from lockstep.core.process import tell_of_faults; tell_of_faults(); import os; os.kill(os.getpid(), 11)"
+    ended = subprocess.run([sys.executable, "-c", fault], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGSEGV
+    assert 'File "<string>", line 1' in ended.stderr
+    quiet = "import sys; from lockstep.core.process import tell_of_faults; tell_of_faults(); print(sys.stderr)"
+    command = f"exec {shlex.join([sys.executable, '-c', quiet])} 2>&-"
+    told = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
+    assert (told.returncode, told.stdout) == (0, "None\n")

@@ -100,6 +100,30 @@ class Hooked(CartPoleEnv):
         self.state = tuple(arrays["state"])  # type: ignore[assignment]
 
 
+class Harder(CartPoleEnv):
+    """From the sixth step of an episode on it pays less for every episode that there was before."""
+
+    before = taken = 0
+
+    def reset(self, **kwargs):
+        self.before, self.taken = self.before + (self.taken > 0), 0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        self.taken += 1
+        return observation, float(reward) / (1 + self.before * (self.taken > 5)), *rest
+
+
+class HarderButKept(Harder):
+    def get_env_state(self):
+        return {"state": np.array(self.state, np.float64), "counts": np.array([self.before, self.taken])}
+
+    def set_env_state(self, arrays):
+        self.state = tuple(arrays["state"])  # type: ignore[assignment]
+        self.before, self.taken = (int(n) for n in arrays["counts"])
+
+
 class Worded(CartPoleEnv):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -179,6 +203,8 @@ for kind in (
     Clocked,
     Kept,
     Hooked,
+    Harder,
+    HarderButKept,
     Worded,
     Listed,
 ):

@@ -132,6 +132,11 @@ def test_what_cannot_be_compared_is_refused():
         comparison([evaluated("a", [1, 2]), evaluated("b", [1, 2], "Other-v0")])
 
 
+def test_an_environment_that_both_engines_have_by_two_names_is_pointed_out():
+    with pytest.raises(ValueError, match=r"Game-v0, lockstep/Game-v0; --env\.backend gymnasium trains with engine jax"):
+        comparison([evaluated("a", [1, 2]), evaluated("b", [1, 2], "lockstep/Game-v0")])
+
+
 # ---- groups of seeds
 
 

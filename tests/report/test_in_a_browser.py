@@ -12,6 +12,8 @@ pytest.importorskip("jinja2")
 from lockstep.report.page import write_report
 
 WIDTHS = (320, 360, 800, 1280)
+PAPER = 688
+"""Of a sheet of A4 between its margins, in pixels of 1/96 inch."""
 TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 DRAWN = """[...document.querySelectorAll('figure[data-chart]')].filter(figure => {
     const canvas = figure.querySelector('.plot canvas'), picture = figure.querySelector('.static svg');
@@ -125,6 +127,19 @@ def test_without_scripts_and_on_paper_there_are_pictures(pages, browser):
         visit.emulate("print")
         assert min(visit.ask(size)) > 100
         assert visit.ask("document.querySelector('.plot').getBoundingClientRect().height") == 0
+
+
+@pytest.mark.parametrize("name", ["one", "several"])
+def test_tables_are_whole_on_paper(name, pages, browser):
+    """On a screen a wide table is scrolled; what stands outside of a sheet is lost."""
+    cut = """[...document.querySelectorAll('.scroll')].filter(each =>
+        each.scrollWidth > each.clientWidth + 1 || getComputedStyle(each).overflowX !== 'visible').length"""
+    with browser.visit(pages[name]) as visit:
+        visit.ask("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        visit.resize(PAPER)
+        assert visit.ask(cut) > 0
+        visit.emulate("print")
+        assert visit.ask(cut) == 0
 
 
 def test_a_chart_zooms_tells_values_and_changes_what_it_is_over(pages, browser):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,38 @@ from lockstep.runs.directory import SEED, find_run, seeds_in
 from lockstep.training.own_loss.recorded import told_apart
 
 
+class Recorded(NamedTuple):
+    """A run's config as JSON, and its directory."""
+
+    config: dict[str, Any]
+    path: Path
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep compare RUN RUN …``: distributions, means with intervals, effect sizes, a plot."""
+    options = _parser().parse_args(argv)
+    if options.json and any(Path(place, options.json).is_dir() for place in ("", options.runs_dir)):
+        options.runs, options.json = [options.json, *options.runs], ""  # `compare --json RUN RUN`
+    json_file = Path(options.json) if options.json else None
+    if len(options.runs) < 2:
+        raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
+    check_files(json_file, None, options.plot)
+    called = dict(zip(options.runs, short_names(options.runs), strict=True))
+    pairs = [_evaluated(run, called[run], options) for run in options.runs]
+    them = [evaluated for evaluated, _ in pairs]
+    recorded = {evaluated.name: record for evaluated, record in pairs if record is not None}
+    found = comparison(them) | {"settings": settings_that_differ(recorded)}
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(found, indent=1) + "\n")
+    if options.plot is not None:
+        save_figure(draw(them, found), options.plot)
+    words = [in_words(found), *settings_in_words(found["settings"])]
+    print(json.dumps(found) if options.json == "" else "\n".join(words) + written(json_file, options.plot))
+    return 0
+
+
+def _parser() -> CommandParser:
     parser = CommandParser(
         prog="lockstep compare", description="Compare policies by their episodes, or groups of seeds by their runs."
     )
@@ -36,59 +67,42 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--episodes", type=at_least_one, default=100, help="of each run (default: 100)")
     parser.add_argument("--json", nargs="?", const="", help="print one JSON object, or write it")
     parser.add_argument("--plot", type=Path, help="draw distributions and means into a png, svg or pdf")
-    options = parser.parse_args(argv)
-    if options.json and any(Path(place, options.json).is_dir() for place in ("", options.runs_dir)):
-        options.runs, options.json = [options.json, *options.runs], ""  # `compare --json RUN RUN`
-    json_file = Path(options.json) if options.json else None
-    if len(options.runs) < 2:
-        raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
-    check_files(json_file, None, options.plot)
-
-    def played_by(run: str | Path, name: str) -> tuple[dict[str, Any], np.ndarray]:
-        policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
-        check_device(policy)
-        dumped.setdefault(name, policy.config.model_dump(mode="json"))
-        places.setdefault(name, find_run(str(run), options.runs_dir)[0])
-        table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
-        return facts_of(policy, table, not options.stochastic), table
-
-    called = dict(zip(options.runs, short_names(options.runs), strict=True))
-    dumped, places = dict[str, dict[str, Any]](), dict[str, Path]()
-
-    def evaluated(name: str) -> Evaluated:
-        path = Path(name)
-        if path.suffix == ".json":
-            facts, table = read_json(path)
-            return Evaluated(called[name], facts, table)
-        seeds = seeds_in(find_run(name, options.runs_dir, single=False)[0])
-        played = [played_by(each, called[name]) for each in seeds or [name]]  # the first one's settings speak for all
-        if seeds:
-            dumped[called[name]]["seed"] = seeds_in_words([int(each.name.removeprefix(SEED)) for each in seeds])
-        facts, table = played[0]
-        if not seeds:
-            return Evaluated(called[name], facts, table)
-        return EvaluatedGroup(called[name], facts, table, [each for _, each in played])
-
-    them = [evaluated(name) for name in options.runs]
-    found = comparison(them) | {"settings": settings_that_differ(dumped, places)}
-    if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=1) + "\n")
-    if options.plot is not None:
-        save_figure(draw(them, found), options.plot)
-    words = [in_words(found), *settings_in_words(found["settings"])]
-    print(json.dumps(found) if options.json == "" else "\n".join(words) + written(json_file, options.plot))
-    return 0
+    return parser
 
 
-def settings_that_differ(dumped: Mapping[str, dict[str, Any]], places: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+def _evaluated(run: str, name: str, options: Namespace) -> tuple[Evaluated, Recorded | None]:
+    """Reads an evaluation's file, or has a run, or each of a group, play; the first one's settings speak for all."""
+    if Path(run).suffix == ".json":
+        facts, table = read_json(Path(run))
+        return Evaluated(name, facts, table), None
+    seeds = seeds_in(find_run(run, options.runs_dir, single=False)[0])
+    if not seeds:
+        facts, table, record = _played(run, options)
+        return Evaluated(name, facts, table), record
+    (facts, table, record), *others = [_played(seed, options) for seed in seeds]
+    config = record.config | {"seed": seeds_in_words([int(seed.name.removeprefix(SEED)) for seed in seeds])}
+    tables = [table, *(other for _, other, _ in others)]
+    return EvaluatedGroup(name, facts, table, tables), record._replace(config=config)
+
+
+def _played(run: str | Path, options: Namespace) -> tuple[dict[str, Any], np.ndarray, Recorded]:
+    policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
+    check_device(policy)
+    record = Recorded(policy.config.model_dump(mode="json"), find_run(str(run), options.runs_dir)[0])
+    table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
+    return facts_of(policy, table, not options.stochastic), table, record
+
+
+def settings_that_differ(recorded: Mapping[str, Recorded]) -> dict[str, dict[str, Any]]:
     """Lists the settings in which runs differ, of those that decide an agent: by key, the value of each run by name.
 
-    ``dumped`` are their configs as JSON, ``places`` their directories, whose checkpoints tell losses of one name apart.
+    Checkpoints tell losses of one name apart.
     """
-    losses = told_apart([(config, places[name]) for name, config in dumped.items()])
-    for values, loss in zip(dumped.values(), losses, strict=True):
-        values["ppo"]["loss"] = loss
+    losses = told_apart(list(recorded.values()))
+    dumped = {
+        name: record.config | {"ppo": record.config["ppo"] | {"loss": loss}}
+        for (name, record), loss in zip(recorded.items(), losses, strict=True)
+    }
     pairs = itertools.pairwise(dumped.values())
     found = dict.fromkeys(key for one, other in pairs for key, _, _ in differences(one, other))  # in their order
     keys = [key for key in found if key == "total_steps" or not may_change(key)]

@@ -45,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _reason(video: Path, error: OSError) -> str:
     """Says why a video can't be written: a broken pipe is only what ffmpeg leaves behind, with pages of its own."""
+    if (above := next((place for place in video.parents if place.exists()), None)) and not above.is_dir():
+        return f"{above} is no directory"
     try:
         video.parent.mkdir(parents=True, exist_ok=True)
         was_there = video.exists()

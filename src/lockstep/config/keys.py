@@ -103,45 +103,61 @@ def _path(error: Any) -> str:
 
 NAMES = {"network.custom": "my_networks:Net", "ppo.loss": "my_losses:with_penalty"}
 """Settings that name something of the user's own, with an example."""
+WANTED = {
+    "nproc": "a number of ranks, at least 1, a range such as 2:8, or auto",
+    "env.workers": "a number of processes a rank, 0 for none, or auto",
+    "seeds": "numbers are wanted, e.g. 0-4, or 0,3,7",
+}
+"""What a setting of several types may be: pydantic names the one that it tried last."""
+PATTERNS = {
+    **{path: f"the module and the name in it are wanted, e.g. {example}" for path, example in NAMES.items()},
+    "coordinator": "a host and a port are wanted, e.g. 10.0.0.1:29400",
+}
+"""What a text must look like."""
 
 
 def _describe(error: Any) -> str:
-    kind, value = error["type"], error["input"]
-    path = _path(error)
-    if path == "nproc" and kind != "value_error":
-        return f"nproc: {value!r}: a number of ranks, at least 1, a range such as 2:8, or auto"
-    if path == "env.workers" and kind != "value_error":
-        return f"env.workers: {value!r}: a number of processes a rank, 0 for none, or auto"
-    if path == "seeds" and kind != "value_error":
-        return f"seeds: {value!r}: numbers are wanted, e.g. 0-4, or 0,3,7"
-    if path in NAMES and kind == "string_pattern_mismatch":
-        return f"{path}: {value!r}: the module and the name in it are wanted, e.g. {NAMES[path]}"
-    if path == "coordinator" and kind == "string_pattern_mismatch":
-        return f"coordinator: {value!r}: a host and a port are wanted, e.g. 10.0.0.1:29400"
+    kind, value, path = error["type"], error["input"], _path(error)
+    wanted = WANTED.get(path) if kind != "value_error" else None
+    wanted = PATTERNS.get(path, wanted) if kind == "string_pattern_mismatch" else wanted
+    if wanted is not None:
+        return f"{path}: {value!r}: {wanted}"
     if path == "algorithm":
         return f"algorithm: {value!r}: {algorithms(str(value))}"
-    if kind == "extra_forbidden" and re.search(r"[-_]v\d+$", path):
-        name = re.sub(r"_(v\d+)$", r"-\1", path)
-        return f"{name}: the environment stands in a key of its own, env: {name}, and its settings beside that"
-    if kind == "float_parsing" and str(value).startswith("lin_"):
-        start = str(value).removeprefix("lin_")
-        falls = "ppo.schedule: linear lowers the learning rate to 0"
-        only = (
-            falls if path == "ppo.learning_rate" else "it stays as it is; of all settings only the learning rate falls"
-        )
-        return f"{path}: {value!r}: write {start}; {only}"
     if path == "normalize":
         return f"normalize: {value!r}: {advice('normalize', '')}"
     if kind == "extra_forbidden":
-        said = advice(path.rpartition(".")[2], str(value))
-        if said is None and plain(path.rpartition(".")[2]) in SWITCHES:
-            return f"{path}: {value!r} is neither true nor false"
-        return f"{path}: unknown key{nearest(path, list(LEAVES))}" if said is None else said
+        return _unknown(path, value)
+    if kind == "float_parsing" and str(value).startswith(FALLING):
+        return _falling(path, str(value))
     if kind in ("value_error", "assertion_error"):
         text = str(error["ctx"]["error"])
         return text if text.startswith(path) or not path else f"{path}: {text}"
     message = error["msg"][0].lower() + error["msg"][1:]
     return f"{path}: {value!r}: {message}"
+
+
+def _unknown(path: str, value: Any) -> str:
+    """What to write in the place of a key that there isn't."""
+    if re.search(r"[-_]v\d+$", path):
+        name = re.sub(r"_(v\d+)$", r"-\1", path)
+        return f"{name}: the environment stands in a key of its own, env: {name}, and its settings beside that"
+    word = path.rpartition(".")[2]
+    said = advice(word, str(value))
+    if said is None and plain(word) in SWITCHES:
+        return f"{path}: {value!r} is neither true nor false"
+    return f"{path}: unknown key{nearest(path, list(LEAVES))}" if said is None else said
+
+
+FALLING = "lin_"
+"""Before a number, how RL Zoo's files say that it falls to 0."""
+
+
+def _falling(path: str, value: str) -> str:
+    start = value.removeprefix(FALLING)
+    falls = "ppo.schedule: linear lowers the learning rate to 0"
+    only = falls if path == "ppo.learning_rate" else "it stays as it is; of all settings only the learning rate falls"
+    return f"{path}: {value!r}: write {start}; {only}"
 
 
 def validate(model: type[BaseModel], values: Mapping[str, Any], source: str) -> Any:

@@ -32,6 +32,7 @@ from lockstep.envs.restore.replay import row_hashes
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 Level = Literal["ok", "note", "problem"]
 NUM_ENVS = 2
+BY_STATE = "by its own state"
 MOST_IN_A_WORKER = 100
 """Steps that a worker process is tried with, each of which waits for it."""
 
@@ -43,12 +44,24 @@ class Finding(NamedTuple):
     text: str
 
 
+class Begun(NamedTuple):
+    """Holds an episode of the first environment: its first step, its number, its first observation ``[width]``."""
+
+    step: int
+    episode: int
+    observation: np.ndarray
+
+
 class Played(NamedTuple):
-    """Holds what random actions led to: hashes of each step uint64 ``[T, E]``, seconds, episodes that ended."""
+    """Holds what random actions led to.
+
+    Hashes of each step uint64 ``[T, E]``, seconds, episodes that ended, and the first environment's later episodes.
+    """
 
     hashes: np.ndarray
     seconds: float
     episodes: int
+    begun: list[Begun]
 
 
 Make = Callable[[EnvConfig], HostEnvs]
@@ -207,6 +220,8 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
     elif same:
         yield Finding("note", "resumes with a new episode: what it returns depends on more than seed and actions")
     if not (config.jax_only or config.backend in ("tensor", "envpool") or description.is_array):
+        if same and restored != BY_STATE and first.begun:
+            yield _of_its_own(make(config), description, first, steps, seed)
         worker = make(config.model_copy(update={"workers": 1}))
         apart, _ = play(worker, description, steps, seed, most=MOST_IN_A_WORKER)
         if np.array_equal(apart.hashes, again.hashes[: len(apart.hashes)]):
@@ -215,6 +230,36 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
             yield Finding(
                 "problem", "a worker process (env.workers) gives other bytes: something is kept in the process"
             )
+
+
+def _of_its_own(envs: HostEnvs, description: EnvDescription, played: Played, steps: int, seed: int) -> Finding:
+    """Begins with an episode from the middle of what was played: it, and those after it, must come out the same."""
+    begun = played.begun[len(played.begun) // 2]
+    actions = draw_actions(keyed_generator(seed, "check"), description.action, (steps, envs.num_envs))
+    differs = None
+    try:
+        b = envs.buffers
+        b.episodes[...] = begun.episode
+        envs.reset()
+        if not np.array_equal(b.observations[0], begun.observation, equal_nan=True):
+            differs = 0
+        for t in range(begun.step, steps) if differs is None else ():
+            b.actions[...] = allowed_actions(description.observation, description.action, b.observations, actions[t])
+            envs.step()
+            if row_hashes(b.observations, b.rewards)[0] != played.hashes[t, 0]:
+                differs = t + 1 - begun.step
+                break
+    finally:
+        envs.close()
+    if differs is None:
+        return Finding("ok", "an episode depends on none before it")
+    where = f"in its step {differs}" if differs else "at its reset"
+    return Finding(
+        "problem",
+        f"episode {begun.episode + 1} gave something else {where} where those before it weren't played: "
+        "a resumed run goes on otherwise, and nothing tells; keep nothing from one episode to the next, or offer "
+        "get_env_state() and set_env_state() that hold it",
+    )
 
 
 def play(
@@ -236,7 +281,7 @@ def play(
         envs.reset()
         b = envs.buffers
         rows, rewards = np.zeros((steps, *b.observations.shape), b.observations.dtype), np.zeros((steps, envs.num_envs))
-        episodes, live = 0, 0
+        episodes, live, begun = 0, 0, list[Begun]()
         taken: list[np.ndarray] = []
         started = time.perf_counter()
         for t in range(steps):
@@ -246,12 +291,14 @@ def play(
             rows[t], rewards[t] = b.observations, b.rewards
             ended = b.terminated | b.truncated
             episodes += int(ended.sum())
-            live = t + 1 if ended[0] else live
+            if ended[0]:
+                live = t + 1
+                begun.append(Begun(live, int(b.episodes[0]), b.observations[0].copy()))
         seconds = time.perf_counter() - started
         check_numbers(description, envs.env_ids, rows, rewards, None)
         hashes = row_hashes(rows, rewards)
         restored = "" if others is None else _restored(envs, others(), np.array(taken[live:]), hashes[live:, 0])
-        return Played(hashes, seconds, episodes), restored
+        return Played(hashes, seconds, episodes, begun), restored
     finally:
         envs.close()
 
@@ -264,6 +311,6 @@ def _restored(envs: HostEnvs, others: HostEnvs, actions: np.ndarray, hashes: np.
             actions, hashes = np.zeros((len(actions), *b.actions.shape[1:]), b.actions.dtype), hashes[:0]
         if not others.restore(0, actions.reshape(-1, *b.actions.shape[1:]), hashes, state or {}):
             return ""
-        return "by its own state" if state else "by replaying its actions"
+        return BY_STATE if state else "by replaying its actions"
     finally:
         others.close()

@@ -19,6 +19,7 @@ from lockstep.jax.settings import SettingError
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, processes
 from lockstep.jax_engine.distributed.mesh import Mesh
+from lockstep.jax_engine.shards.keys import is_key
 from lockstep.runs.checkpoint import (
     MANIFEST,
     PYTREE,
@@ -295,13 +296,9 @@ def _saved_leaves(tree: Any) -> dict[str, Any]:
     return leaves
 
 
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _kind(leaf: Any) -> str:
     """Gives a leaf's dtype as the checkpoint states it; of a key, its generator."""
-    if _is_key(leaf):
+    if is_key(leaf):
         return str(leaf.dtype)
     return np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype).name
 
@@ -309,7 +306,7 @@ def _kind(leaf: Any) -> str:
 def _to_host(leaf: Any) -> tuple[np.ndarray, str]:
     """Copies a leaf to the host as safetensors know it, with its kind; what they don't know is saved as bits."""
     kind = _kind(leaf)
-    array = placement.gathered(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    array = placement.gathered(jax.random.key_data(leaf) if is_key(leaf) else leaf)
     return (array if array.dtype.kind in "biufc" else array.view(f"u{array.itemsize}")), kind
 
 
@@ -317,7 +314,7 @@ def _restore(name: str, array: np.ndarray, kind: str, leaf: Any) -> Any:
     """Turns a saved array into what the template's leaf is: on its devices, as a NumPy array, or as a number."""
     if kind != _kind(leaf):
         raise CheckpointError(f"checkpoint: {name} is {kind} and the template's is {_kind(leaf)}")
-    if _is_key(leaf):
+    if is_key(leaf):
         keys = jax.random.wrap_key_data(jnp.asarray(array), impl=GENERATORS[str(leaf.dtype)])
         _check_shape(name, keys.shape, leaf.shape)
         return _place(keys, leaf)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lockstep.config.engines import check_engine_options
-from lockstep.config.run import RunOptions
+from lockstep.config.run import Config, RunOptions
 from lockstep.core.network import wait_for_name
 from lockstep.core.process import end_with_parent, leave_at_once
 from lockstep.core.temporary import sweep_temporary
@@ -146,12 +147,8 @@ def prepare(
     if writer:
         check_company(config)
     config = with_reference(config, options.runs_dir)
-    checked, before = False, facts_of_own_loss(config, path, which)
-    if server is not None and config.engine == "torch":
-        settings = config.model_dump(mode="json")
-        settings = {"settings": settings, "ranks_here": world.ranks_here, "before": before}
-        checked = server.check("lockstep.launch.checks", "check_settings", **settings)
-    if not checked:
+    before = facts_of_own_loss(config, path, which)
+    if not _checked_by(server, config, world, before):
         check_machine(config, world.ranks_here, description, sees_devices=cluster is None, before=before)
     run, which = open_directory(config, options, path, which, writer)
     if writer and not options.trust:
@@ -159,6 +156,16 @@ def prepare(
     settled = options.model_copy(update={"devices": world.devices})
     audience = os.environ.pop(ADDRESS_VARIABLE, None)  # for these ranks, not for what environments start
     return Assignment(config, run.path, settled, which, audience=audience), run, world, server
+
+
+def _checked_by(
+    server: RankServer | RayServer | None, config: Config, world: World, before: Mapping[str, Any] | None
+) -> bool:
+    """Has the server of the ranks check what they need, where PyTorch is loaded already; False if there is none."""
+    if server is None or config.engine != "torch":
+        return False
+    facts = {"settings": config.model_dump(mode="json"), "ranks_here": world.ranks_here, "before": before}
+    return server.check("lockstep.launch.checks", "check_settings", **facts)
 
 
 def _train(

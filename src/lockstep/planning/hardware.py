@@ -47,7 +47,6 @@ class Chip:
     devices_per_host: int
     host: str
     host_cores: int
-    host_memory: float
     sources: tuple[str, ...]
     shapes: tuple[str, ...] = ()
 
@@ -144,7 +143,6 @@ def _chip(key: str, row: dict[str, Any]) -> Chip:
         devices_per_host=row["devices_per_host"],
         host=row["host"],
         host_cores=row["host_cores"],
-        host_memory=row["host_memory_gb"] * GIGA,
         sources=tuple(row["sources"]),
         shapes=tuple(row.get("shapes", ())),
     )

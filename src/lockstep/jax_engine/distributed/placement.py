@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from lockstep.jax_engine.distributed.mesh import (
     replicate_sharding,
 )
 from lockstep.jax_engine.distributed.reductions import AXES, axes
+from lockstep.jax_engine.shards.keys import is_key
 
 Tree = TypeVar("Tree")
 
@@ -43,16 +44,12 @@ def place(value: ArrayLike, sharding: Sharding) -> Array:
     """Lays a value that every process holds whole, a typed key too, out over the devices of all of them."""
     if sharding.is_fully_addressable or (isinstance(value, Array) and not value.is_fully_addressable):
         return jax.device_put(value, sharding)
-    if _is_key(value):
+    if is_key(value):
         data = place(jax.random.key_data(value), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     host = np.asarray(value)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-
-def _is_key(value: object) -> TypeGuard[Array]:
-    return isinstance(value, Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def replicate_on_mesh(pytree: Tree, mesh: Mesh) -> Tree:
@@ -167,7 +164,7 @@ def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
         check_rows(leaf, parts, "environments", f"{name}: " if name else "")
         if parts == mesh.size:
             return jax.device_put(leaf, data_sharding(mesh))
-        if _is_key(leaf):
+        if is_key(leaf):
             return jax.random.wrap_key_data(of(path, jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
         return shard_rows(leaf, mesh)
 

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.users_code import UsersFunctionError, one_line, users_line
+from lockstep.jax_engine.shards.keys import is_key
 
 Tree = Any
 
@@ -24,13 +25,13 @@ class StateKeys:
 
     def __init__(self, state: Tree) -> None:
         leaves, self._treedef = jax.tree.flatten(state)
-        self._impls = [str(jax.random.key_impl(x)) if _is_key(x) else None for x in leaves]
+        self._impls = [str(jax.random.key_impl(x)) if is_key(x) else None for x in leaves]
 
     def plain(self, state: Tree) -> Tree:
         """Replaces typed keys of a state by their bits, and weak dtypes of Python numbers by strong ones."""
 
         def bits(leaf: Any) -> Any:
-            return jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf, jnp.asarray(leaf).dtype)
+            return jax.random.key_data(leaf) if is_key(leaf) else jnp.asarray(leaf, jnp.asarray(leaf).dtype)
 
         return jax.tree.map(bits, state)
 
@@ -42,10 +43,6 @@ class StateKeys:
             for leaf, impl in zip(leaves, self._impls, strict=True)
         ]
         return jax.tree.unflatten(self._treedef, wrapped)
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def space_of(space: Any) -> gymnasium.Space:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import jax
 import numpy as np
 from jax import Array
@@ -26,3 +28,8 @@ def keyed(key: Array, *numbers: Array | int) -> Array:
     for number in numbers:
         key = jax.random.fold_in(key, number)
     return key
+
+
+def is_key(leaf: object) -> TypeGuard[Array]:
+    """Tells typed keys, and what stands for one by its dtype, from other arrays."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

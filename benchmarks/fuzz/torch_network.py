@@ -1,0 +1,20 @@
+"""A network of one's own for engine torch, with layers of the kinds that such networks have."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Own(nn.Module):
+    """One hidden layer; ``dropout`` and ``normalizes`` (a LayerNorm) as the config wants them."""
+
+    def __init__(self, observation: torch.Tensor, outputs: int, dropout: float = 0.0, normalizes: bool = False) -> None:
+        super().__init__()
+        norm = nn.LayerNorm(16) if normalizes else nn.Identity()
+        self.body = nn.Sequential(nn.Linear(observation.shape[1], 16), norm, nn.GELU(), nn.Dropout(dropout))
+        self.actor, self.critic = nn.Linear(16, outputs), nn.Linear(16, 1)
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.body(observation)
+        return self.actor(features), self.critic(features)
