@@ -161,7 +161,8 @@ class Drawn(gymnasium.Env[Any, Any]):
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._numbers = np.array(state["numbers"])
-        self._step, self._steps, self._cut = (int(n) for n in state["counts"])
+        self._step, self._steps, cut = (int(n) for n in state["counts"])
+        self._cut = bool(cut)
         self.np_random = np.random.default_rng(0)
         self.np_random.bit_generator.state = json.loads(np.asarray(state["random"], np.uint8).tobytes())
 

@@ -119,9 +119,7 @@ def _judge(trial: Trial, case: DrawnCase, root: Path) -> None:
     trial.problems += [f"through faults: {problem}" for problem in campaign.problems]
 
 
-def _in_a_group(
-    trial: Trial, case: DrawnCase, words: Sequence[str], expected: Reference, place: Path
-) -> Sequence[str]:
+def _in_a_group(trial: Trial, case: DrawnCase, words: Sequence[str], expected: Reference, place: Path) -> Sequence[str]:
     """Trains it as the first of two seeds; what differs from the run by itself."""
     seed = trial.config["seed"]
     words = ["--seeds", f"{seed},{seed + 1}", *words]

@@ -45,6 +45,10 @@ def test_what_does_not_go_with_seeds_is_refused(tmp_path, words, start, instead)
     assert instead in text
 
 
+def test_a_seed_may_be_as_large_as_seed_may_be():
+    assert RunOptions(seeds=f"{2**62},{2**100}").seeds_from(0) == [2**62, 2**100]
+
+
 def test_a_group_is_resumed_with_the_seeds_it_has(tmp_path):
     for name in ("seed_2", "seed_10"):
         (tmp_path / name).mkdir()

@@ -21,7 +21,7 @@ from lockstep.torch_engine.nets import encoders, memory
 from lockstep.torch_engine.nets.layers_of_shards import ConvolutionOfShards, LinearOfShards
 from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.setup import choose_mode
-from lockstep.torch_engine.setup.choose_mode import choose_together, gradients_invariant_here
+from lockstep.torch_engine.setup.choose_mode import choose_together, draws_of, gradients_invariant_here
 
 NETS = IMAGE_NETS | {"simple": {"image": {"width": 0.25}}}
 
@@ -58,9 +58,33 @@ def test_a_call_takes_as_many_shards_as_a_number_of_images_are(monkeypatch, imag
 
 
 def test_pieces_of_a_minibatch_make_no_room_for_more_shards(monkeypatch):
-    monkeypatch.setattr(choose_mode, "IMAGES_TOGETHER", 4)
+    monkeypatch.setattr(choose_mode, "IMAGES_TOGETHER", 8)
     monkeypatch.setattr(choose_mode, "gradients_invariant_here", lambda *_: True)
-    assert [chosen(config_of(ppo={"gradient_accumulation": pieces})) for pieces in (1, 2)] == [2, 2]
+    assert [chosen(config_of(8, 2, ppo={"gradient_accumulation": pieces})) for pieces in (1, 2)] == [2, 2]
+
+
+@pytest.mark.parametrize("pieces", [{"num_minibatches": 4}, {"gradient_accumulation": 2}], ids=str)
+def test_where_a_shards_gradient_is_of_one_image_shards_go_one_by_one(monkeypatch, pieces):
+    """A lone image meets other kernels than several, and draws may not show that: a rank with one shard has one."""
+    monkeypatch.setattr(choose_mode, "gradients_invariant_here", lambda *_: pytest.fail("asked"))
+    assert chosen(config_of(ppo=pieces)) == 1
+
+
+@pytest.mark.parametrize(("images", "draws"), [(1, 8), (2, 8), (32, 8), (64, 4), (256, 1), (4096, 1)])
+def test_of_fewer_images_more_draws_are_looked_at(images, draws):
+    assert draws_of(images) == draws
+
+
+def test_a_single_draw_that_differs_is_enough(monkeypatch):
+    asked = []
+
+    def differs(state, config, shards, number):
+        asked.append((shards, number))
+        return (shards, number) != (4, 5)
+
+    monkeypatch.setattr(choose_mode, "_gradients_invariant", differs)
+    assert chosen() == 1
+    assert asked == [*((2, n) for n in range(8)), *((4, n) for n in range(6))]
 
 
 def test_of_larger_images_there_is_room_for_fewer(monkeypatch):

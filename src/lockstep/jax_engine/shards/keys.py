@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
@@ -30,6 +30,6 @@ def keyed(key: Array, *numbers: Array | int) -> Array:
     return key
 
 
-def is_key(leaf: object) -> TypeGuard[Array]:
+def is_key(leaf: Any) -> TypeGuard[Array]:
     """Tells typed keys, and what stands for one by its dtype, from other arrays."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lockstep.torch_engine.state import TrainState
 
 SELF_CHECK_DRAWS = 3
+MOST_DRAWS = 8
+"""Of gradients of images."""
 LOOP, ALONE, PAIRS = range(3)
 """How networks may be called: shard by shard, for several at once, and so with a single one twice."""
 PAIRED_OPERATIONS = 2e9
@@ -101,6 +103,8 @@ def choose_together(state: TrainState, config: Config, communicator: Communicato
         return 1
     if not on_host(state.parameters.flat.device):
         return 1
+    if _samples(config) // config.ppo.gradient_accumulation == 1:
+        return 1  # a lone shard's image would meet other kernels than several do, whose numbers differ now and then
     together = shards_that_fit(net, config)
     return together if _all_pass(gradients_invariant_here(state, config, together), communicator) else 1
 
@@ -184,18 +188,28 @@ def rollouts_invariant_here(state: TrainState, config: Config) -> bool:
 
 def gradients_invariant_here(state: TrainState, config: Config, together: int) -> bool:
     """Runs gradients of as many shards of this run as calls take, at its shapes on keyed random data, and of one."""
-    for power in range(1, together.bit_length()):
-        shards = 1 << power
-        draws = _Draws(state, config, shards, power)
-        observations, actions = draws.observations(_samples(config)), draws.actions(_samples(config))
-        gradients, columns, size = _gradient_of_minibatch(state, config, draws, observations, actions)
+    return all(
+        _gradients_invariant(state, config, 1 << power, number)
+        for power in range(1, together.bit_length())
+        for number in range(draws_of(_samples(config) << power))
+    )
 
-        def in_place(part: dict[str, Tensor], gradients: ShardGradients = gradients, size: int = size) -> Tensor:
-            return gradients(part, 1, state.parameters.flat.new_empty((len(part["actions"]), size)))
 
-        if not shard_invariant(in_place, shards, columns, sizes=[shards]):
-            return False
-    return True
+def draws_of(images: int) -> int:
+    """Counts draws of so many images: of few, one shows less."""
+    return max(1, min(MOST_DRAWS, IMAGES_TOGETHER // images))
+
+
+def _gradients_invariant(state: TrainState, config: Config, shards: int, number: int) -> bool:
+    """Compares one draw of gradients of so many shards at once."""
+    draws = _Draws(state, config, shards, shards * MOST_DRAWS + number)
+    observations, actions = draws.observations(_samples(config)), draws.actions(_samples(config))
+    gradients, columns, size = _gradient_of_minibatch(state, config, draws, observations, actions)
+
+    def in_place(part: dict[str, Tensor]) -> Tensor:
+        return gradients(part, 1, state.parameters.flat.new_empty((len(part["actions"]), size)))
+
+    return shard_invariant(in_place, shards, columns, sizes=[shards])
 
 
 class _Draws:
