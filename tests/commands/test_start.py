@@ -68,6 +68,19 @@ def complaint(folder, *words):
     return str(caught.value)
 
 
+def test_a_resume_that_is_refused_changes_nothing(tmp_path):
+    """Else the next one, which says nothing of it, would train by what was refused."""
+    words = ("CartPole-v1", *SMALL, "--runs-dir", str(tmp_path), "--name", "run", "--stop-at-step", "64")
+    assert train([*words, "--num-envs", "8"]) == 0
+    before = (tmp_path / "run" / "config.json").read_text()
+    more = ("--resume", str(tmp_path / "run"), "--quiet", "--total-steps", "4096")
+    with pytest.raises(ValueError, match="no_such_scheme"):
+        train([*more, "--checkpoint.mirror", "no_such_scheme://place"])
+    assert (tmp_path / "run" / "config.json").read_text() == before
+    assert train([*more, "--stop-at-step", "128"]) == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["total_steps"] == 4096
+
+
 def test_a_reference_policy_that_sees_other_observations_is_refused(tmp_path):
     out = tmp_path / "out"
     trained(out, "first")

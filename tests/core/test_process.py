@@ -9,7 +9,14 @@ from functools import partial
 
 import pytest
 
-from lockstep.core.process import command_that_ends_with_us, end_with_parent, said_error
+from lockstep.core.process import (
+    command_that_ends_with_us,
+    end_with_parent,
+    read_failure,
+    report_done,
+    report_failure,
+    said_error,
+)
 
 SAYS = [sys.executable, "-c", "print('here')"]
 
@@ -64,3 +71,16 @@ def test_a_fault_says_where_it_was_unless_nobody_can_be_told():
     command = f"exec {shlex.join([sys.executable, '-c', quiet])} 2>&-"
     told = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
     assert (told.returncode, told.stdout) == (0, "None\n")
+
+
+def test_a_failure_is_said_on_standard_error_where_its_file_cannot_be_written(tmp_path, monkeypatch, capsys):
+    """Of a rank, whose launcher would say it: the disk of temporary files is full, or somebody has tidied up."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "gone" / "error.json"))
+    monkeypatch.setenv("LOCKSTEP_LAUNCHER", "1")
+    report_failure("the disk is full")
+    assert capsys.readouterr().err == "lockstep: error: the disk is full\n"
+    report_done()
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    report_failure("the disk is full")
+    assert capsys.readouterr().err == ""
+    assert read_failure(str(tmp_path / "error.json")) == ("the disk is full", False)

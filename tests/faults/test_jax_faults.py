@@ -83,6 +83,10 @@ def test_the_last_comparison_comes_before_the_last_checkpoint(tmp_path):
     path = tmp_path / "runs" / "run"
     words = (*inside("unreduced"), *devices(2), "--name", "run", "--proof.interval", 0, "--checkpoint.interval", 0)
     assert "ranks are out of sync at the end: rank 1 of 2" in error_line(lockstep("train", *words, cwd=tmp_path))
+    words = (*inside("unreduced"), *devices(2), "--name", "saves", "--proof.interval", 0, "--checkpoint.interval", 2)
+    line = error_line(lockstep("train", *words, cwd=tmp_path))
+    assert "ranks are out of sync after iteration 2: rank 1 of 2" in line
+    assert list((tmp_path / "runs" / "saves" / "checkpoints").iterdir()) == []
     assert checkpoints_of(path) == []
     assert len(metrics_of(path)) == 8
 

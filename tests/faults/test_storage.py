@@ -206,3 +206,11 @@ def test_the_last_comparison_comes_before_the_last_checkpoint(tmp_path):
     assert "ranks are out of sync at the end: rank 1 of 2" in line
     assert checkpoints_in(tmp_path / "runs" / "run" / "checkpoints") == []
     assert len(metrics_of(tmp_path / "runs" / "run")) == 8
+
+
+def test_no_checkpoint_holds_what_ranks_do_not_share(tmp_path):
+    """Whoever went on from it would have one rank's mistake on all of them, and nothing would show it."""
+    words = ("unreduced:CartPole-v1", *SMALL, "--nproc", 2, "--proof.interval", 0, "--checkpoint.interval", 2)
+    line = error_line(lockstep("train", *words, "--name", "run", cwd=tmp_path))
+    assert "ranks are out of sync after iteration 2: rank 1 of 2" in line
+    assert list((tmp_path / "runs" / "run" / "checkpoints").iterdir()) == []

@@ -306,10 +306,33 @@ def test_a_directory_of_another_run_is_left_as_it_is(tmp_path, mirror, held):
     before = content_of(run.path)
     for options in (options_of(tmp_path), options_of(tmp_path, f"{mirror}/run", None)):
         assert message_of(held.resolved, options, mirror, True) == (
-            f"resume: {run.path} is another run than {mirror}/run: seed is 4 here and 3 there; give another --runs-dir "
-            "or --name"
+            f"resume: {run.path} is another run than {mirror}/run: seed is 4 here and 3 there; give another "
+            "--runs-dir, --name or --checkpoint.mirror"
         )
         assert content_of(run.path) == before
+
+
+def test_a_resumed_run_takes_no_other_runs_place_on_a_mirror(tmp_path, mirror, held):
+    """It had none before: what lies there by its name is another's."""
+    run, config = mirrored(tmp_path, mirror, 1, 2)
+    there = content_of(tmp_path / "mirror")
+    shutil.rmtree(run.path)
+    other = config.model_copy(update={"seed": 4})
+    ours = make_run(tmp_path / "runs", 1, 2, 3, config=other)
+    assert message_of(held.open, other, ours, "latest", is_new=False).startswith(
+        f"resume: {run.path} is another run than {mirror}/run: seed is 4 here and 3 there; give another --runs-dir"
+    )
+    held.stack.close()
+    assert content_of(tmp_path / "mirror") == there
+
+
+@pytest.mark.parametrize("spelled", ["link", "."])
+def test_however_a_run_is_spelled_its_place_has_its_name(tmp_path, mirror, held, monkeypatch, spelled):
+    run, config = mirrored(tmp_path, mirror, 1)
+    (tmp_path / "link").symlink_to(run.path)
+    monkeypatch.chdir(run.path if spelled == "." else tmp_path)
+    goes_on(held, config, RunDirectory(Path(spelled)), "latest")
+    assert {path.name for path in (tmp_path / "mirror").iterdir()} == {"run"}
 
 
 def test_a_name_that_a_mirror_has_is_no_new_run(tmp_path, mirror, held):

@@ -1,21 +1,26 @@
 """What is said of a group of seeds as a whole, and what becomes of one that fails at its end."""
 
 import json
+import shutil
 from typing import Any, cast
 
 import pytest
 from made_runs import make_run, summary_of
 
 from lockstep.config.run import CheckpointConfig, Config, RunOptions
-from lockstep.launch.defaults import RunRequest
+from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.seeds import group as groups
-from lockstep.launch.seeds.group import Speed, has_trained, start_group
+from lockstep.launch.seeds.group import Speed, start_group
+from lockstep.launch.seeds.making import has_trained
+from lockstep.launch.seeds.resuming import settings_of_seeds
 from lockstep.launch.seeds.seed_run import SeedRun
+from lockstep.launch.start import start_run
 from lockstep.launch.world import World
 from lockstep.runs.curves import METRIC
 from lockstep.runs.directory import RunDirectory, seeds_in
-from lockstep.runs.groups import finish_group, status_of, together, together_in_turn
+from lockstep.runs.groups import begin_group, finish_group, seeds_of, status_of, together, together_in_turn
 from lockstep.runs.progress import Progress, plain_line
+from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import trusted_config
 
 
@@ -157,3 +162,151 @@ def test_a_limit_in_hours_is_of_all_seeds_together(tmp_path, monkeypatch):
     assert group._loop(tmp_path) == 0
     assert given == [1.5, 0.5]
     assert status_of(["finished", "stopped at time limit"], 4) == "stopped at time limit"
+
+
+WORDS = ("CartPole-v1", "--num-envs", "8", "--num-shards", "4", "--name", "group", "--resume", "auto")
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Starts a group by words, but for its training; gives it as it would be trained."""
+    found = []
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(groups.Group, "train", lambda self: found.append(self) or 0)
+
+    def start(*words):
+        assert start_run(request_of([*words, "--runs-dir", str(tmp_path), "--quiet"])) == 0
+        return found[-1]
+
+    return start
+
+
+def test_the_same_words_mean_to_each_seed_what_they_meant_when_the_group_began(asked):
+    words = (*WORDS, "--seed", "5", "--num-seeds", "2", "--checkpoint.mirror", "file:///net/runs/")
+    first = asked(*words)
+    before = [stored_config(run.path) for run in first.runs]
+    again = asked(*words)
+    assert [stored_config(run.path) for run in again.runs] == before
+    assert [(each.seed, each.checkpoint.mirror) for each in before] == [(n, "file:///net/runs/group") for n in (5, 6)]
+    assert not {"seed", "checkpoint"} & again._settings.keys()
+
+
+def test_another_mirror_of_a_group_has_a_place_for_its_seeds(asked):
+    asked(*WORDS, "--seeds", "0,1")
+    group = asked("--resume", "group", "--checkpoint.mirror", "file:///other")
+    assert stored_config(group.directory.path).checkpoint.mirror == "file:///other"
+    for run in group.runs:
+        assert trusted_config(run.path).checkpoint.mirror == "file:///other/group"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"seed": 5, "checkpoint": {"mirror": "s3://b/m/", "interval": 3}}, {"seed": 5, "checkpoint.mirror": "s3://b/m/"}],
+)
+def test_settings_of_a_group_are_each_seeds_but_for_its_seed_and_its_place(tmp_path, overrides):
+    config = Config(seed=5, checkpoint=CheckpointConfig(mirror="s3://b/m/"))
+    mirrored = overrides.get("checkpoint", {}) | {"mirror": f"s3://b/m/{tmp_path.name}"}
+    assert settings_of_seeds(tmp_path, config, overrides) == {"checkpoint": mirrored}
+
+
+def lose_all_but_the_config(group):
+    for seed in seeds_in(group):
+        shutil.rmtree(seed)
+    (group / "group.json").unlink()
+
+
+def lose_the_seeds(group):
+    for seed in seeds_in(group):
+        shutil.rmtree(seed)
+
+
+def lose_some(group):
+    shutil.rmtree(group / "seed_2")
+    (group / "seed_1" / "config.json").rename(group / "seed_1" / ".config.json.tmp")
+
+
+@pytest.mark.parametrize("lose", [lose_all_but_the_config, lose_the_seeds, lose_some])
+def test_a_group_killed_while_it_was_made_goes_on_with_all_its_seeds_by_the_same_words(asked, lose):
+    group = asked(*WORDS, "--seeds", "0-3").directory.path
+    before = [stored_config(seed) for seed in seeds_in(group)]
+    lose(group)
+    paths = [run.path for run in asked(*WORDS, "--seeds", "0-3").runs]
+    assert paths == seeds_in(group) == [group / f"seed_{seed}" for seed in range(4)]
+    assert [stored_config(seed) for seed in paths] == before
+
+
+def test_a_group_goes_on_with_all_its_seeds_by_its_name(asked):
+    group = asked(*WORDS, "--seeds", "0-3").directory.path
+    lose_some(group)
+    assert len(asked("--resume", "group").runs) == len(seeds_in(group)) == 4
+
+
+def test_groups_of_before_are_of_the_seeds_they_have(asked):
+    group = asked(*WORDS, "--seeds", "0-2").directory.path
+    (group / "group.json").unlink()
+    assert seeds_of(group) == [0, 1, 2]
+    assert seeds_of(group / "seed_0") == []
+    (group / "group.json").write_text('{"seeds": [0, 1, "2", ')
+    assert [run.path for run in asked("--resume", "group").runs] == seeds_in(group)
+    assert len(seeds_in(group)) == 3
+
+
+def test_what_changes_in_a_resumed_group_is_written_for_seeds_that_wait_for_their_turn(asked, capsys):
+    asked(*WORDS, "--seeds", "0-2", "--total-steps", "1024")
+    group = asked("--resume", "group", "--total-steps", "4096")
+    assert [stored_config(run.path).total_steps for run in group.runs] == [4096] * 3
+    assert capsys.readouterr().err.count("total_steps was 1024 and is 4096 from here on") == 1
+
+
+def test_a_seed_that_was_trained_further_by_itself_stays_so(asked, tmp_path):
+    group = asked(*WORDS, "--seeds", "0-2", "--total-steps", "1024").directory.path
+    config = stored_config(group / "seed_1").model_copy(update={"total_steps": 2048})
+    RunDirectory(group / "seed_1").write_config(config)
+    runs = asked("--resume", "group").runs
+    assert [stored_config(run.path).total_steps for run in runs] == [1024, 2048, 1024]
+
+
+def test_a_resumed_group_whose_seeds_refuse_is_as_it_was(asked, monkeypatch):
+    path = asked(*WORDS, "--seeds", "0-2", "--total-steps", "1024").directory.path
+    files = [each / "config.json" for each in (path, *seeds_in(path))]
+    before = [file.read_text() for file in files]
+
+    def refuse(self):
+        raise ValueError("no good")
+
+    monkeypatch.setattr(groups.Group, "train", refuse)
+    with pytest.raises(ValueError, match="no good"):
+        asked("--resume", "group", "--total-steps", "4096")
+    assert [file.read_text() for file in files] == before
+
+
+def test_a_group_that_a_seed_is_kept_from_is_refused_before_anything_is_written(asked):
+    path = asked(*WORDS, "--seeds", "0-2", "--total-steps", "1024").directory.path
+    held, before = RunDirectory(path / "seed_2"), (path / "config.json").read_text()
+    held.lock()
+    try:
+        with pytest.raises(ValueError, match=r"^run .*seed_2 is being written by another process"):
+            asked("--resume", "group", "--total-steps", "4096")
+    finally:
+        held.unlock()
+    assert [(each / "config.json").read_text() for each in (path,)] == [before]
+    assert stored_config(path / "seed_0").total_steps == 1024
+
+
+def test_a_session_of_a_group_is_as_fast_as_what_it_trained_and_the_group_as_old_as_all_of_them(tmp_path):
+    group, summaries = RunDirectory(tmp_path), {}
+    for seed in range(2):
+        facts = summary_of(seed=seed, environment="CartPole-v1", iteration=40, episodes=9, best_checkpoint=None)
+        summaries[path := make_run(tmp_path / f"seed_{seed}", facts)] = facts
+        (path / "checkpoints" / "step_240").mkdir(parents=True)
+        facts["global_step"] = 240 + 1000 * seed
+
+    def session(seconds):
+        before = begin_group(group, list(summaries))
+        return finish_group(group, summaries, 2, seconds, lambda line: None, before)
+
+    first = session(10.0)
+    assert (first["steps_per_second"], first["wall_time"]) == (100.0, 10.0)
+    begin_group(group, list(summaries))  # a session that is killed
+    assert not (tmp_path / "summary.json").exists()
+    assert session(5.0)["wall_time"] == 15.0

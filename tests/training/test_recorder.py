@@ -2,6 +2,7 @@
 
 import errno
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from fake_session import FakeSession
 
 from lockstep.core.errors import DesyncError, RunError
 from lockstep.core.fingerprint import sha256_of
+from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import Checkpoint, checkpoints_in, find_checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.audience import Answer
 from lockstep.training.recorder import Recorder, record_training
-from lockstep.training.stop import FINISHED, TIME_LIMIT
+from lockstep.training.stop import FINISHED, KEEP, RUNNING, SAVE, TIME_LIMIT
 
 
 @pytest.fixture
@@ -290,6 +292,84 @@ def test_without_the_best_to_keep_only_what_is_due_is_saved(recorder_of, tmp_pat
     assert saved(tmp_path) == [5 * 128]
 
 
+@pytest.mark.parametrize("asked", [RUNNING, SAVE, KEEP])
+def test_a_state_in_which_ranks_differ_is_saved_nowhere(recorder_of, tmp_path, asked):
+    """Whoever went on from it would have the mistake on every rank, where nothing shows it any more."""
+    session = FakeSession(checkpoint={"interval": 1 if asked == RUNNING else 0}, proof={"interval": 0})
+    recorder = recorder_of(session, {"memory": memory_in(tmp_path)})
+    session.advance()
+    session.desync = True
+    with pytest.raises(DesyncError, match="after iteration 1"):
+        recorder.save_checkpoint(asked=asked)
+    assert "files" not in session.calls
+    session.desync = False
+    recorder.save_checkpoint(asked=asked)
+    assert session.calls.count("files") == 1
+
+
+def test_ranks_are_compared_once_after_an_iteration(recorder_of):
+    session = FakeSession(checkpoint={"interval": 1})
+    recorder = recorder_of(session)
+    for _ in range(2):
+        session.advance()
+        recorder.save_checkpoint()
+    recorder.finish(FINISHED)
+    compared = [call for call in session.calls if "iteration" in call or "end" in call]
+    assert compared == ["after iteration 1", "after iteration 2"]
+
+
+def memory_in(tmp_path):
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    return memory
+
+
+def test_a_state_in_memory_waits_for_a_checkpoint_that_is_being_written(recorder_of, tmp_path, monkeypatch):
+    """A restart would go on from the former, and the latter would never be there."""
+    recorder, writing = recorder_of(FakeSession(), {"memory": memory_in(tmp_path)}), threading.Event()
+    monkeypatch.setattr(recorder.keeper, "asks", lambda: KEEP)
+    assert recorder.asks() == KEEP
+    monkeypatch.setattr(checkpoint_writer, "commit", lambda *_: writing.wait(30))
+    recorder.session.advance()
+    recorder.log(recorder.session.advance())
+    recorder.save_checkpoint(force=True)
+    assert recorder.asks() == RUNNING
+    monkeypatch.setattr(recorder.keeper, "asks", lambda: SAVE)
+    assert recorder.asks() == SAVE
+    writing.set()
+    recorder.checkpoints.wait()
+    monkeypatch.setattr(recorder.keeper, "asks", lambda: KEEP)
+    assert recorder.asks() == KEEP
+
+
+def test_where_the_memory_is_gone_states_are_kept_no_more_and_the_run_goes_on(recorder_of, tmp_path, capsys):
+    """As that of a user is who has logged out."""
+    recorder = recorder_of(FakeSession(), {"memory": memory_in(tmp_path)})
+    (tmp_path / "memory").rmdir()
+    recorder.session.advance()
+    recorder.save_checkpoint(asked=KEEP)
+    assert "no more states are kept in memory, and restarts go on from checkpoints" in capsys.readouterr().err
+    recorder.run.cut_after(1, 128, recorder.config.log)
+    recorder.log(recorder.session.advance())
+    assert recorder.finish(FINISHED).summary["iteration"] == 2
+
+
+def test_where_a_session_ended_doesnt_decide_which_checkpoint_is_the_best(recorder_of, tmp_path):
+    """Its last one counts only as long as there is none that the config asked for."""
+    session = FakeSession(checkpoint={"interval": 2, "keep_last": 9})
+    recorder = recorder_of(session)
+    returns = iter((9.0, 1.0, 3.0, 2.0))
+    for _ in range(1):
+        recorder.log(session.advance(next(returns)))
+    assert recorder.finish(TIME_LIMIT).summary["best_checkpoint"] == 128
+    for value in returns:
+        recorder.log(session.advance(value))
+        recorder.save_checkpoint()
+    recorder.checkpoints.wait()
+    assert saved(tmp_path) == [128, 2 * 128, 4 * 128]
+    assert recorder.finish(FINISHED).summary["best_checkpoint"] == 2 * 128
+
+
 def test_a_success_rate_is_in_the_summary_where_episodes_say_it(recorder_of):
     session = FakeSession()
     session.recent.extend_newest([(1.0, 5, 1), (1.0, 5, -1)], 2)
@@ -379,5 +459,5 @@ def test_a_rank_that_doesnt_write_takes_part_and_leaves_nothing(tmp_path):
 
     run = RunDirectory(tmp_path / "nothing", is_writer=False)
     assert recorded(session, run, loop).status == "finished"
-    assert session.calls == ["arrays", "files", "arrays", "at the end", "arrays", "close"]
+    assert session.calls == ["arrays", "after iteration 1", "files", "arrays", "arrays", "close"]
     assert not (tmp_path / "nothing").exists()

@@ -1,13 +1,16 @@
 """GRPO's reference policy: of a checkpoint, the initial one, or none."""
 
+import shutil
+
 import numpy as np
 import pytest
 from fake_session import FakeSession
 
 from lockstep.config.run import Config
 from lockstep.runs.directory import RunDirectory
+from lockstep.training.past import Past
 from lockstep.training.recorder import Recorder
-from lockstep.training.reference_policy import reference_arrays
+from lockstep.training.reference_policy import check_same_reference, reference_arrays, reference_digest
 from lockstep.training.stop import FINISHED
 
 SHAPES = {"w": (3,)}
@@ -54,6 +57,32 @@ def test_a_runs_parameters_are_read_and_no_others(finished):
 def test_other_networks_are_refused(finished, shapes):
     with pytest.raises(ValueError, match=rf"^grpo\.reference: {finished} has no parameter \w of shape \(\d,\)$"):
         reference_arrays(grpo(finished), shapes, initial)
+
+
+def test_another_policy_in_the_references_place_is_refused(finished, tmp_path):
+    """A path doesn't tell: the run that lay there was removed, and trained once more."""
+    config = grpo(finished)
+    facts = {"reference_sha256": reference_digest(config)}
+    assert len(facts["reference_sha256"]) == 64
+    check_same_reference(config, facts)
+    check_same_reference(config, {})  # of a version that kept none
+    session = FakeSession()
+    session.weights = np.full(3, 5, np.float32)
+    shutil.rmtree(tmp_path / "checkpoints")
+    recorder = Recorder(session, RunDirectory(tmp_path, quiet=True), 0.0)
+    session.advance()
+    recorder.finish(FINISHED)
+    recorder.close()
+    with pytest.raises(ValueError, match=r"^grpo\.reference: .* is another policy than .* trained with \(sha256 "):
+        check_same_reference(config, facts)
+
+
+def test_a_checkpoint_says_what_the_reference_was(finished):
+    assert Past.of(None, "2030-01-01").to_json()["reference_sha256"] is None
+    past = Past.of(None, "2030-01-01")
+    past.keeps_to(grpo(finished))
+    assert past.to_json()["reference_sha256"] == reference_digest(grpo(finished))
+    assert Past.of(past.to_json(), "").reference_sha256 == past.reference_sha256
 
 
 def test_a_run_that_isnt_there_is_refused(tmp_path):

@@ -198,7 +198,10 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
     path, message = error_file(), "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
     if path is not None:
         extra = {"timestamp": str(int(time.time())), "secondary": secondary}
-        path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+        try:
+            path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+        except OSError:  # the disk is full, or somebody has tidied up: nobody else will say it
+            path = None
     if path is None or not (secondary or started_by_lockstep()):
         print(f"{ERROR_PREFIX}{message}", file=sys.stderr, flush=True)
 
@@ -207,7 +210,8 @@ def report_done() -> None:
     """Tells the launcher, if there is one that listens, that this rank has done what it was to do."""
     path = error_file()
     if path is not None and started_by_lockstep():
-        path.with_suffix(_DONE).touch()
+        with contextlib.suppress(OSError):
+            path.with_suffix(_DONE).touch()
 
 
 def is_done(path: str) -> bool:

@@ -103,7 +103,7 @@ class Mirrors:
         if mirror is None or not run.is_writer:
             return None
         try:
-            made = self._made(mirror, run, which, is_new)
+            made = self._made(config, mirror, run, which, is_new)
         except MirrorError:
             if is_new:
                 run.discard()
@@ -111,8 +111,8 @@ class Mirrors:
         made.start()
         return made
 
-    def _made(self, mirror: str, run: RunDirectory, which: str | None, is_new: bool) -> Mirror:
-        url = f"{mirror.rstrip('/')}/{run.path.name}"
+    def _made(self, config: Config, mirror: str, run: RunDirectory, which: str | None, is_new: bool) -> Mirror:
+        url = f"{mirror.rstrip('/')}/{run.path.resolve().name}"  # not as it was spelled: ``.``, or a link
         place, lease = self.hold(url)
         names = place.names()
         there, here = max(steps_on(names), default=-1), newest_here(run.path)
@@ -120,6 +120,10 @@ class Mirrors:
             raise MirrorError(
                 f"name: {url} exists already; --resume {url} continues it, another --name starts a new one"
             )
+        if has_run(names) and url not in self._brought:
+            with temporary_directory() as look:
+                fetch_config(place, look)
+                _check_same(run.path, config, stored_config(look), url)
         if there > here and which in (None, "latest") and url not in self._brought:
             has = f"has step {here:,}" if here >= 0 else "has no checkpoint"
             from_here = (
@@ -166,7 +170,7 @@ def _check_same(path: Path, here: Config, there: Config, url: str) -> None:
         if not may_change(key):
             raise MirrorError(
                 f"resume: {path} is another run than {url}: {key} is {ours} here and {theirs} there; give another "
-                "--runs-dir or --name"
+                "--runs-dir, --name or --checkpoint.mirror"
             )
 
 

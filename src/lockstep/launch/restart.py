@@ -170,6 +170,7 @@ class Restarts:
 
     def _attempt(self, memory: Path, state: State, ranks: int, signals: StopSignals) -> Outcome:
         """Starts ranks from a state, and waits for them; none is left then."""
+        memory.mkdir(parents=True, exist_ok=True)  # it may be gone, with all that a user who logs out leaves there
         (memory / BEGUN).unlink(missing_ok=True)
         mine = replace(self._assignment, options=self.options_left(), memory=memory, restarts=tuple(self._rows))
         if state.path is not None:

@@ -114,7 +114,8 @@ def open_directory(
     """Makes a run's directory, or opens it again; returns it, and the checkpoint to resume from.
 
     ``path`` and ``which`` are the run that is resumed and the checkpoint that was asked for; the process that is the
-    ``writer`` locks the run.
+    ``writer`` locks the run. Its ``config.json`` says what it said until the session has begun: who refuses a resume
+    changes nothing.
     """
     if path is None:
         if not writer:
@@ -146,7 +147,7 @@ def open_directory(
         follows = follows_length(config)
         note = "schedules follow it, so a new run of this config.json is another run"
         print(f"lockstep: {'warning: ' if follows else ''}{change}{f'; {note}' if follows else ''}", file=sys.stderr)
-    return (open_run(path, config, options.trust) if writer else RunDirectory(path, is_writer=False)), which
+    return (open_run(path, config, options.trust, later=True) if writer else RunDirectory(path, is_writer=False)), which
 
 
 def _check_more(path: Path, done: int, stored: int, asked: int) -> None:

@@ -183,18 +183,29 @@ def checkpoints_in(directory: Path) -> list[Path]:
     return sorted(found, key=lambda p: step_of(p) or 0, reverse=True)
 
 
-def score_in(manifest: Mapping[str, Any] | None) -> float | None:
-    """The score that a manifest says, if it is a number."""
-    score = (manifest or {}).get("score")
-    return score if isinstance(score, int | float) and math.isfinite(score) else None
+Score = tuple[bool, float]
+"""Whether a checkpoint was planned, and its score."""
+
+
+def score_in(manifest: Mapping[str, Any] | None) -> Score | None:
+    """The score that a manifest says, if it is a number, behind whether the config asked for a checkpoint then."""
+    found = manifest or {}
+    score = found.get("score")
+    if not isinstance(score, int | float) or not math.isfinite(score):
+        return None
+    return found.get("planned") is not False, score
 
 
 def best_of(directory: Path) -> Path | None:
-    """The checkpoint with the highest score, the newest among equals."""
+    """The checkpoint with the highest score, the newest among equals.
+
+    One that was saved because a session ended, or by the clock, counts only where no other has a score: the best one is
+    a matter of the config.
+    """
     return best_among({path: score_in(manifest_of(path)) for path in checkpoints_in(directory)})
 
 
-def best_among(scores: Mapping[Path, float | None]) -> Path | None:
+def best_among(scores: Mapping[Path, Score | None]) -> Path | None:
     """The checkpoint with the highest score, the newest among equals, of those that have one."""
     scored = [(score, step_of(path) or 0, path) for path, score in scores.items() if score is not None]
     return max(scored)[2] if scored else None

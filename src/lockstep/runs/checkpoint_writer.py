@@ -159,6 +159,11 @@ class CheckpointWriter:
             self._error = error
         self.seconds = time.thread_time()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
     def wait(self) -> None:
         """Wait for the checkpoint under way; raises what went wrong with it."""
         if self._thread is not None:

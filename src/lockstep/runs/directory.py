@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
-from lockstep.core.files import new_directory, replace_text
+from lockstep.core.files import new_directory, replace_text, write_synced
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import PYTREE, CheckpointError, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
@@ -169,7 +169,8 @@ class RunDirectory:
         for leftover in self.path.glob(f"{REWRITTEN}*"):  # of a writer that was killed here
             leftover.unlink(missing_ok=True)
         if self.memory is not None:
-            (self.memory / BEGUN).touch()
+            with contextlib.suppress(OSError):  # where it is gone, states are kept nowhere
+                (self.memory / BEGUN).touch()
 
     def warn(self, text: str) -> None:
         """One warning on standard error, quiet or not."""
@@ -177,8 +178,21 @@ class RunDirectory:
             print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
 
     def write_config(self, config: Config) -> None:
-        """Write ``config.json``."""
-        self._write_json(CONFIG, config.model_dump(mode="json"))
+        """Write ``config.json``, unless it says that already."""
+        text = as_text(config.model_dump(mode="json"))
+        with contextlib.suppress(OSError, ValueError):
+            if (self.path / CONFIG).read_text() == text:
+                return
+        if self.is_writer:
+            replace_text(self.path / CONFIG, text)
+
+    def try_config(self, config: Config) -> None:
+        """Write what :meth:`write_config` would beside it, and remove it again: an ``OSError`` where that can't be."""
+        beside = self.path / f".{CONFIG}.tmp"
+        try:
+            write_synced(beside, as_text(config.model_dump(mode="json")).encode())
+        finally:
+            beside.unlink(missing_ok=True)
 
     def remove_summary(self) -> None:
         """Remove the summary of an earlier session: the run is not at its end any more."""
@@ -191,7 +205,12 @@ class RunDirectory:
 
     def _write_json(self, name: str, value: Any) -> None:
         if self.is_writer:
-            replace_text(self.path / name, json.dumps(value, indent=2) + "\n")
+            replace_text(self.path / name, as_text(value))
+
+
+def as_text(value: Any) -> str:
+    """A value as the run's files have it."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 def is_writer(topology: Topology) -> bool:
@@ -278,8 +297,8 @@ def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
     return seed
 
 
-def open_run(path: Path, config: Config, trust: bool = False) -> RunDirectory:
-    """A run that is resumed, its ``config.json`` brought up to date; it comes back locked.
+def open_run(path: Path, config: Config, trust: bool = False, later: bool = False) -> RunDirectory:
+    """A run that is resumed, its ``config.json`` brought up to date, or to be so ``later``; it comes back locked.
 
     Raises:
         ValueError: another process is writing it; or it would be written through a link, and that isn't trusted.
@@ -289,7 +308,10 @@ def open_run(path: Path, config: Config, trust: bool = False) -> RunDirectory:
     run = RunDirectory(path)
     run.lock()
     try:
-        run.write_config(config)
+        if later:
+            run.try_config(config)
+        else:
+            run.write_config(config)
     except OSError as error:
         run.unlock()
         raise ValueError(f"run {path}: {CONFIG} can't be written ({error.strerror or error})") from None

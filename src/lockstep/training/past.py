@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.config.run import Config
 from lockstep.training.limits import follows_length
+from lockstep.training.reference_policy import reference_digest
 
 Evaluated = dict[str, Any]
 """``step`` and ``return_mean`` of an evaluation."""
@@ -24,6 +25,7 @@ class Past:
         total_steps: by which schedules fall; ``lengths`` are the changes of it, if there are any schedules that do: at
             which ``global_step`` it ``was`` and what it ``is`` since.
         best_evaluation: with the highest mean return, the newest among equals; ``last_evaluation`` the newest.
+        reference_sha256: of GRPO's reference policy; None without one.
     """
 
     started: str | None = None
@@ -32,6 +34,7 @@ class Past:
     score: float | None = None
     best_evaluation: Evaluated | None = None
     last_evaluation: Evaluated | None = None
+    reference_sha256: str | None = None
 
     @classmethod
     def of(cls, state: Mapping[str, Any] | None, started: str) -> Past:
@@ -49,6 +52,7 @@ class Past:
             state.get("score"),
             best,
             last,
+            state.get("reference_sha256"),
         )
 
     def goes_on_for(self, config: Config, step: int) -> None:
@@ -56,6 +60,10 @@ class Past:
         was, self.total_steps = self.total_steps, config.total_steps
         if step and was not in (None, config.total_steps) and follows_length(config):
             self.lengths = [*self.lengths, {"global_step": step, "was": was, "is": config.total_steps}]
+
+    def keeps_to(self, config: Config) -> None:
+        """Takes in which reference policy GRPO has: a path alone doesn't tell."""
+        self.reference_sha256 = reference_digest(config)
 
     def evaluated(self, step: int, return_mean: float) -> None:
         """Takes in an evaluation, whose mean return is the score."""

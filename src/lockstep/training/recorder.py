@@ -54,7 +54,9 @@ class Recorder:
         self.steps_before = session.counted.global_step
         self.past = Past.of(session.remembered, run.started or utc_date(time.monotonic() - started))
         self.past.goes_on_for(config, session.counted.global_step)
+        self.past.keeps_to(config)
         self.saved_iteration: int | None = None
+        self._compared: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
         self.trackers = run.open_trackers(config)
         self.fingerprints = run.open_records(FINGERPRINTS) if config.proof.trace else None
@@ -141,30 +143,52 @@ class Recorder:
             self.fingerprints.log({"iteration": self.counted.iteration, **digests})
 
     def asks(self) -> int:
-        """Returns the code by which the writer asks that the state be saved, by the clock; elsewhere ``RUNNING``."""
-        return self.keeper.asks() if self.run.is_writer else RUNNING
+        """Returns the code by which the writer asks that the state be saved, by the clock; elsewhere ``RUNNING``.
+
+        A state in memory waits for a checkpoint that is being written: who went on from the former would never have
+        the latter.
+        """
+        asked = self.keeper.asks() if self.run.is_writer else RUNNING
+        return RUNNING if asked == KEEP and self.checkpoints.is_writing else asked
+
+    def compare(self, when: str) -> None:
+        """Compares what all ranks hold, once after an iteration.
+
+        Raises:
+            DesyncError: on every rank; nothing that differs is saved.
+        """
+        if self._compared != self.counted.iteration:
+            self.session.check_in_sync(when)
+            self._compared = self.counted.iteration
 
     def save_checkpoint(self, force: bool = False, asked: int = RUNNING) -> None:
         """Saves the state, once, if that is due, forced, or what ranks have agreed on; it is written in the background.
 
         It is due at every interval, and where the best is kept also after an evaluation that was the best so far.
-        ``asked`` is ``SAVE``, a checkpoint, or ``KEEP``, in memory. The same on every rank.
+        ``asked`` is ``SAVE``, a checkpoint, or ``KEEP``, in memory. The same on every rank. What ranks hold is compared
+        before: a state of one that differs would be every rank's where it is gone on from.
         """
         iteration, step, config = self.counted.iteration, self.counted.global_step, self.config
         best = config.checkpoint.keep_best and self.evaluation_due() and self.past.is_best_at(step)
         due = force or best or comes_due(config.checkpoint.interval, iteration) or asked == SAVE
         if self.saved_iteration == iteration or not (due or asked == KEEP):
             return
+        self.compare(f"after iteration {iteration}")
         life.begin(Part.CHECKPOINT)
         started = time.monotonic()
         files = self.session.checkpoint_files({"wall_time": self.wall_time(), **self.past.to_json()})
         facts = {"rows": iteration, "config": config.model_dump(mode="json")}
         if due:
-            self.checkpoints.save(step, files, self.past.score_at(step, config.eval.interval > 0), facts)
+            evaluates = config.eval.interval > 0
+            planned = evaluates or comes_due(config.checkpoint.interval, iteration) or self._is_over()
+            self.checkpoints.save(step, files, self.past.score_at(step, evaluates), {**facts, "planned": planned})
             self.saved_iteration = iteration
             self.keeper.saved()
         else:
             self._keep(files, facts, started)
+
+    def _is_over(self) -> bool:
+        return self.counted.iteration >= self.config.num_iterations
 
     def _keep(self, files: dict[str, bytes], facts: dict[str, Any], started: float) -> None:
         """Keeps a state in memory; without room for it the launcher has the checkpoints alone."""
@@ -174,7 +198,7 @@ class Recorder:
         try:
             self.run.check_memory(size)
             self.memory.save(self.counted.global_step, files, None, facts)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:  # the directory itself may be gone: of a user who has logged out
             self.run.warn(f"no more states are kept in memory, and restarts go on from checkpoints ({error})")
             self.keeper.stop_keeping()
         self.keeper.kept(time.monotonic() - started + before)
@@ -220,7 +244,7 @@ class Recorder:
 
     def finish(self, stop: int) -> TrainResult:
         """Compares the ranks for the last time, waits for the last checkpoint and writes ``summary.json``."""
-        self.session.check_in_sync("at the end")
+        self.compare("at the end")
         self.save_checkpoint(force=True)
         self.checkpoints.wait()
         status, signal = status_of(stop)
@@ -270,6 +294,7 @@ def record_training(
     session = open_session()
     try:
         lines = start_lines(session)
+        run.write_config(session.config)
         run.cut_after(session.counted.iteration, session.counted.global_step, session.config.log)
         recorder = Recorder(session, run, started, checkpoint)
         try:

@@ -18,6 +18,7 @@ from lockstep.envs.registry import make_envs
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, unpack
 from lockstep.training.own_loss.fingerprint import KEY, Fingerprint, same_loss
+from lockstep.training.reference_policy import check_same_reference
 
 
 class Counted(Protocol):
@@ -115,9 +116,10 @@ def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
     """Sets counters and history to those of a checkpoint: the reverse of :func:`checkpoint_facts`.
 
     Raises:
-        ValueError: it was trained with another loss of the user's own; one line.
+        ValueError: it was trained with another loss of the user's own, or another reference policy; one line.
     """
     session.own_loss = same_loss(session.config.ppo.loss, session.own_loss, facts)
+    check_same_reference(session.config, facts)
     load_counters(session.counted, facts)
     session.remembered = facts
     session.wall_time_before = float(facts.get("wall_time", 0.0))
