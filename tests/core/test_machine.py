@@ -1,6 +1,9 @@
 """What of the processor decides the last bits, read from the kernel's own description."""
 
+import os
 import platform
+import subprocess
+import sys
 
 import pytest
 
@@ -41,3 +44,31 @@ def test_without_the_kernels_word_the_architecture_stands(monkeypatch, tmp_path)
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "nothing")
     assert machine.instruction_set() == platform.machine()
     assert machine.cpu_features() == ()
+
+
+def test_numpy_computes_with_one_thread_from_there_on():
+    """In a process of its own: how many NumPy has is settled when it is loaded."""
+    code = """if True:
+        import numpy, threadpoolctl
+        from lockstep.core.machine import one_blas_thread
+        before = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+        one_blas_thread()
+        print(before, [p["num_threads"] for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"])
+    """
+    variables = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=variables | {"OPENBLAS_NUM_THREADS": "2"}
+    )
+    before, after = ended.stdout.split("] [")
+    assert "1" in after, ended.stderr
+    assert set(after.rstrip("]\n").split(", ")) == {"1"}
+    assert before
+
+
+def test_variables_that_choose_kernels_are_a_fact(monkeypatch):
+    for name in machine.KERNEL_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert machine.kernel_variables() == ""
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
+    monkeypatch.setenv("MKL_CBWR", "AUTO")
+    assert machine.kernel_variables() == "MKL_CBWR=AUTO OPENBLAS_CORETYPE=Nehalem"

@@ -12,8 +12,8 @@ class Point:
     Args:
         num_envs: environments.
         device: where they live.
-        style: ``isaac`` (a dict of observation groups, no final observation, buffers used again) or ``maniskill``
-            (tensors, final observations, success, state hooks).
+        style: ``isaac`` (a dict of observation groups, no final observation, buffers used again), ``maniskill``
+            (tensors, final observations, success, state hooks) or ``sparing`` (the like, of steps that end an episode).
     """
 
     def __init__(self, num_envs, device, style):
@@ -52,6 +52,8 @@ class Point:
             last = self._observe()
             assert isinstance(last, torch.Tensor)
             info = {"final_observation": last.clone(), "success": terminated.clone()}
+        if self.style == "sparing" and done.any():
+            info = {"final_info": {"success": terminated.clone()}}
         fresh = torch.rand((self.num_envs, 2), device=self.device) * 2 - 1
         self.place = torch.where(done.unsqueeze(1), fresh, self.place)
         self.steps = torch.where(done, 0.0, self.steps)
@@ -64,6 +66,10 @@ def isaac(num_envs, device, seed):
 
 def maniskill(num_envs, device, seed):
     return Point(num_envs, device, "maniskill")
+
+
+def sparing(num_envs, device, seed):
+    return Point(num_envs, device, "sparing")
 
 
 def single(num_envs, device, seed):

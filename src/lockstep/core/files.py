@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 """Flags by which a file is made, and none opened that is there."""
@@ -42,6 +44,28 @@ def replace_text(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value as JSON, whole or not at all, unless the file says it already; an ``OSError`` names ``path``."""
+    text = _as_text(value)
+    with contextlib.suppress(OSError, ValueError):
+        if path.read_text() == text:
+            return
+    replace_text(path, text)
+
+
+def try_json(path: Path, value: Any) -> None:
+    """Writes what :func:`write_json` would beside its place, and removes it: an ``OSError`` where that can't be."""
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        write_synced(beside, _as_text(value).encode())
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
 
 
 def new_directory(path: Path) -> Path:

@@ -34,6 +34,13 @@ HEAP_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX")
 """By which a user has chosen how many heaps there are, and what lies in them."""
 
 
+KERNEL_VARIABLES = (
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY", "NPY_DISABLE_CPU_FEATURES"),
+)
+"""By which libraries choose how they compute, and so the last bits."""
+
+
 def system_fact(file: Path, *keys: str) -> str:
     """The first value of one of the keys in a file of the kernel's (``key: value`` a line); empty where it isn't."""
     with contextlib.suppress(OSError):
@@ -112,3 +119,19 @@ def keep_freed_memory(one_heap: bool = False) -> bool:
     if one_heap and not any(name in os.environ for name in HEAP_VARIABLES):
         wanted += [(MMAP_MAX, 0), (ARENA_MAX, 1)]
     return all([bool(mallopt(*option)) for option in wanted])
+
+
+def kernel_variables() -> str:
+    """The :data:`KERNEL_VARIABLES` that are set, ``NAME=value`` with blanks between them."""
+    return " ".join(f"{name}={os.environ[name]}" for name in sorted(KERNEL_VARIABLES) if name in os.environ)
+
+
+def one_blas_thread() -> None:
+    """Lets NumPy and SciPy compute with one thread from here on, whatever processes and cores there are.
+
+    The last bits of what an environment has them compute depend on it, and environments are stepped here, in ranks that
+    others start and in worker processes.
+    """
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(1, "blas")

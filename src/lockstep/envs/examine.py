@@ -16,6 +16,7 @@ from gymnasium.utils.env_checker import check_env
 from lockstep.config.presets import defaults_for, has_preset
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import RunError
+from lockstep.core.machine import one_blas_thread
 from lockstep.core.process import fail_now
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import MASK
@@ -73,6 +74,7 @@ def examine(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
     Raises:
         ValueError: it can't be made, or a space isn't supported; one line.
     """
+    one_blas_thread()
     description = describe(config)
     yield Finding("ok", f"spaces: {in_words(description)}")
     yield _settings(description)

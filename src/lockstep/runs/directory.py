@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
-from lockstep.core.files import new_directory, replace_text, write_synced
+from lockstep.core.files import new_directory, try_json, write_json
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import PYTREE, CheckpointError, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
@@ -178,21 +178,9 @@ class RunDirectory:
             print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
 
     def write_config(self, config: Config) -> None:
-        """Write ``config.json``, unless it says that already."""
-        text = as_text(config.model_dump(mode="json"))
-        with contextlib.suppress(OSError, ValueError):
-            if (self.path / CONFIG).read_text() == text:
-                return
+        """Write ``config.json``."""
         if self.is_writer:
-            replace_text(self.path / CONFIG, text)
-
-    def try_config(self, config: Config) -> None:
-        """Write what :meth:`write_config` would beside it, and remove it again: an ``OSError`` where that can't be."""
-        beside = self.path / f".{CONFIG}.tmp"
-        try:
-            write_synced(beside, as_text(config.model_dump(mode="json")).encode())
-        finally:
-            beside.unlink(missing_ok=True)
+            write_json(self.path / CONFIG, config.model_dump(mode="json"))
 
     def remove_summary(self) -> None:
         """Remove the summary of an earlier session: the run is not at its end any more."""
@@ -201,16 +189,8 @@ class RunDirectory:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write ``summary.json``."""
-        self._write_json(SUMMARY, summary)
-
-    def _write_json(self, name: str, value: Any) -> None:
         if self.is_writer:
-            replace_text(self.path / name, as_text(value))
-
-
-def as_text(value: Any) -> str:
-    """A value as the run's files have it."""
-    return json.dumps(value, indent=2) + "\n"
+            write_json(self.path / SUMMARY, summary)
 
 
 def is_writer(topology: Topology) -> bool:
@@ -309,7 +289,7 @@ def open_run(path: Path, config: Config, trust: bool = False, later: bool = Fals
     run.lock()
     try:
         if later:
-            run.try_config(config)
+            try_json(path / CONFIG, config.model_dump(mode="json"))
         else:
             run.write_config(config)
     except OSError as error:

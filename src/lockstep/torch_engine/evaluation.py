@@ -32,6 +32,10 @@ def evaluate_policy(session: Session) -> np.ndarray:
         return distributions.mode(net, output[:, 0]), carries[:, 0]
 
     def act(observations: np.ndarray) -> np.ndarray:
+        with torch.inference_mode() if on_host(device) else torch.no_grad():  # what environments do is their own matter
+            return inferred(observations)
+
+    def inferred(observations: np.ndarray) -> np.ndarray:
         nonlocal carry
         lost = torch.from_numpy(envs.buffers.lost).to(device)  # a lost life ends an episode for the learner
         carry = torch.where(lost.view(shards, -1, 1), 0.0, carry)
@@ -39,7 +43,6 @@ def evaluate_policy(session: Session) -> np.ndarray:
         actions, carry = by_shard("loop", mode_actions, x.view(shards, -1, x.shape[-1]), carry)
         return distributions.squash(net, actions.flatten(0, 1).cpu().numpy())
 
-    with torch.inference_mode() if on_host(device) else torch.no_grad():
-        episodes = run_episodes(envs, act, session.config.eval.max_steps)
+    episodes = run_episodes(envs, act, session.config.eval.max_steps)
     rows = torch.from_numpy(episodes).unflatten(0, (shards, -1))
     return session.communicator.gather_shards(rows).flatten(0, 1).numpy()

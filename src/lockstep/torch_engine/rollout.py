@@ -238,6 +238,7 @@ class _Part:
         """Keeps what the environments show before step ``t``."""
         self._out.observations[t] = self._seen(self._buffers.observations)
 
+    @torch.inference_mode()
     def act(self, t: int) -> None:
         """Draws the actions of step ``t``."""
         out, buffers = self._out, self._buffers
@@ -258,16 +259,20 @@ class _Part:
                 self._whole.final[t, self._first + int(env)] = self._seen(final)[0].copy()
         if self._net.core is not None:
             resets = out.terminated[t] | out.truncated[t] if out.dead is None else out.dead[t]
-            self._actor.forget(torch.from_numpy(resets), self._rows)
+            with torch.inference_mode():
+                self._actor.forget(torch.from_numpy(resets), self._rows)
         self.observe(t + 1)
 
 
-@torch.inference_mode()
 def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, out: Rollout) -> None:
-    """Steps every local environment ``T`` times, filling ``out``; infers for one part of them while others step."""
+    """Steps every local environment ``T`` times, filling ``out``; infers for one part of them while others step.
+
+    Environments are stepped as their own code expects it: they may take gradients.
+    """
     out.final.clear()
     out.stated.clear()
-    actor.begin(state.recurrent_state)
+    with torch.inference_mode():
+        actor.begin(state.recurrent_state)
     parts = [_Part(state, envs, actor, noise, out, part) for part in envs.parts]
     for number, part in enumerate(parts):
         part.observe(0)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from lockstep.config.algorithms import PPOConfig
 from lockstep.config.run import Config, RunOptions
+from lockstep.config.sections import NetworkConfig
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.shards import uneven
 from lockstep.core.tree import Tree
@@ -81,3 +84,23 @@ def grpo_notes(config: Config, limit: int | None) -> list[str]:
         return []
     longest = "has no time limit" if limit is None else f"lets them last {limit}"
     return [f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}"]
+
+
+def unread_settings(config: Config, discrete: bool) -> list[str]:
+    """Lists in a line each what a config asks for and nothing reads, as the rest of it is; of ``discrete`` actions."""
+    ppo, network, found = config.ppo, config.network, list[str]()
+
+    def tell(key: str, value: Any, why: str) -> None:
+        found.append(f"{key}: {value} changes nothing: {why}")
+
+    if config.algorithm == "ppo" and config.grpo.kl_coef:
+        tell("grpo.kl_coef", config.grpo.kl_coef, "algorithm ppo has no reference policy; algorithm grpo has")
+    if config.algorithm == "grpo" and network.shared:
+        tell("network.shared", "true", "algorithm grpo has no critic to share layers with")
+    if ppo.schedule != "adaptive" and ppo.desired_kl != PPOConfig().desired_kl:
+        tell("ppo.desired_kl", ppo.desired_kl, f"ppo.schedule is {ppo.schedule}; adaptive follows it")
+    if discrete and network.state_dependent_std:
+        tell("network.state_dependent_std", "true", "actions are discrete")
+    if discrete and network.log_std_init != NetworkConfig().log_std_init:
+        tell("network.log_std_init", network.log_std_init, "actions are discrete")
+    return found

@@ -20,6 +20,7 @@ from lockstep.policies.videos import EvaluationVideos
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, best_of, step_of
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory
 from lockstep.runs.progress import evaluation_line, full_lines
+from lockstep.training.announcement import unread_settings
 from lockstep.training.audience import Audience
 from lockstep.training.keeping import Keeper
 from lockstep.training.metrics import WORLD_SIZE, Record
@@ -71,6 +72,8 @@ class Recorder:
         """Shows lines and the trackers' places, warns of environments that began anew, keeps a new run's config."""
         for line in [*lines, *self.trackers.places()]:
             self.progress.message(line)
+        for said in unread_settings(self.config, self.session.description.action.discrete):
+            self.run.warn(said)
         restarted = self.session.restarted
         if restarted:
             self.run.warn(f"environments {restarted} couldn't be restored exactly and began a new episode")

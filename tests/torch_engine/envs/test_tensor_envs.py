@@ -20,7 +20,7 @@ from lockstep.envs.batched import array_envs
 from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.tensor import check_tensor_options, named_object
-from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeActions, Simulator, encode
+from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeActions, Simulator, Step, encode, joined
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, of_steps, uniform
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 
@@ -256,6 +256,24 @@ def test_final_observations_and_success_are_taken_where_they_are_given():
     assert step.observation[:, 2].tolist() == [0.0] * 3
     assert step.success is not None
     assert torch.equal(step.success, step.terminated)
+
+
+def test_groups_that_say_nothing_of_success_are_joined_with_those_that_do():
+    """As those of simulators do in whose steps no episode ended."""
+    zeros, nobody = torch.zeros(2), torch.zeros(2, dtype=torch.bool)
+    silent = Step(torch.zeros(2, 3), zeros, nobody, nobody, torch.zeros(2, 3), None)
+    told = silent._replace(reward=zeros + 1, success=torch.tensor([True, False]))
+    rows = torch.ones(4, 3)
+    step = joined([silent, told], rows)
+    assert step.observation is rows
+    assert step.reward.tolist() == [0, 0, 1, 1]
+    assert step.successes is not None
+    assert step.successes.tolist() == [0, 0, 1, -1]
+    first = joined([told, silent], rows).successes
+    assert first is not None
+    assert first.tolist() == [1, -1, 0, 0]
+    assert joined([silent, silent], rows).success is None
+    assert joined([told], rows).success is told.success
 
 
 def test_on_the_host_they_are_what_they_are_on_the_device():

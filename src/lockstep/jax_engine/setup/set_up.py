@@ -15,7 +15,7 @@ import jaxlib.version
 import numpy as np
 
 from lockstep.core.life import life
-from lockstep.core.machine import cpu_features, instruction_set, processor
+from lockstep.core.machine import cpu_features, instruction_set, kernel_variables, one_blas_thread, processor
 from lockstep.core.private import user_cache
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 
@@ -88,6 +88,10 @@ def add_xla_flags(flags: dict[str, str]) -> None:
     os.environ["XLA_FLAGS"] = " ".join(present + added)
 
 
+NUMBERS = {"jax_enable_x64": False, "jax_threefry_partitionable": True}
+"""Settings of JAX's that decide an agent's numbers, which a user's own variables might have set otherwise."""
+
+
 def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:
     """Settles what counts only before JAX's first use of a device.
 
@@ -110,7 +114,10 @@ def configure(threads: int, platform: str, devices: int | None, pool: int | None
     elif platform == "cuda":
         add_xla_flags(GPU_FLAGS)
         jax.config.update("jax_default_matmul_precision", "highest")  # no TF32
+    one_blas_thread()
     jax.config.update("jax_platforms", PLATFORMS[platform])
+    for name, value in NUMBERS.items():
+        jax.config.update(name, value)
     if platform == "cpu":
         _set_cpu_devices(devices or 1)
     use_compilation_cache()
@@ -221,6 +228,7 @@ def machine_facts() -> dict[str, str]:
         "machine": machine.machine(),
         "cpu": processor(),
         "cpu capability": instruction_set(),
+        "kernel variables": kernel_variables(),
         "device": jax.devices()[0].device_kind,
         "platform": jax.default_backend(),
         "jax": jax.__version__,

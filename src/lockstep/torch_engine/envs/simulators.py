@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class Step(NamedTuple):
         observation: rows ``[E, width]``, of the next episode where one ended.
         reward: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
         final: what ended episodes saw last, rows ``[E, width]``.
-        success: whether each task is solved, bool ``[E]``; None where there is no such notion.
+        success: whether each task is solved, bool ``[E]``, or int8 as ``successes``; None: nothing is said.
     """
 
     observation: Tensor
@@ -68,7 +68,22 @@ class Step(NamedTuple):
     @property
     def successes(self) -> Tensor | None:
         """As :class:`lockstep.envs.host_envs.Buffers` has them, int8 ``[E]``."""
-        return None if self.success is None else 2 * self.success.to(torch.int8) - 1
+        if self.success is None or self.success.dtype == torch.int8:
+            return self.success
+        return 2 * self.success.to(torch.int8) - 1
+
+
+def joined(parts: Sequence[Step], observation: Tensor) -> Step:
+    """Joins what groups of environments gave, with all their rows ``observation``; some may say nothing of success."""
+    if len(parts) == 1:
+        return parts[0]._replace(observation=observation)
+    success = None
+    if any(part.success is not None for part in parts):
+        said = (part.successes for part in parts)
+        unsaid = (torch.zeros_like(part.terminated, dtype=torch.int8) for part in parts)
+        success = torch.cat([none if one is None else one for one, none in zip(said, unsaid, strict=True)])
+    reward, terminated, truncated, final = (torch.cat(x) for x in zip(*(part[1:-1] for part in parts), strict=True))
+    return Step(observation, reward, terminated, truncated, final, success)
 
 
 class NativeActions:

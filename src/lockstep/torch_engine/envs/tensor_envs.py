@@ -7,8 +7,6 @@ that a process can hold but one of, are one group.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from lockstep.envs.description import make_arrays
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
 from lockstep.envs.tensor import per_shard
-from lockstep.torch_engine.envs.simulators import NativeActions, Simulator, Step
+from lockstep.torch_engine.envs.simulators import NativeActions, Simulator, Step, joined
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.setup import accelerator
@@ -94,8 +92,7 @@ class TensorEnvs(HostEnvs):
             raise environment_failure(f"environments ({self.description.id})", "step", error) from error
         for part, step in zip(self._slices, parts, strict=True):
             self.observations[part] = step.observation
-        rest: Any = zip(*(step[1:] for step in parts), strict=True)
-        return Step(self.observations, *(x[0] if len(x) == 1 or x[0] is None else torch.cat(x) for x in rest))
+        return joined(parts, self.observations)
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""

@@ -89,8 +89,8 @@ class TensorRollout(Rollout):
         self.device_scores[t] = step.reward
         self.device_ends[0, t] = step.terminated
         self.device_ends[1, t] = step.truncated
-        if step.success is not None:
-            self.device_ends[2, t] = step.successes
+        successes = step.successes
+        self.device_ends[2, t] = 0 if successes is None else successes
         self.last[t] = step.final
 
     def to_host(self, normalize: Any, layout: ObservationLayout) -> None:

@@ -11,11 +11,10 @@ from contextlib import ExitStack
 import gymnasium
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 
 from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
-from lockstep.core.machine import processor
+from lockstep.core.machine import kernel_variables, one_blas_thread, processor
 from lockstep.core.private import user_cache
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
@@ -68,8 +67,8 @@ COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Pins down what decides the last bits (threads, TF32, autotuning) and gives this rank its device."""
+    one_blas_thread()  # of NumPy's; PyTorch has its own, or the number that is set now
     torch.set_num_threads(config.threads)
-    threadpool_limits(config.threads, "blas")
     accelerator.pin_down_kernels(config.device != "cpu", warn_only=config.reduction == "fast")
     if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
         directory, usable = user_cache("inductor")
@@ -93,6 +92,7 @@ def machine_facts(device: torch.device) -> dict[str, str]:
         "machine": platform.machine(),
         "cpu": processor(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "kernel variables": kernel_variables(),
         "device": accelerator.name_of(device),
         "torch": torch.__version__,
         "numpy": np.__version__,
