@@ -60,6 +60,18 @@ def test_a_group_is_resumed_with_the_seeds_it_has(tmp_path):
         check_resumed_seeds(tmp_path / "seed_2", [2, 10])
 
 
+def test_a_run_that_has_trained_or_has_another_seed_is_no_group_that_was_killed(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(Config(seed=3).model_dump_json())
+    with pytest.raises(ValueError, match=r"^seeds: 2, 3 with --resume .*run, which is one run; leave seeds out$"):
+        check_resumed_seeds(run, [2, 3])
+    (run / "metrics.jsonl").write_text('{"iteration": 1, "global_step": 8}\n')
+    with pytest.raises(ValueError, match=r"^seeds: 3, 4 with --resume .*run, which is one run; leave seeds out$"):
+        check_resumed_seeds(run, [3, 4])
+    assert not list(run.glob("seed_*"))
+
+
 def test_a_launcher_of_ranks_starts_one_run():
     with pytest.raises(ValueError, match=r"^num_seeds: 2, but another launcher started this rank"):
         check_seeds(request_of(["CartPole-v1", "--num-seeds", "2"]), Topology(rank=0, world_size=2, launched=True))

@@ -61,6 +61,35 @@ def test_a_group_that_was_stopped_is_resumed(trained, group, tmp_path):
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
 
 
+def test_the_same_words_again_mirror_seeds_to_their_places(tmp_path):
+    words = (*CARTPOLE, "--seed", 3, "--num-seeds", 2, "--name", "group", "--resume", "auto")
+    words = (*words, "--checkpoint.mirror", (tmp_path / "mirror").as_uri(), "--quiet")
+    for step in (128, 256):
+        assert lockstep("train", *words, "--stop-at-step", step, cwd=tmp_path).code == 0
+    assert os.listdir(tmp_path / "mirror") == ["group"]
+    for seed in (3, 4):
+        assert (tmp_path / f"mirror/group/seed_{seed}/checkpoints/step_256").is_dir()
+
+
+def test_fewer_steps_than_a_seed_has_done_are_refused_before_anything_is_written(group, tmp_path):
+    path = copy_of(group, tmp_path / "group")
+    files = [each / name for each in (path, path / "seed_5") for name in ("config.json", "summary.json")]
+    before = [file.read_text() for file in files]
+    ended = lockstep("train", "--resume", path, "--total-steps", 512, cwd=tmp_path)
+    assert ended.code == 2
+    assert "total_steps: 512, but" in error_line(ended)
+    assert "has done 1,024 steps of 1,024; give more" in error_line(ended)
+    assert [file.read_text() for file in files] == before
+
+
+def test_a_finished_group_that_is_resumed_trains_nothing_and_says_so(group, tmp_path):
+    path = copy_of(group, tmp_path / "group")
+    assert lockstep("train", "--resume", path, cwd=tmp_path).code == 0
+    again = json.loads((path / "summary.json").read_text())
+    assert (again["steps_per_second"], again["status"]) == (0.0, "finished")
+    assert again["wall_time"] > group.summary["wall_time"]
+
+
 @pytest.mark.long
 def test_jax_trains_in_turn_what_is_stepped_on_the_host(trained):
     words = ("--engine", "jax", "--env.backend", "gymnasium", "--devices", 1)

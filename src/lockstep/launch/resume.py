@@ -14,6 +14,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.runs.checkpoint import checkpoints_in, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run, seeds_in
+from lockstep.runs.groups import remember_seeds
 from lockstep.runs.stored import stored_config, written_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import records_differ
@@ -121,7 +122,11 @@ def open_directory(
         if not writer:
             return RunDirectory(Path(options.runs_dir), is_writer=False), None
         _check_second_log(None, config.log.jsonl)
-        return create_run(options.runs_dir, options.name, config, options.seeds_from(config.seed)), None
+        seeds = options.seeds_from(config.seed)
+        run = create_run(options.runs_dir, options.name, config, seeds)
+        if options.is_group:
+            remember_seeds(run, seeds)
+        return run, None
     stored = stored_config(path, warn=False)
     if not checkpoints_in(path / CHECKPOINTS):
         which = None  # it ended before its first checkpoint: it begins again

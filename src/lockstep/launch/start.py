@@ -34,7 +34,8 @@ from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, available_processes, topology_of, world_of
 from lockstep.runs.commit import commit_of
-from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer, seeds_in
+from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
+from lockstep.runs.groups import seeds_of
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import remember_names
@@ -109,7 +110,7 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
     path, _ = find_run(options.resume, options.runs_dir, single=False)
     if options.is_group:
         check_resumed_seeds(path, options.seeds_from(config.seed))
-    if not seeds_in(path):
+    if not seeds_of(path):
         return request, None
     config = stored_config(path)
     return request, (path, world_of(options, config, topology), "as they are resumed")

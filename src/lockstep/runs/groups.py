@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.core.files import replace_text
+from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
-from lockstep.runs.directory import RunDirectory
+from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory, seeds_in
+from lockstep.runs.listing import UnreadableError, read_object
 
 INCIDENTS = ("restarts", "restarted_environments", "missing_rows")
 OWN = (
@@ -22,6 +27,72 @@ DIFFERENT = {*OWN, "final_success_rate", "wall_time", "steps_per_second", "best_
 """What of a seed's summary the group's doesn't say as its own."""
 TAKEN_BY_ALL = ("iteration", "global_step")
 """What it says as that of the seed that is least far: up to there the curves go."""
+GROUP_JSON = "group.json"
+"""What a group keeps beside its config: its ``seeds``, before they are made, and ``wall_time`` of earlier sessions."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """How far a group was when its session began.
+
+    Attributes:
+        wall_time: of the sessions before, in seconds.
+        steps: of each run, by its directory.
+    """
+
+    wall_time: float = 0.0
+    steps: Mapping[Path, int] = field(default_factory=dict)
+
+
+def remember_seeds(group: RunDirectory, seeds: Sequence[int]) -> None:
+    """Writes down which seeds a group is of, so that one which is killed while it makes them goes on with all."""
+    _keep(group, {"seeds": list(seeds)})
+
+
+def forget_seeds(group: RunDirectory) -> None:
+    """Removes what :func:`remember_seeds` wrote, of a group that can't begin."""
+    if group.is_writer:
+        (group.path / GROUP_JSON).unlink(missing_ok=True)
+
+
+def seeds_of(group: Path) -> list[int]:
+    """Returns the seeds of a group, in order: those it was asked for, and those it has; none of a single run.
+
+    Groups of versions that didn't write down which were asked for are of those they have.
+    """
+    asked = _kept(group).get("seeds")
+    kept = [seed for seed in asked if type(seed) is int and seed >= 0] if isinstance(asked, list) else []
+    return sorted({*kept, *(int(each.name.removeprefix(SEED)) for each in seeds_in(group))})
+
+
+def begin_group(group: RunDirectory, runs: Sequence[Path]) -> Before:
+    """Begins a session of a group: removes the summary of the one before, and returns how far its runs are."""
+    wall_time = _read(group.path / SUMMARY).get("wall_time", _kept(group.path).get("wall_time"))
+    before = Before(
+        float(wall_time) if isinstance(wall_time, int | float) else 0.0,
+        {run: next((step_of(each) or 0 for each in checkpoints_in(run / CHECKPOINTS)), 0) for run in runs},
+    )
+    _keep(group, {"wall_time": before.wall_time})
+    group.remove_summary()
+    return before
+
+
+def _keep(group: RunDirectory, facts: Mapping[str, Any]) -> None:
+    kept = _kept(group.path)
+    if group.is_writer and not facts.items() <= kept.items():
+        replace_text(group.path / GROUP_JSON, json.dumps({**kept, **facts}, indent=2) + "\n")
+
+
+def _kept(group: Path) -> dict[str, Any]:
+    return _read(group / GROUP_JSON)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """What a file holds; nothing if it is missing or damaged."""
+    try:
+        return read_object(file)
+    except (OSError, UnreadableError):
+        return {}
 
 
 def finish_group(
@@ -30,6 +101,7 @@ def finish_group(
     count: int,
     seconds: float,
     say: Callable[[str], None],
+    before: Before = Before(),
 ) -> dict[str, Any]:
     """Writes a group's curves and its ``summary.json``, and returns that.
 
@@ -37,8 +109,9 @@ def finish_group(
         group: its directory.
         seeds: summaries of its runs, by their directories, as far as they have any.
         count: of its runs.
-        seconds: that all took together.
+        seconds: that all took together in this session.
         say: shows a line to the user.
+        before: how far the group was when it began.
     """
     directories = {summary["seed"]: path for path, summary in seeds.items()}
     first = next(iter(seeds.values()))
@@ -47,7 +120,7 @@ def finish_group(
         say(MISSING_PLOT.format(CURVES_PNG))
     listed = [{name: each.get(name) for name in OWN} | {"directory": path.name} for path, each in seeds.items()]
     final = [ends[-1].item() if curve.iterations else None for ends in (curve.iqm, curve.low, curve.high)]
-    steps = sum(summary["global_step"] for summary in seeds.values())
+    steps = sum(max(0, each["global_step"] - before.steps.get(path, 0)) for path, each in seeds.items())
     summary = {
         "status": status_of([each["status"] for each in seeds.values()], count),
         **{name: value for name, value in first.items() if name not in DIFFERENT},
@@ -56,7 +129,7 @@ def finish_group(
         "num_seeds": len(seeds),
         "final_return": final[0],
         "final_return_interval": final[1:] if curve.iterations else None,
-        "wall_time": seconds,
+        "wall_time": before.wall_time + seconds,
         "steps_per_second": steps / seconds,
         "seeds": listed,
     }

@@ -8,7 +8,13 @@ import pytest
 from command_line import SMALL, error_line, lockstep, trained
 from safetensors.numpy import load_file
 
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.topology import Topology
+from lockstep.jax_engine.seeds.train import train
 from lockstep.runs.curves import METRIC, curve_of
+from lockstep.runs.directory import RunDirectory, seeds_in
+from lockstep.runs.groups import seeds_of
+from lockstep.runs.stored import stored_config
 
 pytestmark = pytest.mark.exact
 
@@ -73,6 +79,24 @@ def test_a_network_that_draws_more_than_parameters_is_refused(tmp_path):
     words = (*BASE, "--network.custom", "equinox_nets:RandomSigns", "--num-seeds", 2, "--quiet")
     ended = lockstep("train", *words, cwd=tmp_path)
     assert "equinox_nets:RandomSigns makes more than parameters of its key" in error_line(ended)
+
+
+def test_the_seeds_of_a_group_are_there_before_programs_are_compiled(tmp_path, monkeypatch):
+    """So that a group which is killed meanwhile can go on."""
+    config, seen = Config(seed=5), []
+
+    def open_sessions(*_):
+        seen.extend((seed.name, stored_config(seed).seed) for seed in seeds_in(tmp_path))
+        seen.append(seeds_of(tmp_path))
+        raise ValueError("it can't be had here")
+
+    monkeypatch.setattr("lockstep.jax_engine.seeds.train.open_sessions", open_sessions)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    topology = Topology(rank=0, world_size=1)
+    with pytest.raises(ValueError, match="can't be had"):
+        train(config, RunDirectory(tmp_path), topology, RunOptions(num_seeds=2))
+    assert seen == [("seed_5", 5), ("seed_6", 6), [5, 6]]
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]  # the name is free again
 
 
 def test_seeds_differ(exact):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from lockstep.jax_engine.train import Trainer
 from lockstep.jax_engine.train import train as train_one
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory, open_seed
-from lockstep.runs.groups import finish_group, together
+from lockstep.runs.groups import finish_group, forget_seeds, remember_seeds, together
 from lockstep.training.recorder import Recorder
 from lockstep.training.stop import RUNNING, StopRequest, TrainResult, stop_requests
 
@@ -143,11 +144,31 @@ def train(
         return _train_seeds(config, run, topology, options, request, started)
 
 
+def _made_seeds(run: RunDirectory, config: Config, seeds: Sequence[int]) -> list[RunDirectory]:
+    """Makes the directories of all seeds, before programs are compiled: a group killed meanwhile is seen to be one."""
+    remember_seeds(run, seeds)
+    return [open_seed(run, config.model_copy(update={"seed": seed})) for seed in seeds]
+
+
+def _remove_seeds(run: RunDirectory, seeds: Sequence[RunDirectory]) -> None:
+    """Removes the directories of seeds that can't begin, so that the run's name is free again."""
+    for seed in seeds:
+        seed.unlock()
+        if seed.is_writer:
+            shutil.rmtree(seed.path, ignore_errors=True)
+    forget_seeds(run)
+
+
 def _train_seeds(
     config: Config, run: RunDirectory, topology: Topology, options: RunOptions, request: StopRequest, started: float
 ) -> TrainResult:
-    seeds, sessions = open_sessions(config, topology, options)
-    recorders = [Recorder(each, open_seed(run, each.config), started) for each in sessions]
+    directories = _made_seeds(run, config, options.seeds_from(config.seed))
+    try:
+        seeds, sessions = open_sessions(config, topology, options)
+    except BaseException:
+        _remove_seeds(run, directories)
+        raise
+    recorders = [Recorder(*each, started) for each in zip(sessions, directories, strict=True)]
     trainers = [Trainer(*each, options, request) for each in zip(sessions, recorders, strict=True)]
     trainer = SeedsTrainer(seeds, trainers, run, started)
     try:

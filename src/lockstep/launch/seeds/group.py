@@ -25,13 +25,16 @@ from lockstep.launch.defaults import RunRequest
 from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
+from lockstep.launch.seeds.making import has_trained, make_seeds
+from lockstep.launch.seeds.resuming import Change, changed_seeds, put_back, write_changes
 from lockstep.launch.seeds.seed_run import SeedRun
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
-from lockstep.runs.directory import SEED, RunDirectory, create_run, open_run, seeds_in
-from lockstep.runs.groups import finish_group, together_in_turn
+from lockstep.runs.directory import SEED, RunDirectory, create_run, open_run
+from lockstep.runs.groups import begin_group, finish_group, seeds_of, together_in_turn
 from lockstep.runs.listing import UnreadableError, config_of, last_record
 from lockstep.runs.progress import Progress, make_progress
+from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import remember_names
 from lockstep.training.own_loss.recorded import told_apart
@@ -70,6 +73,7 @@ def start_group(
     check_engine_options(options, config)
     check_limits(options, config)
     check_company(config)
+    changed, before = dict[Path, Change](), None
     if path is None:
         seeds = options.seeds_from(config.seed)
         description = functools.cache(lambda: request.description or describe(config.env))
@@ -79,10 +83,12 @@ def start_group(
             remember_names(config)
         directory = create_run(options.runs_dir, options.name, config, seeds)
     else:
-        directory, lines, seeds = open_run(path, config, options.trust), [], []
+        changed, before = changed_seeds(path, config, request.overrides, options), stored_config(path)
+        directory, lines, seeds = open_run(path, config, options.trust), [], seeds_of(path)
     directory.command = None if command is None else without_secrets(["lockstep", *command])
     try:
-        paths = make_seeds(directory, config, seeds, options.trust) if made else seeds_in(directory.path)
+        write_changes(changed, options.trust)
+        paths = make_seeds(directory, config, seeds, options.trust)
         at_once = min(len(paths), side_by_side(options, config, world))
         how = "in turn" if at_once == 1 else f"{at_once} side by side"
         numbers = [each.name.removeprefix(SEED) for each in paths]
@@ -90,39 +96,16 @@ def start_group(
         progress = make_progress(config.total_steps * len(paths), options.quiet)
         for each in [*lines, line]:
             progress.message(each)
-        settings = settings_of(options, {} if made else request.overrides)
-        return directory.path, Group(directory, paths, settings, command, at_once, progress).train()
+        return directory.path, Group(directory, paths, settings_of(options), command, at_once, progress).train()
     except ValueError:
         if made and not has_trained(directory.path):
             shutil.rmtree(directory.path)
+        elif before is not None:
+            put_back(changed)
+            directory.write_config(before)
         raise
     finally:
         directory.unlock()
-
-
-def has_trained(group: Path) -> bool:
-    """Tells whether anything is left of what a seed of a group has trained."""
-    return any(any(seed.glob("checkpoints/step_*")) or last_record(seed / METRICS_JSONL) for seed in seeds_in(group))
-
-
-def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust: bool) -> list[Path]:
-    """Makes the directory of each seed's run, with its config; a mirror has a place for each.
-
-    That is remembered as what this user has trained with, unless it is trusted for this once.
-    """
-    mirror, made = config.checkpoint.mirror, []
-    for seed in seeds:
-        own: dict[str, Any] = {"seed": seed}
-        if mirror is not None:
-            own["checkpoint"] = config.checkpoint.model_copy(
-                update={"mirror": f"{mirror.rstrip('/')}/{group.path.name}"}
-            )
-        run = create_run(str(group.path), f"{SEED}{seed}", config.model_copy(update=own))
-        run.unlock()
-        if not trust:
-            remember_names(config.model_copy(update=own))
-        made.append(run.path)
-    return made
 
 
 def side_by_side(options: RunOptions, config: Config, world: World) -> int:
@@ -161,7 +144,7 @@ class Group:
     Args:
         directory: the group's, locked.
         paths: of its runs.
-        settings: options and overrides for each of them.
+        settings: options for each of them.
         command: the words after ``lockstep`` that asked for the group; None: nobody typed them.
         at_once: how many train at a time.
         progress: shows how far all are.
@@ -185,24 +168,25 @@ class Group:
         """Trains them all; returns 0, or 128 + n of the signal that stopped them.
 
         Raises:
-            ValueError: the first of them couldn't be started; its line, and nothing is left of the group.
+            ValueError: the first of them couldn't be started, nor any other; its line.
             RunError: some failed; the line of the first, once the others are done.
         """
-        self.directory.remove_summary()
+        before = begin_group(self.directory, [run.path for run in self.runs])
         with temporary_directory() as folder:
             signalled = self._loop(folder)
         failed = [run for run in self.runs if run.failed(signalled)]
         ended = {run.path: summary for run in self.runs if (summary := run.summary()) is not None}
         if ended:
             self._compare_losses()
-            finish_group(self.directory, ended, len(self.runs), time.monotonic() - self._began, self._progress.message)
+            seconds, say = time.monotonic() - self._began, self._progress.message
+            finish_group(self.directory, ended, len(self.runs), seconds, say, before)
         self._progress.close()
         if not failed:
             if signalled and not ended:
                 print(f"lockstep: error: interrupted (--resume {self.directory.path} goes on)", file=sys.stderr)
             return 128 + signalled if signalled else 0
-        first = failed[0]
-        if first.code == EXIT_USER_ERROR and not ended:
+        first, refused = failed[0], all(run.code in (None, EXIT_USER_ERROR) for run in self.runs)
+        if refused or (first.code == EXIT_USER_ERROR and not ended):
             raise ValueError(first.error)
         others = f"; {len(failed) - 1} more failed" if failed[1:] else ""
         raise RunError(f"{first.path.name}: {first.error}{others} (--resume {self.directory.path} goes on)")
@@ -268,10 +252,10 @@ class Group:
             self._progress.update(together_in_turn(running, ended, others, self._speed.of(steps, time.monotonic())))
 
 
-def settings_of(options: RunOptions, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options and overrides that each run of a group gets, nested as in a config file."""
+def settings_of(options: RunOptions) -> dict[str, Any]:
+    """Returns the options that each run of a group gets, as in a config file; its settings are in its own."""
     given = {name: getattr(options, name) for name in PASSED if name in options.model_fields_set}
-    return {**overrides, **given, **({"trust": True} if options.trust else {})}
+    return {**given, **({"trust": True} if options.trust else {})}
 
 
 def _of_one(command: Sequence[str], seed: str) -> list[str]:

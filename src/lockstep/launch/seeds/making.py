@@ -1,0 +1,71 @@
+"""The directories of a group's runs: what each has of the group's config, and how those are made that aren't there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.config.run import Config
+from lockstep.runs.checkpoint import checkpoints_in
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, SEED, RunDirectory, create_run, is_run, seeds_in
+from lockstep.runs.groups import remember_seeds
+from lockstep.runs.listing import last_record
+from lockstep.runs.stored import stored_config
+from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trust import remember_names
+
+
+def config_of_seed(group: Path, config: Config, seed: int) -> Config:
+    """Returns the config of one seed's run in a group with ``config``; a mirror has a place for it."""
+    mirror = config.checkpoint.mirror
+    if mirror is None:
+        return config.model_copy(update={"seed": seed})
+    place = f"{mirror.rstrip('/')}/{group.resolve().name}"
+    checkpoint = config.checkpoint.model_copy(update={"mirror": place})
+    return config.model_copy(update={"seed": seed, "checkpoint": checkpoint})
+
+
+def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust: bool) -> list[Path]:
+    """Makes the directory of each seed's run that isn't there yet, with its config; returns those of all.
+
+    The group remembers first which seeds it is of. A config is remembered as what this user has trained with, unless
+    it is trusted for this once.
+    """
+    remember_seeds(group, seeds)
+    paths = [group.path / f"{SEED}{seed}" for seed in seeds]
+    for seed, path in zip(seeds, paths, strict=True):
+        own = config_of_seed(group.path, config, seed)
+        if not is_run(path):
+            for torn in path.glob(f".{CONFIG}.*"):  # by whoever was killed while writing it
+                torn.unlink(missing_ok=True)
+            create_run(str(group.path), path.name, own).unlock()
+        if not trust:
+            remember_names(own)
+    return paths
+
+
+def has_trained(path: Path) -> bool:
+    """Tells whether anything is left of what a run, or a seed of a group, has trained."""
+    runs = (path, *seeds_in(path))
+    return any(checkpoints_in(run / CHECKPOINTS) or last_record(run / METRICS_JSONL) for run in runs)
+
+
+def could_be_group(path: Path, seeds: Sequence[int]) -> bool:
+    """Tells whether a run that has trained nothing may be a group of these seeds that ended before it said so."""
+    if has_trained(path) or path in seeds_in(path.parent):
+        return False
+    return stored_config(path, warn=False).seed == seeds[0]
+
+
+def begin_again(path: Path, seeds: Sequence[int]) -> None:
+    """Makes the seeds of a group that ended before any was made.
+
+    Raises:
+        ValueError: another process writes it; one line.
+    """
+    group = RunDirectory(path)
+    group.lock()
+    try:
+        make_seeds(group, stored_config(path), seeds, trust=True)  # whoever goes on with them sees to what they name
+    finally:
+        group.unlock()

@@ -1,0 +1,82 @@
+"""What words given to a group that is resumed change in its runs: found and checked for all before any is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.config.files import nested
+from lockstep.config.run import Config, RunOptions
+from lockstep.launch.resume import open_directory, resumed_config
+from lockstep.launch.seeds.making import config_of_seed
+from lockstep.runs.directory import LOCK, open_run, seeds_in
+from lockstep.runs.lock import is_held
+from lockstep.runs.stored import stored_config
+from lockstep.training.limits import follows_length
+
+Change = tuple[Config, Config]
+"""A run's config as it is stored, and as it is to be."""
+
+
+def settings_of_seeds(group: Path, config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what overrides of a group are to its runs, nested: each has its own seed, and its place on a mirror.
+
+    Args:
+        group: its directory.
+        config: of the group, under the overrides.
+        overrides: nested or dotted.
+    """
+    settings = nested({name: value for name, value in overrides.items() if name != "seed"})
+    if "mirror" in settings.get("checkpoint", {}):
+        mirror = config_of_seed(group, config, config.seed).checkpoint.mirror
+        settings["checkpoint"] = {**settings["checkpoint"], "mirror": mirror}
+    return settings
+
+
+def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], options: RunOptions) -> dict[Path, Change]:
+    """Finds the runs of a group whose configs its overrides change; arguments as :func:`settings_of_seeds`.
+
+    Raises:
+        ValueError: one of them can't be resumed so, or another process writes it; one line, and nothing was written.
+    """
+    settings, changed = settings_of_seeds(group, config, overrides), dict[Path, Change]()
+    if not settings:
+        return changed
+    mirror = settings.get("checkpoint", {}).get("mirror")
+    for run in seeds_in(group):
+        stored = stored_config(run, warn=False)
+        own = resumed_config(run, settings, options.trust, warn=False, named=() if mirror is None else (mirror,))
+        if own == stored:
+            continue
+        if is_held(run / LOCK):
+            raise ValueError(f"run {run} is being written by another process; wait for it or stop it")
+        open_directory(own, options, run, None, writer=False)  # refuses what a single run would be refused
+        changed[run] = stored, own
+    return changed
+
+
+def write_changes(changed: Mapping[Path, Change], trust: bool) -> None:
+    """Writes configs of runs before any goes on, for one may be long in its turn, and says what they change."""
+    for line in dict.fromkeys(line for change in changed.values() for line in _in_words(*change)):
+        print(f"lockstep: {line}", file=sys.stderr)
+    for run, (_, config) in changed.items():
+        open_run(run, config, trust).unlock()
+
+
+def put_back(changed: Mapping[Path, Change]) -> None:
+    """Writes configs as they were, of runs that refused to go on."""
+    for run, (stored, _) in changed.items():
+        open_run(run, stored, trust=True).unlock()
+
+
+def _in_words(stored: Config, config: Config) -> Iterable[str]:
+    """Says what a resumed run does otherwise from here on, as one that is resumed by itself."""
+    if stored.total_steps != config.total_steps:
+        change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
+        note = "schedules follow it, so a new run of this config.json is another run"
+        yield f"warning: {change}; {note}" if follows_length(config) else change
+    if config.reduction == "fast" and stored.collectives != config.collectives:
+        change = f"collectives was {stored.collectives} and is {config.collectives} from here on"
+        yield f"warning: {change}; with reduction fast the order of sums follows it"
