@@ -150,7 +150,7 @@ class Drawn(gymnasium.Env[Any, Any]):
             return (np.abs(numbers * places) * 37 % (int(space.high.max()) + 1)).astype(np.uint8)
         if space.dtype == np.int8:
             return np.clip(numbers * 20, -100, 100).astype(np.int8)
-        return np.clip(numbers, space.low, space.high).astype(space.dtype)
+        return np.asarray(np.clip(numbers, space.low, space.high), space.dtype)
 
     # --- its own state --------------------------------------------------------------------------------------------
 

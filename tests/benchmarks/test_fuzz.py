@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import warnings
 
 import pytest
 from variants import variants
@@ -11,6 +12,7 @@ from variants import variants
 from benchmarks.commit import ROOT
 from benchmarks.fuzz import __main__ as fuzz
 from benchmarks.fuzz.draw import drawn_config
+from benchmarks.fuzz.environment import OBSERVATIONS, Drawn
 from benchmarks.fuzz.environments import FOR_JAX, FOR_TORCH, drawn_environment
 from benchmarks.fuzz.options import FITTED, NOT_DRAWN, OF_A_SESSION, OPTIONS
 from benchmarks.fuzz.trial import Trial, held_to_it, tried
@@ -149,6 +151,17 @@ def test_a_config_that_is_none_is_refused_and_breaks_no_promise(tmp_path):
     assert trial.refused is not None
     assert trial.refused.startswith("lockstep: ")
     assert (trial.problems, trial.sessions) == ([], 1)
+
+
+@pytest.mark.parametrize("name", OBSERVATIONS)
+def test_what_an_environment_shows_lies_in_its_space(name):
+    env = Drawn(observation=name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shown, _ = env.reset(seed=1)
+        for _ in range(5):
+            assert env.observation_space.contains(shown)
+            shown, *_ = env.step(1)
 
 
 def test_environments_come_of_a_seed():
