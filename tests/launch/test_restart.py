@@ -12,7 +12,7 @@ from lockstep.core.errors import KilledError, RunError
 from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
-from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, signature
+from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, prepared, signature
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.world import number_of_processes
 from lockstep.runs.checkpoint import REQUIRED, CheckpointError
@@ -222,3 +222,16 @@ def test_states_leave_room_in_memory(tmp_path, monkeypatch):
 def test_ranges_are_for_runs_that_are_the_same_on_any_number(settings, nproc, said):
     with pytest.raises(ValueError, match=said):
         check_engine_options(RunOptions(nproc=nproc), Config(**settings))
+
+
+def test_states_are_kept_where_nobody_else_writes(tmp_path):
+    """The directory in memory may be gone, and another's may have taken its place."""
+    memory = tmp_path / "memory"
+    assert prepared(memory) == memory
+    assert memory.stat().st_mode & 0o777 == 0o700
+    (memory / BEGUN).touch()
+    assert prepared(memory) == memory
+    assert not (memory / BEGUN).exists()
+    memory.chmod(0o777)
+    assert prepared(memory) is None
+    assert prepared(tmp_path / "no" / "such") is None

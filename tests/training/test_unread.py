@@ -38,6 +38,6 @@ def test_of_what_is_read_nothing_is_said(settings, discrete):
 
 def test_a_run_says_it_at_its_start(tmp_path, capsys):
     recorder = Recorder(FakeSession(grpo={"kl_coef": 0.5}), RunDirectory(tmp_path, quiet=True), 0.0)
-    recorder.begin([])
+    recorder.warn_of_unread()
     recorder.close()
     assert capsys.readouterr().err.startswith("lockstep: warning: grpo.kl_coef: 0.5 changes nothing: ")

@@ -130,8 +130,9 @@ def one_blas_thread() -> None:
     """Lets NumPy and SciPy compute with one thread from here on, whatever processes and cores there are.
 
     The last bits of what an environment has them compute depend on it, and environments are stepped here, in ranks that
-    others start and in worker processes.
+    others start and in worker processes. Libraries that are loaded later, as SciPy's own is, read the variable.
     """
     from threadpoolctl import threadpool_limits
 
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     threadpool_limits(1, "blas")

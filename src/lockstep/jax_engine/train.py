@@ -183,8 +183,10 @@ class Trainer:
         """Compares the devices' copies if that is due, and writes this iteration's fingerprints if they are traced."""
         iteration = self.session.iteration
         compared, copies = iteration in self.copies, self.copies.pop(iteration, None)
-        if copies is not None or (last and not compared and self.schedule.compares(iteration)):
+        if copies is not None:
             self.session.check_in_sync(f"after iteration {iteration}", copies)
+        elif last and not compared and self.schedule.compares(iteration):
+            self.recorder.compare(f"after iteration {iteration}")
         if last:
             self.recorder.trace()
 

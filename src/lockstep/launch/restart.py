@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 from lockstep.config.run import RunOptions
 from lockstep.core.errors import KilledError, RunError
 from lockstep.core.files import sync_path
+from lockstep.core.private import only_we_write
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.rank import Assignment
 from lockstep.launch.spawn import threads_of
@@ -68,6 +70,20 @@ def newest_state(directories: list[Path], at_most: int | None = None) -> State:
 def begun(memory: Path) -> bool:
     """Whether ranks have removed what lies behind the state they began with, so that what is there counts."""
     return (memory / BEGUN).exists()
+
+
+def prepared(memory: Path) -> Path | None:
+    """Readies a directory for states of ranks that are about to start; None where it isn't this user's alone any more.
+
+    It is made again where it is gone, as all is that a user who logs out leaves in memory.
+    """
+    with contextlib.suppress(OSError):
+        if not memory.exists():
+            memory.mkdir(mode=0o700)
+        if only_we_write(memory):
+            (memory / BEGUN).unlink(missing_ok=True)
+            return memory
+    return None
 
 
 def signature(message: str) -> str:
@@ -170,9 +186,9 @@ class Restarts:
 
     def _attempt(self, memory: Path, state: State, ranks: int, signals: StopSignals) -> Outcome:
         """Starts ranks from a state, and waits for them; none is left then."""
-        memory.mkdir(parents=True, exist_ok=True)  # it may be gone, with all that a user who logs out leaves there
-        (memory / BEGUN).unlink(missing_ok=True)
-        mine = replace(self._assignment, options=self.options_left(), memory=memory, restarts=tuple(self._rows))
+        mine = replace(
+            self._assignment, options=self.options_left(), memory=prepared(memory), restarts=tuple(self._rows)
+        )
         if state.path is not None:
             mine = replace(mine, states=state.path.parent, resume_from=state.path.name)
         with temporary_directory() as logs:
@@ -221,7 +237,8 @@ class Restarts:
         self._has_cut |= begun(memory)
         if asked not in (None, "latest") and not self._has_cut:
             at_most = int(str(asked).removeprefix("step_"))
-        found, on_disk = newest_state([memory]), newest_state([self._assignment.path / CHECKPOINTS], at_most)
+        found = newest_state([memory] if only_we_write(memory) else [])
+        on_disk = newest_state([self._assignment.path / CHECKPOINTS], at_most)
         return found if found.step >= on_disk.step else on_disk
 
     def ranks(self, nproc: int) -> int:

@@ -198,7 +198,7 @@ class Trainer:
     def prove(self) -> None:
         """Compares the ranks' fingerprints if that is due, and writes this iteration's if they are traced."""
         if comes_due(self.config.proof.interval, self.state.iteration):
-            self.session.check_in_sync(f"after iteration {self.state.iteration}")
+            self.recorder.compare(f"after iteration {self.state.iteration}")
         self.recorder.trace()
 
 

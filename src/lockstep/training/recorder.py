@@ -72,8 +72,6 @@ class Recorder:
         """Shows lines and the trackers' places, warns of environments that began anew, keeps a new run's config."""
         for line in [*lines, *self.trackers.places()]:
             self.progress.message(line)
-        for said in unread_settings(self.config, self.session.description.action.discrete):
-            self.run.warn(said)
         restarted = self.session.restarted
         if restarted:
             self.run.warn(f"environments {restarted} couldn't be restored exactly and began a new episode")
@@ -81,6 +79,11 @@ class Recorder:
             self.run.warn(missing_in_words(self.missing_rows, self.counted.iteration))
         if self.is_new:
             self.trackers.text("config", f"```json\n{self.config.model_dump_json(indent=2)}\n```")
+
+    def warn_of_unread(self) -> None:
+        """Warns of settings that nothing reads."""
+        for said in unread_settings(self.config, self.session.description.action.discrete):
+            self.run.warn(said)
 
     def log(self, *records: Record) -> None:
         """Hands records, with the number of ranks and what listeners add to them, to trackers and progress.
@@ -176,22 +179,19 @@ class Recorder:
         due = force or best or comes_due(config.checkpoint.interval, iteration) or asked == SAVE
         if self.saved_iteration == iteration or not (due or asked == KEEP):
             return
+        started = time.monotonic()
         self.compare(f"after iteration {iteration}")
         life.begin(Part.CHECKPOINT)
-        started = time.monotonic()
         files = self.session.checkpoint_files({"wall_time": self.wall_time(), **self.past.to_json()})
         facts = {"rows": iteration, "config": config.model_dump(mode="json")}
         if due:
-            evaluates = config.eval.interval > 0
-            planned = evaluates or comes_due(config.checkpoint.interval, iteration) or self._is_over()
-            self.checkpoints.save(step, files, self.past.score_at(step, evaluates), {**facts, "planned": planned})
+            score = self.past.score_at(step, config.eval.interval > 0)
+            planned = best or comes_due(config.checkpoint.interval, iteration) or iteration >= config.num_iterations
+            self.checkpoints.save(step, files, score, {**facts, "planned": planned})
             self.saved_iteration = iteration
             self.keeper.saved()
         else:
             self._keep(files, facts, started)
-
-    def _is_over(self) -> bool:
-        return self.counted.iteration >= self.config.num_iterations
 
     def _keep(self, files: dict[str, bytes], facts: dict[str, Any], started: float) -> None:
         """Keeps a state in memory; without room for it the launcher has the checkpoints alone."""
@@ -302,6 +302,7 @@ def record_training(
         recorder = Recorder(session, run, started, checkpoint)
         try:
             recorder.begin(lines)
+            recorder.warn_of_unread()
             return recorder.finish(loop(session, recorder))
         finally:
             recorder.close()

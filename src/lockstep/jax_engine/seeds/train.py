@@ -179,6 +179,7 @@ def _train_seeds(
             trainer.progress.message(note)
         for recorder in recorders:
             recorder.begin([])
+        recorders[0].warn_of_unread()
         return trainer.finish(trainer.loop())
     finally:
         with contextlib.suppress(Exception):  # what failed is on its way already

@@ -101,8 +101,8 @@ def start_group(
         if made and not has_trained(directory.path):
             shutil.rmtree(directory.path)
         elif before is not None:
-            put_back(changed)
             directory.write_config(before)
+            put_back(changed)
         raise
     finally:
         directory.unlock()
@@ -186,7 +186,7 @@ class Group:
                 print(f"lockstep: error: interrupted (--resume {self.directory.path} goes on)", file=sys.stderr)
             return 128 + signalled if signalled else 0
         first, refused = failed[0], all(run.code in (None, EXIT_USER_ERROR) for run in self.runs)
-        if refused or (first.code == EXIT_USER_ERROR and not ended):
+        if refused:
             raise ValueError(first.error)
         others = f"; {len(failed) - 1} more failed" if failed[1:] else ""
         raise RunError(f"{first.path.name}: {first.error}{others} (--resume {self.directory.path} goes on)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -68,7 +69,8 @@ def write_changes(changed: Mapping[Path, Change], trust: bool) -> None:
 def put_back(changed: Mapping[Path, Change]) -> None:
     """Writes configs as they were, of runs that refused to go on."""
     for run, (stored, _) in changed.items():
-        open_run(run, stored, trust=True).unlock()
+        with contextlib.suppress(ValueError):  # somebody goes on with it meanwhile
+            open_run(run, stored, trust=True).unlock()
 
 
 def _in_words(stored: Config, config: Config) -> Iterable[str]:
