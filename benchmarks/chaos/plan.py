@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +124,8 @@ def drawn(source: random.Random, case: Case, with_disk: bool) -> Fault:
         del kinds["kill", "worker"]
     if not with_disk:
         del kinds["disk", "disk"]
+    if not any(has_server(words) for words in case.worlds):
+        del kinds["kill", "server"]
     kind, target = source.choices(list(kinds), list(kinds.values()))[0]
     moments = dict(MOMENTS)
     if not case.eval_interval:
@@ -139,8 +142,13 @@ def world_of(source: random.Random, case: Case, fault: Fault | None) -> tuple[st
     """Draws ranks or devices for a session; a server is there only where several processes are."""
     worlds: list[tuple[str, ...]] = list(case.worlds)
     if fault is not None and fault.target == "server":
-        worlds = [words for words in worlds if words[0] == "--nproc" and words[1] != "1"]
+        worlds = [words for words in worlds if has_server(words)]
     return source.choice(worlds)
+
+
+def has_server(words: Sequence[str]) -> bool:
+    """Tells whether a session of these words starts several processes, which a server forks."""
+    return words[0] == "--nproc" and words[1] != "1"
 
 
 def as_row(fault: Fault) -> dict[str, Any]:

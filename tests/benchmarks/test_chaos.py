@@ -47,6 +47,13 @@ def test_a_server_is_struck_where_there_is_one():
         assert all(words[0] == "--nproc" and words[1] != "1" for words in worlds)
 
 
+def test_no_server_is_struck_where_there_is_none():
+    source, alone = random.Random(0), dataclasses.replace(CASES[0], worlds=(("--nproc", "1"),))
+    faults = [drawn(source, alone, True) for _ in range(300)]
+    assert {fault.target for fault in faults} == {"rank", "launcher", "everything", "disk"}
+    assert {world_of(source, alone, fault) for fault in faults} == {("--nproc", "1")}
+
+
 @pytest.fixture
 def finished(tmp_path):
     """A finished run directory, what it must hold, and an empty directory for temporary files."""
