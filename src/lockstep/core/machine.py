@@ -127,12 +127,11 @@ def kernel_variables() -> str:
 
 
 def one_blas_thread() -> None:
-    """Lets NumPy and SciPy compute with one thread from here on, whatever processes and cores there are.
+    """Lets NumPy, and what else has a BLAS and is loaded, compute with one thread, whatever cores there are.
 
     The last bits of what an environment has them compute depend on it, and environments are stepped here, in ranks that
-    others start and in worker processes. Libraries that are loaded later, as SciPy's own is, read the variable.
+    others start and in worker processes.
     """
     from threadpoolctl import threadpool_limits
 
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     threadpool_limits(1, "blas")
