@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.files import replace_text
+from lockstep.core.files import write_json
 from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory, seeds_in
@@ -78,9 +77,8 @@ def begin_group(group: RunDirectory, runs: Sequence[Path]) -> Before:
 
 
 def _keep(group: RunDirectory, facts: Mapping[str, Any]) -> None:
-    kept = _kept(group.path)
-    if group.is_writer and not facts.items() <= kept.items():
-        replace_text(group.path / GROUP_JSON, json.dumps({**kept, **facts}, indent=2) + "\n")
+    if group.is_writer:
+        write_json(group.path / GROUP_JSON, {**_kept(group.path), **facts})
 
 
 def _kept(group: Path) -> dict[str, Any]:
