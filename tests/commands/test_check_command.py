@@ -107,6 +107,23 @@ def test_a_problem_is_named(check, name, problem):
     assert re.search(r"\d problems?$", lines[-1])
 
 
+@pytest.mark.parametrize(
+    ("name", "moved", "workers"), [("DrawsGlobally", r"numpy\.random", 0), ("SeedsGlobally", "random", 2)]
+)
+def test_a_generator_that_all_environments_share_is_a_problem(check, name, moved, workers):
+    code, lines, _ = check(f"careless:{name}-v0", "--steps", "60", "--env.workers", str(workers))
+    assert code == 1
+    pattern = f"^it draws from or seeds the global generator of {moved}, .*; draw every .* from self.np_random"
+    assert any(re.search(pattern, line) for line in problems(lines)), lines
+
+
+def test_one_whose_state_can_not_be_had(check, monkeypatch):
+    monkeypatch.setenv("STATE_FAILS", "get")
+    code, lines, _ = check("careless:Saving-v0", "--steps", "20")
+    assert code == 1
+    assert any("raised in get_env_state: RuntimeError: the disk is gone" in line for line in problems(lines))
+
+
 def test_what_a_run_can_live_with_is_a_note(check):
     code, lines, _ = check("unfit:Wide-v0", "--steps", "50")
     assert code == 0

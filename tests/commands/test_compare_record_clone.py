@@ -57,6 +57,22 @@ def test_runs_are_compared_by_their_episodes(trained, capsys, tmp_path):
     assert printed(capsys, "compare", early, run, "--episodes", 30).strip() + f" → {found}\n" == text
 
 
+def test_an_evaluation_is_not_overwritten_by_a_comparison(capsys, tmp_path):
+    files = [tmp_path / f"{name}.json" for name in ("random", "greedy", "again")]
+    for file in files:
+        words = ("--policy", "greedy" if file.stem == "greedy" else "random", "--episodes", 3, "--json", file)
+        printed(capsys, "eval", "Snake-v0", *words)
+    kept = files[0].read_text()
+    for words in (["--json", *files], [*files[1:], "--json", files[0]]):
+        said = refused(capsys, "compare", *words)
+        assert f"json: {files[0]} is an evaluation and would be lost; to print, put --json behind the runs" in said
+    assert files[0].read_text() == kept
+    found = tmp_path / "found.json"
+    for _ in range(2):  # a comparison takes the place of an earlier one
+        printed(capsys, "compare", *files, "--json", found)
+    assert len(json.loads(found.read_text())["policies"]) == 3
+
+
 def test_settings_that_differ_are_said(trained, capsys):
     one, other = trained(*CARTPOLE).path, trained(*CARTPOLE, "--ppo.clip-range", 0.3, "--log.no-timing").path
     facts = json.loads(printed(capsys, "compare", one, other, "--episodes", 2, "--json"))

@@ -44,6 +44,19 @@ def test_several_seeds_are_a_mean_with_a_band(tmp_path):
     assert line.band == ([1.0, 2.0], [3.0, 8.0])
 
 
+def test_seeds_that_have_not_begun_are_left_out_and_counted(tmp_path):
+    group = tmp_path / "many"
+    for seed, values in ((2, [1.0, 2.0]), (3, [None, None]), (5, [3.0, 8.0])):
+        make(group / f"seed_{seed}", values)
+    make(group / "seed_4", [])
+    (make(group / "seed_6", []) / "metrics.jsonl").unlink()
+    (group / "config.json").write_text("{}")
+    line = line_of(group, "many", "steps", METRIC)
+    assert (line.label, line.x, line.y) == ("many (2 of 5 seeds)", [10, 20], [2.0, 5.0])
+    with pytest.raises(ValueError, match="many has no nothing"):
+        line_of(group, "many", "steps", "nothing")
+
+
 def test_a_torn_last_line_is_left_out_and_another_is_refused(tmp_path):
     run = make(tmp_path / "a", [1.0, 2.0])
     file = run / "metrics.jsonl"

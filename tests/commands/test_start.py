@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,10 @@ from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_machine
 from lockstep.launch.defaults import request_of
 from lockstep.launch.resume import resumed_config
+from lockstep.launch.seeds.group import Group
 from lockstep.launch.start import prepare, start_run
+from lockstep.runs.directory import seeds_in
+from lockstep.runs.stored import stored_config
 
 
 @pytest.fixture
@@ -42,6 +47,7 @@ def test_a_resumed_run_keeps_its_custom_networks_arguments(stored, before, after
 
 SMALL = ("--num-envs", "16", "--num-steps", "8", "--total-steps", "128", "--ppo.num-minibatches", "1", "--quiet")
 GROUPS = ("--algorithm", "grpo", "--num-shards", "2", "--grpo.group-size", "4")
+AGAINST = ("--grpo.kl-coef", "0.1", "--grpo.reference")
 
 
 def train(words):
@@ -55,10 +61,62 @@ def trained(folder, name, *words):
 
 
 def test_a_reference_policy_is_one_checkpoint(tmp_path, monkeypatch):
+    """By its absolute path, whatever it is called, so that the run goes on from any directory."""
     monkeypatch.chdir(tmp_path)
-    trained(tmp_path / "out", "first")
-    found = trained(tmp_path / "out", "second", "--grpo.kl-coef", "0.1", "--grpo.reference", "first")
-    assert found["grpo"]["reference"].endswith("first/checkpoints/step_128")
+    trained(Path("out"), "first")
+    checkpoint, asked = tmp_path / "out" / "first" / "checkpoints" / "step_128", ("--stop-at-step", "128", *AGAINST)
+    for number, name in enumerate(("first", "out/first", "../out/first", str(checkpoint))):
+        (tmp_path / "there").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "there" if name.startswith("..") else tmp_path)
+        run = f"run_{number}"
+        found = trained(tmp_path / "out", run, *asked, name, "--total-steps", "256")
+        assert found["grpo"]["reference"] == str(checkpoint)
+        monkeypatch.chdir(tmp_path / "there")
+        assert train(["--resume", str(tmp_path / "out" / run), "--quiet"]) == 0
+        assert json.loads((tmp_path / "out" / run / "config.json").read_text()) == found
+
+
+def test_a_relative_reference_of_an_older_version_is_the_same_as_the_absolute_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trained(Path("out"), "first")
+    run, relative = tmp_path / "out" / "old", "out/first/checkpoints/step_128"
+    with monkeypatch.context() as before:
+        before.setattr("lockstep.launch.start.with_reference", lambda config, runs_dir: config)
+        found = trained(Path("out"), "old", *AGAINST, relative, "--total-steps", "512", "--stop-at-step", "128")
+    assert found["grpo"]["reference"] == relative
+    for words in ((), ("--grpo.reference", relative), ("--grpo.reference", "first")):
+        assert resumed_config(run, request_of(["--resume", str(run), *words]).overrides, trust=True)
+    assert train(["--resume", "out/old", "--quiet", "--stop-at-step", "256"]) == 0
+    found["grpo"]["reference"] = str(tmp_path / relative)
+    assert json.loads((run / "config.json").read_text()) == found
+    shutil.rmtree(run / "checkpoints" / "step_256")  # as one that was killed before it
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    assert train(["--resume", str(run), "--quiet", "--stop-at-step", "256"]) == 0
+
+
+def test_another_reference_is_refused_when_a_run_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        trained(Path("out"), name)
+    trained(Path("out"), "run", *AGAINST, "first", "--total-steps", "256", "--stop-at-step", "128")
+    for other in ("second", "out/second/checkpoints/step_128", "nothing"):
+        with pytest.raises(ValueError, match=r"^grpo\.reference: run .* was started with .*first/checkpoints/step_128"):
+            train(["--resume", "out/run", "--quiet", "--grpo.reference", other])
+
+
+def test_seeds_of_a_group_have_one_reference(tmp_path, monkeypatch):
+    """Also those that begin once it has been trained further."""
+    out = tmp_path / "out"
+    monkeypatch.setattr(Group, "train", lambda self: 0)
+    trained(out, "first")
+    words = ["CartPole-v1", *SMALL, *GROUPS, *AGAINST, "first", "--seeds", "0-1", "--runs-dir", str(out)]
+    assert train([*words, "--name", "group"]) == 0
+    for path in (out / "group", *seeds_in(out / "group")):
+        assert stored_config(path).grpo.reference == str(out / "first" / "checkpoints" / "step_128")
+    with pytest.raises(ValueError, match=r"neither nothing nor .* is a run directory"):
+        train(["nothing" if word == "first" else word for word in [*words, "--name", "other"]])
+    assert not (out / "other").exists()
 
 
 def complaint(folder, *words):
@@ -85,7 +143,7 @@ def test_a_reference_policy_that_sees_other_observations_is_refused(tmp_path):
     out = tmp_path / "out"
     trained(out, "first")
     trained(out, "normalised", "--normalize.observations")
-    asked = (*GROUPS, "--grpo.kl-coef", "0.1", "--name", "third", "--grpo.reference")
+    asked = (*GROUPS, "--name", "third", *AGAINST)
     assert "but it normalises observations" in complaint(out, *asked, "normalised")
     assert "but this run normalises observations" in complaint(out, *asked, "first", "--normalize.observations")
     assert "neither nothing nor" in complaint(out, *asked, "nothing")

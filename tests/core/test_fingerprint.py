@@ -78,6 +78,37 @@ def test_the_digest_stays_as_it_is():
     assert sha256_of(arrays) == "e45dfda2fe853c1a60f0dd426bac3891d0d1681498f9b774e3a3798fc097ae92"
 
 
+@pytest.mark.parametrize(
+    ("array", "digest", "sha256"),
+    [
+        (np.arange(6, dtype=np.float32).reshape(2, 3), "04cc513571271456", "49db61d34ed476c7"),
+        (np.arange(3, dtype=np.int64), "65b669fb5c599638", "b6c7db064a9fff79"),
+        (np.array([True, False]), "dc39958b6bd4be2a", "cff93cddd761fa43"),
+        (np.array(2.5), "cb0c8fe43ab1f9db", "71a6973144f655e5"),
+        (np.zeros((0, 3), np.float16), "0c15fd9dd69b334f", "a8cefae622c0dcee"),
+        (np.array(["a", "bc"]), "127778a5465db80c", "67a8be663e324637"),
+        (np.zeros(2, [("a", "i4"), ("b", "f8")]), "423205293f7f4860", None),
+    ],
+)
+def test_the_digest_of_one_array_stays_as_it_is(array, digest, sha256):
+    assert array_digest(array).hex() == digest
+    assert sha256 is None or sha256_of({"x": array}).startswith(sha256)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_dtypes_that_numpy_does_not_have_count_bit_for_bit(name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.arange(6).reshape(2, 3).astype(getattr(ml_dtypes, name))
+    other = array.copy()
+    other[1, 2] = 1
+    for digest in (array_digest, lambda each: sha256_of({"x": each})):
+        assert digest(array) == digest(np.asfortranarray(array)) != digest(other)
+        assert digest(array[0, 0]) != digest(array[0, 1])  # without dimensions
+        assert digest(array[:0]) != digest(array[:, :0])
+    same_bits = np.zeros(3, ml_dtypes.float8_e5m2), np.zeros(3, ml_dtypes.float8_e4m3fn)
+    assert array_digest(same_bits[0]) != array_digest(same_bits[1])
+
+
 def test_there_is_one_fingerprint_for_each_array_in_order():
     arrays = example()
     rows = fingerprints(arrays)

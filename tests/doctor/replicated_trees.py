@@ -24,14 +24,17 @@ MESH = jax.make_mesh((2, len(DEVICES) // 2), ("a", "b"), axis_types=(jax.shardin
 RANK = jax.process_index()
 
 
-def array(spec, of_device):
+def array(spec, of_device, dtype=np.float32):
     """An array of 4 numbers of which every device holds what it says, whether or not that fits the sharding."""
     sharding = NamedSharding(MESH, spec)
     size = sharding.shard_shape((4,))[0]
-    own = [
-        jax.device_put(np.full(size, of_device(d), np.float32), d) for d in MESH.devices.flat if d.process_index == RANK
-    ]
+    own = [jax.device_put(np.full(size, of_device(d), dtype), d) for d in MESH.devices.flat if d.process_index == RANK]
     return jax.make_array_from_single_device_arrays((4,), sharding, own)
+
+
+def activation(x):
+    """A function, as leaves of an Equinox module are: at another address in every process."""
+    return x * RANK
 
 
 def outcome(tree):
@@ -53,6 +56,13 @@ TREES = {
     "of processes": {"count": np.full(2, RANK)},
     "structure": {"x": 1} if RANK == 0 else {"x": 1, "y": 2},
     "empty": {},
+    "half": {
+        "w": array(WHOLE, lambda d: 1.0, jax.numpy.bfloat16),
+        "scale": array(WHOLE, lambda d: 1.0, jax.numpy.float8_e4m3fn),
+        "n": np.ones(2, jax.numpy.bfloat16),
+    },
+    "half differs": {"w": array(WHOLE, lambda d: float(d.id == LAST), jax.numpy.bfloat16)},
+    "functions": {"activation": activation, "w": array(WHOLE, lambda d: 1.0)},
 }
 print(json.dumps({name: outcome(tree) for name, tree in TREES.items()}))
 processes.leave_processes()

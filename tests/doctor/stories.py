@@ -13,7 +13,11 @@ from lockstep.doctor.watch.side_store import ENDED, OPTIMIZED, SideWriter, write
 
 PARTS = ("parameters", "gradients", "moments", "frozen", "buffers", "normalizers", "gathered")
 PLACES = {"net.weight": "0.0", "net.bias": "0.1"}
-WHEN = {"before": ("gradients", "gathered"), "after": ("parameters", "moments", "frozen", "buffers", "normalizers")}
+WHEN = {
+    "before": ("gradients", "gathered"),
+    "after": ("parameters", "moments", "frozen", "buffers", "normalizers"),
+    "end": ("parameters", "moments"),
+}
 
 
 @dataclass
@@ -43,19 +47,22 @@ class Story:
     rates: Callable[..., Any] = lambda rank: [(0, [1e-3])]
     boundaries: Callable[..., Any] = lambda rank: [2]
     taken: Callable[..., Any] | None = None
+    end: Callable[..., Any] | None = None
     everywhere: bool = False
     sharded: int = 0
     second: dict | None = None
     ends: dict = field(default_factory=dict)
     codes: dict = field(default_factory=dict)
     states: dict = field(default_factory=dict)
-    facts: dict = field(default_factory=dict)
+    failures: dict = field(default_factory=dict)
 
     def tell(self, directory):
         """Write it all, as ranks do."""
         for rank in range(self.ranks):
             writer = SideWriter(directory, rank)
             self._train(writer, rank, 0)
+            for error in self.failures.get(rank, ()):
+                writer.add({"kind": "failure", "error": error})
             if self.second is not None:
                 replace(self, second=None, **self.second)._train(writer, rank, 1)
             world = {"size": self.world} if self.world else {}
@@ -81,6 +88,8 @@ class Story:
             self._check(writer, rank, (optimizer, step, "after"), {"broadcast": list(self.broadcast)})
         taken = self.steps if self.taken is None else self.taken(rank)
         writer.add({"kind": "phases", "optimizer": optimizer, "boundaries": self.boundaries(rank), "steps": taken})
+        if self.end is not None:
+            self._check(writer, rank, (optimizer, taken, "end"), {})
 
     def _check(self, writer, rank, moment, facts):
         optimizer, step, when = moment
@@ -90,8 +99,9 @@ class Story:
             value = getattr(self, kind)
             if value is None:
                 continue
-            first = kind == "parameters" and when == "before"
-            number: Any = self.start(rank) if first else value(rank, step)
+            number: Any = value(rank, step)
+            if kind == "parameters" and when != "after":
+                number = self.start(rank) if self.end is None or when == "before" else self.end(rank)
             values = np.atleast_1d(np.float32(number))
             second = np.full(2, number, np.float32) if self.everywhere else np.ones(2, np.float32)
             values = np.concatenate([values, second])

@@ -53,6 +53,8 @@ def test_equal_copies_pass_and_are_counted(reports, processes):
     assert report["parts"] == 1
     assert report["cut"] == 0
     assert report["empty"] == 0
+    assert report["half"] == 2 + (processes == 2)
+    assert report["functions"] == 1
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -63,6 +65,7 @@ def test_a_copy_that_differs_is_named(reports, processes):
     )
     assert "against device 0" in report["one device"]
     assert report["parts differ"].startswith("not replicated: 1 of 1 leaves")
+    assert report["half differs"].startswith("not replicated: 1 of 1 leaves")
 
 
 def test_processes_with_other_numbers_or_trees_are_named(reports):

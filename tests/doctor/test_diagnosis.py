@@ -124,7 +124,9 @@ def test_a_rank_that_evaluates_in_between_takes_no_other_steps(tmp_path):
 
 
 def test_a_rank_that_always_stops_early_may_meet_the_others_at_their_boundaries(tmp_path):
-    found = Story(boundaries=lambda rank: [2, 4, 6, 8] if rank else [4, 8], steps=9).diagnosis(tmp_path)
+    """In the end the others wait for it: after as many rollouts it has taken fewer steps."""
+    story = Story(boundaries=lambda rank: [2, 4, 6] if rank else [4], steps=8, taken=lambda rank: 8, ends={0: None})
+    found = story.diagnosis(tmp_path)
     assert found.verdict == "NOT IN SYNC"
     assert "4 (rank 0), 2 (rank 1) in rollout phase 1" in found.reason
 

@@ -114,7 +114,7 @@ def test_ranks_that_wait_in_a_line_of_the_script_itself_are_seen_too(script):
 def test_a_script_that_fails_is_reported_by_rank_and_line(script):
     found = doctor("script.py", "raise", cwd=script)
     assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["failure"])
-    assert "rank 1 raised KeyError: 'nothing' (script.py:28)" in found.json["reason"]
+    assert "rank 1 raised KeyError: 'nothing' — at script.py:28" in found.json["reason"]
     assert "KeyError: 'nothing'" in found.ended.stderr
     assert "lockstep/doctor" not in found.ended.stderr  # the traceback is the script's
 
@@ -159,14 +159,26 @@ def test_a_script_without_pytorch_has_no_steps(tmp_path):
         (("--time-limit", "0", "script.py"), "time-limit: 0 is not above 0"),
         (("--nproc", "0", "script.py"), "nproc: 0 is below 1"),
         (("--json", "absent/report.json", "script.py"), "there is no directory"),
+        (("--json", "script.py", "config.json"), "json: script.py doesn't end in .json"),
+        (("--json", "config.json", "script.py"), "json: config.json exists and is no report of the doctor's"),
         (("--directory", "absent", "script.py"), "there is no directory"),
         (("--wrong", "script.py"), "--wrong"),
     ],
 )
 def test_bad_options_are_said_before_anything_starts(script, words, message):
+    (script / "config.json").write_text('{"lr": 0.1}')
     ended = lockstep("doctor", *words, cwd=script)
     assert ended.code == 2
     assert message in error_line(ended)
+    assert (script / "script.py").read_text() == SCRIPT
+    assert (script / "config.json").read_text() == '{"lr": 0.1}'
+
+
+def test_a_report_takes_the_place_of_an_earlier_one(tmp_path):
+    (tmp_path / "script.py").write_text("")
+    (tmp_path / "report.json").touch()
+    for _ in range(2):
+        assert doctor("--nproc", 1, "script.py", cwd=tmp_path).json["verdict"] == "UNDETERMINED"
 
 
 def test_ranks_of_several_hosts_need_a_directory_they_share(script):

@@ -102,8 +102,24 @@ def test_a_wait_for_work_is_told_by_its_line(tmp_path):
     assert not waits_for_work([])
 
 
+def test_a_rank_that_writes_a_sharded_checkpoint_waits_for_nobody(monkeypatch):
+    """On a slow disk that is in one call for long; what gathers the ranks' plans is a collective."""
+    torch = "/x/site-packages/torch/"
+    saving = [f"{torch}distributed/checkpoint/{name}" for name in ("utils.py:8 all_reduce", "logger.py:9 wrapper")]
+    writing = [f"{torch}serialization.py:4 save", f"{torch}distributed/checkpoint/filesystem.py:3 _write_item", *saving]
+    gathering = [f"{torch}distributed/distributed_c10d.py:7 gather_object", *saving]
+    assert stacks.stands_in_collective(gathering)
+    assert not stacks.stands_in_collective(writing)
+    monkeypatch.setattr(stacks, "frame_lines", lambda frame: writing)
+    assert not watched(blocked)[1].certain
+    monkeypatch.setattr(stacks, "frame_lines", lambda frame: gathering)
+    assert watched(blocked)[1].certain
+
+
 def test_places_are_looked_for_in_the_innermost_frames():
     lines = [*["/x/torch/nn/linear.py:3 forward"] * 9, "/x/site-packages/torch/distributed/run.py:1 main"]
     assert not stands_in(lines, stacks.COLLECTIVES)
     assert stands_in(lines[5:], stacks.COLLECTIVES)
+    assert not stacks.stands_in_collective(lines)
+    assert stacks.stands_in_collective(lines[5:])
     assert own_lines(["/x/site-packages/torch/a.py:1 f", "/home/me/train.py:4 main"]) == ["/home/me/train.py:4 main"]

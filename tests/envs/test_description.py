@@ -197,6 +197,16 @@ def test_workers_are_not_for_array_environments():
     assert not describe(EnvConfig(id="CartPole-v1", workers=2)).is_array
 
 
+@pytest.mark.parametrize("source", ["info", "method"])
+@pytest.mark.parametrize("backend", ["auto", "tensor"])
+def test_a_mask_apart_is_not_for_array_environments(source, backend):
+    config = EnvConfig(id="lockstep/CartPole-v1", action_mask=source, backend=backend)
+    assert complaint(config) == (
+        f"env.action_mask: {source!r}, but lockstep/CartPole-v1 is an array environment, which forbids no action; "
+        "leave it out"
+    )
+
+
 # ---- what can't be made
 
 

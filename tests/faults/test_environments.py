@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from command_line import SMALL, assert_no_orphans, error_line, lockstep
+from command_line import SMALL, assert_no_orphans, copy_of, error_line, lockstep
 from variants import variants
 
 from lockstep.runs.checkpoint import checkpoints_in, problem_with
@@ -66,7 +66,9 @@ def test_a_worker_process_that_dies(tmp_path, nproc, workers):
 
 
 def test_a_worker_process_that_is_interrupted(tmp_path):
-    assert fail(tmp_path, "interrupt", 1, 2).endswith("was interrupted")
+    line = fail(tmp_path, "interrupt", 1, 2)
+    assert NUMBER in line
+    assert line.endswith("was interrupted")
     assert_checkpoints_whole(tmp_path)
 
 
@@ -116,6 +118,58 @@ def test_worker_processes_that_fail_at_the_same_time_share_one_line(tmp_path):
     line = error_line(ended)
     assert re.search(rf"environment [0-7] \({re.escape(ID)}\)", line)
     assert_no_orphans(ended)
+
+
+SAVING = "careless:Saving-v0"
+
+
+@pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("get", "raised in get_env_state: RuntimeError: the disk is gone (careless.py:"),
+        ("words", "raised in get_env_state: TypeError: 'state' must be an array of numbers, and is 'somewhere'"),
+    ],
+)
+def test_state_that_cannot_be_saved(tmp_path, fault, said, nproc, workers):
+    words = ("--nproc", nproc, "--env.workers", workers, "--name", "run")
+    ended = lockstep("train", SAVING, *SMALL, *words, cwd=tmp_path, STATE_FAILS=fault)
+    assert re.search(rf"environment [04] \({SAVING}\) {re.escape(said)}", error_line(ended))
+    assert_no_orphans(ended)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_hanging_while_its_state_is_saved(tmp_path, workers):
+    limit = 3 if workers == 0 else 10
+    words = ("--env.workers", workers, "--env.timeout", limit, "--name", "run")
+    ended = lockstep("train", SAVING, *SMALL, *words, cwd=tmp_path, STATE_FAILS="hang")
+    assert f"environment 0 ({SAVING})" in error_line(ended)
+    assert f"didn't answer within {limit} s (env.timeout)" in ended.stderr
+
+
+def test_state_that_cannot_be_given_back(trained, tmp_path):
+    path = copy_of(trained(SAVING, *SMALL), tmp_path / "run")
+    ended = lockstep("train", "--resume", path / "checkpoints" / "step_384", cwd=tmp_path, STATE_FAILS="set")
+    assert f"environment 0 ({SAVING}) raised in set_env_state: RuntimeError: no such state" in error_line(ended)
+
+
+LINGERING = "careless:Lingering-v0"
+
+
+def test_a_close_that_hangs_ends_no_run_and_holds_none_up(tmp_path):
+    words = ("--env.timeout", 4, "--name", "run")
+    ended = lockstep("train", LINGERING, *SMALL, *words, cwd=tmp_path, LINGERS="1")
+    assert ended.code == 0, ended.stderr
+    assert f"environment 0 ({LINGERING}) wasn't closed within 2 s, and is left behind" in ended.stderr
+    assert json.loads((tmp_path / "runs" / "run" / "summary.json").read_text())["status"] == "finished"
+
+
+def test_nor_does_it_hide_the_failure_before_it(tmp_path):
+    ended = lockstep("train", LINGERING, *SMALL, "--name", "run", cwd=tmp_path, LINGERS="1", BREAKS="1")
+    assert ended.code == 1
+    *before, line = ended.stderr.splitlines()
+    assert f"environment 0 ({LINGERING}) raised in step: RuntimeError: the motor is gone" in line
+    assert any("wasn't closed within 2 s" in told for told in before)
 
 
 @pytest.mark.parametrize("words", [("eval",), ("play", "--video", "out.mp4")], ids=["eval", "play"])

@@ -1,7 +1,7 @@
 """Environments with one mistake each: a run names environment, step and value, or the line to mend."""
 
 import pytest
-from command_line import SMALL, error_line, lockstep
+from command_line import SMALL, error_line, lockstep, metrics_of
 
 ENGINES = pytest.mark.parametrize("engine", ["torch", pytest.param("jax", marks=pytest.mark.long)])
 
@@ -30,6 +30,26 @@ def test_the_older_interface_is_said_in_the_newer_ones_words(tmp_path, name, whe
     line = error_line(train(tmp_path, name, "--engine", engine))
     assert f"{where} must return observation, " in line
     assert "unfit.py:" in line
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Parts", "the observation under '0' is of dtype float64, its space says float32"),
+        ("DrawsGlobally", "self.np_random, which super().reset(seed=seed) seeds"),
+        ("Ragged", None),
+    ],
+)
+def test_carelessness_is_one_warning_at_most(tmp_path, name, said, engine):
+    env_id = f"careless:{name}-v0"
+    ended = lockstep("train", env_id, *SMALL, "--name", "run", "--engine", engine, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    lines = ended.stderr.splitlines()
+    assert len(lines) == (said is not None)
+    assert all(line.startswith(f"lockstep: warning: {env_id}: ") and line.endswith(said) for line in lines)
+    if name == "Ragged":
+        assert metrics_of(tmp_path / "runs" / "run")[-1]["rollout/metrics/distance"] == pytest.approx(3.2)
 
 
 @ENGINES

@@ -68,6 +68,25 @@ def test_what_ddp_wraps_is_attached_as_it_is(ranks):
     assert not only(ranks, "bypassed", "equal")
 
 
+THROUGH_DDP = {
+    "sum through ddp": "reduction 'sum' is lost in a loss that went through DDP's forward: its mean takes its place",
+    "sum through ddp of its module": "reduction 'sum' is lost in a loss that went through DDP's forward",
+    "bucket view": "DDP(gradient_as_bucket_view=True) reduces the memory that attach reads, at the same time",
+}
+
+
+@pytest.mark.parametrize("what", ["mean through ddp", *THROUGH_DDP])
+def test_what_ddp_s_own_reduction_would_spoil_is_refused(ranks, what):
+    text = THROUGH_DDP.get(what)
+    assert only(ranks, what, "type") == (None if text is None else "ValueError")
+    assert text is None or text in only(ranks, what, "text")
+    total = sum(range(len(ranks)))
+    expected = total if what.startswith("sum") else total / len(ranks)
+    assert only(ranks, f"{what}, round it", "gradient") == pytest.approx(expected)
+    assert only(ranks, f"{what}, of a copy", "type") is None
+    assert only(ranks, f"{what}, detached", "type") is None
+
+
 @pytest.mark.parametrize(
     "what",
     [

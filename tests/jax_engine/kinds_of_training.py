@@ -21,6 +21,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "fsdp": FSDP,
     "normalized": NORMALIZED,
     "grpo": GRPO,
+    "grpo, steps draw": {**GRPO, "env": {"id": "lockstep/CartPole-v1", "backend": "jax", "sticky_actions": 0.25}},
 }
 CHANGES |= {f"{name} by xla": {**CHANGES[name], **XLA} for name in ("exact", "fast", "periodic", "normalized")}
 CHANGES |= {"kl": KL, "remainder": REMAINDER, "recurrent": RECURRENT}

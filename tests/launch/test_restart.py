@@ -203,12 +203,14 @@ def test_until_ranks_begin_later_checkpoints_dont_count(tmp_path):
 
 
 def test_states_leave_room_in_memory(tmp_path, monkeypatch):
-    run = RunDirectory(tmp_path, memory=tmp_path)
-    run.check_memory(1)
+    memory, nobodys = (RunDirectory(tmp_path, writes, memory=tmp_path).open_memory() for writes in (True, False))
+    assert memory is not None
+    assert nobodys is not None
+    memory.check_room(1)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=599))
     with pytest.raises(CheckpointError, match=r"100 bytes each, and .* has 599 free, of 600 wanted"):
-        run.check_memory(100)
-    RunDirectory(tmp_path).check_memory(100)
+        memory.check_room(100)
+    nobodys.check_room(100)
 
 
 @pytest.mark.parametrize(

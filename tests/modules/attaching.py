@@ -128,6 +128,30 @@ def check_wrapped():
                 handle.detach()
 
 
+def check_through_ddp():
+    """Losses that go through DDP's forward, and round it."""
+    cases: Any = (
+        ("mean through ddp", False, "mean", True),
+        ("sum through ddp", False, "sum", True),
+        ("sum through ddp of its module", False, "sum", False),
+        ("bucket view", True, "mean", True),
+    )
+    for what, view, reduction, wraps in cases:
+        net = nn.Linear(4, 1)
+        ddp = DistributedDataParallel(net, gradient_as_bucket_view=view)
+        handle = lockstep.attach(ddp if wraps else net, reduction=reduction)
+        x = torch.full((3, 4), float(handle.rank))
+        say_error(what, lambda ddp=ddp, x=x: ddp(x).mean().backward())
+        net.zero_grad()
+        net(x).mean().backward()
+        say(f"{what}, round it", gradient=next(p.grad.mean().item() for p in net.parameters() if p.grad is not None))
+        with torch.no_grad():
+            ddp(x)
+        say_error(f"{what}, of a copy", lambda net=net, x=x: DistributedDataParallel(copy.deepcopy(net))(x))
+        handle.detach()
+        say_error(f"{what}, detached", lambda ddp=ddp, x=x: ddp(x).mean().backward())
+
+
 # --- gradients --------------------------------------------------------------------------------------------------
 
 

@@ -43,3 +43,12 @@ def test_what_a_machine_lacks_doesnt_fit(monkeypatch):
     assert row["share_of_memory"] == 1.5
     assert not row["fits"]
     assert not any("simulator" in note for note in found["notes"])  # it was measured
+
+
+def test_ranks_of_a_processor_share_its_memory_as_many_as_there_are(monkeypatch):
+    times = RankTimes(*(np.array([1.0]) for _ in range(4)), memory=1e9)
+    monkeypatch.setattr(outlook.this_machine, "measure", lambda _, size, *rest: Measured(size, (times,) * size))
+    monkeypatch.setattr(outlook, "_host_memory", lambda: 4e9)
+    rows = planned(monkeypatch, "cpu:8", (1, 2, 8)).to_json()["predictions"]
+    assert [row["share_of_memory"] for row in rows] == [0.25, 0.5, 2.0]
+    assert [row["fits"] for row in rows] == [True, True, False]

@@ -46,6 +46,7 @@ def test_a_target_brings_its_device_and_engine():
     [
         (lambda: request_of(), "on: nothing to plan for"),
         (lambda: request_of("h100:8", sizes=(1, 16)), "world-sizes: 16 is more than any target has; 8 devices at most"),
+        (lambda: request_of("h100:8", "cpu:2", sizes=(4, 8)), "world-sizes: cpu:2 has 2 devices, less than any of 4"),
         (lambda: request_of("h100:16", sizes=(16,)), "64 environments make 8 shards by default and 16 ranks need one"),
         (lambda: request_of("h100:8", prices={"a100:8": 3.0}), "price: a100:8 is none of the targets; those are h100"),
         (

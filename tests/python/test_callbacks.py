@@ -190,6 +190,16 @@ def test_several_seeds_have_no_callbacks():
         lockstep.train("CartPole-v1", engine="jax", num_seeds=2, callbacks=[Watching()], **SMALL)
 
 
+def test_nor_has_a_group_that_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = lockstep.train("CartPole-v1", num_seeds=2, stop_at_step=512, name="many", **SMALL)
+    before = [seed.summary for seed in group.seeds]
+    with pytest.raises(ValueError, match=r"callbacks: .*many is a group of 2 seeds; resume each seed by itself"):
+        group.resume(callbacks=[Watching()])
+    assert [seed.summary for seed in group.seeds] == before
+    assert group.seeds[0].resume(callbacks=[Watching()]).status == "finished"
+
+
 class OfAnotherLibrary(lockstep.BaseCallback):
     def _on_step(self):
         return False

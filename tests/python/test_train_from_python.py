@@ -44,6 +44,26 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+def test_a_run_has_the_policy_and_the_config_of_now(runs):
+    run = lockstep.train("CartPole-v1", name="now", stop_at_step=512, **SMALL)
+    first, config = run.policy, run.config
+    assert run.policy is first
+    assert (first.global_step, config.total_steps) == (512, 1024)
+    watched = lockstep.load_run("now")
+    assert watched.policy.global_step == 512
+    assert run.resume(total_steps=2048).summary["global_step"] == 2048
+    for each in (run, watched):
+        assert (each.policy.global_step, each.config.total_steps) == (2048, 2048)
+
+
+def test_an_environments_settings_stand_beside_a_config_or_a_resumed_run(runs):
+    run = lockstep.train(config={"env": "CartPole-v1"}, env={"workers": 1}, name="section", stop_at_step=512, **SMALL)
+    assert (run.config.env.id, run.config.env.workers) == ("CartPole-v1", 1)
+    assert lockstep.train(resume="section", env={"workers": 2}, quiet=True).config.env.workers == 2
+    whole = lockstep.train(env={"id": "CartPole-v1", "workers": 0}, name="id", stop_at_step=512, **SMALL)
+    assert whole.config.env.workers == 0
+
+
 @pytest.mark.started
 def test_the_run_is_the_command_lines(runs, tmp_path):
     run = lockstep.train("CartPole-v1", nproc=2, name="python", **SMALL)

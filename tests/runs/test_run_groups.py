@@ -181,6 +181,13 @@ def asked(tmp_path, monkeypatch):
     return start
 
 
+def test_a_limit_in_steps_is_measured_by_the_length_that_was_asked_for_in_iterations(asked):
+    words = ("CartPole-v1", "--num-envs", "8", "--num-steps", "16", "--seeds", "0-1", "--total-iterations", "1000")
+    assert asked(*words, "--name", "group", "--stop-at-step", "128000")._settings["stop_at_step"] == 128_000
+    with pytest.raises(ValueError, match=r"^stop_at_step: 128001 is beyond total_steps 128000$"):
+        asked(*words, "--name", "other", "--stop-at-step", "128001")
+
+
 def test_the_same_words_mean_to_each_seed_what_they_meant_when_the_group_began(asked):
     words = (*WORDS, "--seed", "5", "--num-seeds", "2", "--checkpoint.mirror", "file:///net/runs/")
     first = asked(*words)

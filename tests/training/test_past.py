@@ -1,6 +1,7 @@
 """What a run remembers through its sessions."""
 
 import datetime
+from math import inf, nan
 
 import pytest
 
@@ -17,6 +18,17 @@ def test_the_best_evaluation_stays_and_the_newest_wins_among_equals():
     assert past.score == 1.0
     assert Past.of(past.to_json(), "later") == past
     assert Past.of(None, "later") == Past("later")
+
+
+def test_a_number_takes_the_place_of_nan_and_never_the_reverse():
+    past = Past.of(None, "now")
+    for step, value, best in ((1, nan, 1), (2, nan, 1), (3, -inf, 3), (4, nan, 3), (5, -2.0, 5), (6, nan, 5)):
+        past.evaluated(step, value)
+        assert past.best_evaluation is not None
+        assert past.best_evaluation["step"] == best
+        assert [past.is_best_at(before) for before in range(1, step + 1)].count(True) == 1
+    assert past.last_evaluation is not None
+    assert past.last_evaluation["step"] == 6
 
 
 def test_a_score_is_that_of_the_step_that_was_evaluated():

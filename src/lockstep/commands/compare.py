@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.commands.eval import check_device
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
 from lockstep.launch.resume import differences, may_change
 from lockstep.policies.comparison import Evaluated, EvaluatedGroup, comparison, draw, in_words
@@ -36,6 +35,8 @@ def main(argv: Sequence[str]) -> int:
     if options.json and any(Path(place, options.json).is_dir() for place in ("", options.runs_dir)):
         options.runs, options.json = [options.json, *options.runs], ""  # `compare --json RUN RUN`
     json_file = Path(options.json) if options.json else None
+    if json_file is not None and _is_evaluation(json_file):
+        raise ValueError(f"json: {json_file} is an evaluation and would be lost; to print, put --json behind the runs")
     if len(options.runs) < 2:
         raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
     check_files(json_file, None, options.plot)
@@ -70,6 +71,15 @@ def _parser() -> CommandParser:
     return parser
 
 
+def _is_evaluation(path: Path) -> bool:
+    """Whether a file is there that ``lockstep eval --json FILE`` has written."""
+    try:
+        read_json(path)
+    except ValueError:
+        return False
+    return True
+
+
 def _evaluated(run: str, name: str, options: Namespace) -> tuple[Evaluated, Recorded | None]:
     """Reads an evaluation's file, or has a run, or each of a group, play; the first one's settings speak for all."""
     if Path(run).suffix == ".json":
@@ -87,7 +97,6 @@ def _evaluated(run: str, name: str, options: Namespace) -> tuple[Evaluated, Reco
 
 def _played(run: str | Path, options: Namespace) -> tuple[dict[str, Any], np.ndarray, Recorded]:
     policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
-    check_device(policy)
     record = Recorded(policy.config.model_dump(mode="json"), find_run(str(run), options.runs_dir)[0])
     table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
     return facts_of(policy, table, not options.stochastic), table, record

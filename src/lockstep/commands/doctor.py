@@ -87,10 +87,29 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and not value > 0:
             raise ValueError(f"{name.replace('_', '-')}: {value:g} is not above 0")
-    if options.json not in (None, "-") and not Path(options.json).absolute().parent.is_dir():
-        raise ValueError(f"json: there is no directory {Path(options.json).absolute().parent}")
+    if options.json not in (None, "-"):
+        _check_report_file(Path(options.json))
     if options.directory is not None and not Path(options.directory).is_dir():
         raise ValueError(f"directory: there is no directory {options.directory}")
+
+
+def _check_report_file(path: Path) -> None:
+    """Raise a one-line ``ValueError`` where no report can be written, or something else would be lost by it."""
+    if path.suffix != ".json":
+        raise ValueError(f"json: {path} doesn't end in .json; give --json FILE.json, or -- before the script")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"json: there is no directory {path.absolute().parent}")
+    if path.exists() and not _holds_report(path):
+        raise ValueError(f"json: {path} exists and is no report of the doctor's; give another name, or remove it")
+
+
+def _holds_report(path: Path) -> bool:
+    """Whether a file is empty, or holds what ``lockstep doctor --json FILE`` wrote."""
+    try:
+        text = path.read_text()
+        return not text or {"verdict", "findings", "coverage"} <= dict(json.loads(text)).keys()
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _tell(options: argparse.Namespace, script: Script, diagnosis: Diagnosis) -> int:

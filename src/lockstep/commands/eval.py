@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
-from lockstep.config.engines import engine_module
 from lockstep.launch.defaults import request_of
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
 from lockstep.policies.evaluation import BATCH, evaluate, start_of
@@ -31,7 +30,6 @@ def main(argv: Sequence[str]) -> int:
     prints_json, json_file = options.json == "", Path(options.json) if options.json else None
     check_files(json_file, options.csv, options.histogram)
     actor = actor_of(options)
-    check_device(actor)
     table = evaluate(actor, options.episodes, options.seed, not options.stochastic, options.batch)
     facts = facts_of(actor, table, not options.stochastic)
     if json_file is not None:
@@ -74,10 +72,3 @@ def actor_of(options: argparse.Namespace) -> Actor:
     inside = Path(options.runs_dir) / options.run
     target = str(inside) if (inside / "config.json").is_file() else options.run
     return Baseline(options.policy, request_of([target, *(["--trust"] if options.trust else [])]).config)
-
-
-def check_device(actor: Actor) -> None:
-    """Raise a one-line ``ValueError`` where the device that a policy's config names isn't here."""
-    config = actor.config
-    if config.device != "cpu":
-        engine_module(config.engine).check_device(config.device, 1)

@@ -12,8 +12,8 @@ from lockstep.core.errors import DesyncError
 
 def array_digest(array: np.ndarray) -> bytes:
     """Eight bytes that depend on every bit of an array, its shape and dtype."""
-    digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(array).data)
+    digest = hashlib.blake2b(f"{_dtype_name(array)}{array.shape}".encode(), digest_size=8)
+    digest.update(_bytes(array))
     return digest.digest()
 
 
@@ -27,9 +27,20 @@ def sha256_of(arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
-        digest.update(f"{name}|{array.dtype.str}|{array.shape}|".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        digest.update(f"{name}|{_dtype_name(array)}|{array.shape}|".encode())
+        digest.update(_bytes(array))
     return digest.hexdigest()
+
+
+def _dtype_name(array: np.ndarray) -> str:
+    """NumPy's code of a dtype; the name of one that another package added (bfloat16), which has none of its own."""
+    dtype = array.dtype
+    return dtype.name if dtype.kind == "V" and dtype.type is not np.void else dtype.str
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    """An array's bytes in C order; the buffer protocol knows no bfloat16."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def compare_ranks(names: Sequence[str], rows: np.ndarray, when: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import platform
 import resource
@@ -127,11 +128,28 @@ def kernel_variables() -> str:
 
 
 def one_blas_thread() -> None:
-    """Lets NumPy, and what else has a BLAS and is loaded, compute with one thread, whatever cores there are.
+    """Lets NumPy, SciPy, and what else has a BLAS and is loaded, compute with one thread, whatever cores there are.
 
     The last bits of what an environment has them compute depend on it, and environments are stepped here, in ranks that
-    others start and in worker processes.
+    others start and in worker processes. SciPy's wheels have a BLAS of their own. It is loaded here, so that it has one
+    thread already where an environment imports SciPy later, even in a step.
     """
     from threadpoolctl import threadpool_limits
 
+    _load_scipys_blas()
     threadpool_limits(1, "blas")
+
+
+def _load_scipys_blas() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        spec = None if "scipy" in sys.modules else importlib.util.find_spec("scipy")
+        package = None if spec is None or spec.origin is None else Path(spec.origin).parent
+        for folder in () if package is None else (package.parent / "scipy.libs", package / ".dylibs"):
+            for library in folder.glob("*openblas*"):
+                ctypes.CDLL(str(library))
+
+
+def one_torch_thread() -> None:
+    """Lets PyTorch compute with one thread, if an environment has loaded it in a process of another engine."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)

@@ -23,6 +23,7 @@ def check_replicated(pytree: Any) -> int:
 
     Args:
         pytree: of ``jax.Array`` (PRNG keys too), NumPy arrays and numbers; the latter are copies of their process.
+            Leaves that are none of these (functions of an Equinox module) are passed over.
 
     Returns:
         Number of leaves of which there were several copies to compare.
@@ -31,7 +32,7 @@ def check_replicated(pytree: Any) -> int:
         DesyncError: in every process; one line that names the first leaf, how many differ, and where.
     """
     leaves = tree_util.tree_flatten_with_path(pytree)[0]
-    mine = {tree_util.keystr(path) or "the tree": _copies(leaf) for path, leaf in leaves}
+    mine = {tree_util.keystr(path) or "the tree": _copies(leaf) for path, leaf in leaves if _holds_numbers(leaf)}
     everyone: list[dict[str, Any]] = gather_json(mine)
     names = list(everyone[0])
     for rank, theirs in enumerate(everyone):
@@ -46,6 +47,11 @@ def check_replicated(pytree: Any) -> int:
             f"{unlike[0]}: {_who(merged[unlike[0]])}"
         )
     return sum(any(len(copies) > 1 for copies in parts.values()) for parts in merged.values())
+
+
+def _holds_numbers(leaf: Any) -> bool:
+    """Whether a leaf is an array or a number: of any other object NumPy has only the address."""
+    return isinstance(leaf, jax.Array) or np.asarray(leaf).dtype != object
 
 
 def _copies(leaf: Any) -> dict[str, dict[str, str]]:

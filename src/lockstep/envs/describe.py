@@ -59,6 +59,11 @@ def _check_array_options(config: EnvConfig) -> None:
         raise ValueError(f"env.workers: {config.workers}, but {config.id} is stepped {what}; use 0")
     if not stepped_as_arrays(config):
         _check_simulator_options(config)
+    elif config.action_mask in MASK_SOURCES:
+        raise ValueError(
+            f"env.action_mask: {config.action_mask!r}, but {config.id} is an array environment, which forbids no "
+            "action; leave it out"
+        )
     for name, given in (
         ("frame_skip", config.frame_skip > 1),
         ("frame_stack", config.frame_stack > 1 and not stepped_as_arrays(config)),

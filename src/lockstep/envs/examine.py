@@ -16,15 +16,16 @@ from gymnasium.utils.env_checker import check_env
 from lockstep.config.presets import defaults_for, has_preset
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import RunError
-from lockstep.core.machine import one_blas_thread
+from lockstep.core.machine import one_blas_thread, one_torch_thread
 from lockstep.core.process import fail_now
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import MASK
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.keyed import outside, own_statistics, wrong_number
+from lockstep.envs.gymnasium.keyed import close_environment, wrong_number
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
+from lockstep.envs.gymnasium.watched import GlobalGenerators, outside, own_statistics
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.numbers import check_numbers
 from lockstep.envs.registry import make_envs
@@ -76,9 +77,10 @@ def examine(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
     """
     one_blas_thread()
     description = describe(config)
+    one_torch_thread()
     yield Finding("ok", f"spaces: {in_words(description)}")
     yield _settings(description)
-    if not (config.jax_only or config.backend in ("tensor", "envpool") or description.is_array):
+    if _one_by_one(config, description):
         yield from by_gymnasium(config, steps, seed)
 
     def make(wanted: EnvConfig) -> HostEnvs:
@@ -93,6 +95,10 @@ def examine(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
 def fail(message: str) -> None:
     """Ends the examination from the thread that watches an environment which hangs."""
     fail_now(message)
+
+
+def _one_by_one(config: EnvConfig, description: EnvDescription) -> bool:
+    return not (config.jax_only or config.backend in ("tensor", "envpool") or description.is_array)
 
 
 def in_words(description: EnvDescription) -> str:
@@ -150,7 +156,7 @@ def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
         if config.action_mask is None and (inside := _inside(env, steps, seed)) is not None:
             yield inside
     finally:
-        env.close()
+        close_environment(env, config.id)
 
 
 def _how_far(env: gymnasium.Env, seed: int) -> Iterator[Finding]:
@@ -206,7 +212,9 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
         text = f"no episode ended in {steps:,} steps, and there is no time limit: --env.max-episode-steps N sets one"
         yield Finding("note", text)
     yield Finding("ok", f"speed: {NUM_ENVS * steps / first.seconds:,.0f} steps a second in one process")
-    again, _ = play(make(config), description, steps, seed)
+    one_by_one, generators = _one_by_one(config, description), GlobalGenerators()
+    here = config.model_copy(update={"workers": 0}) if one_by_one else config
+    again, _ = play(make(here), description, steps, seed, generators=generators)
     same = np.array_equal(first.hashes, again.hashes)
     if not same:
         step = int(np.argwhere((first.hashes != again.hashes).any(1))[0, 0]) + 1
@@ -217,11 +225,13 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
         )
     else:
         yield Finding("ok", "the same seeds and actions give the same bytes")
+    if one_by_one and (shared := generators.said()) is not None:
+        yield Finding("problem", shared)
     if restored:
         yield Finding("ok", f"resumes exactly in the middle of an episode, {restored}")
     elif same:
         yield Finding("note", "resumes with a new episode: what it returns depends on more than seed and actions")
-    if not (config.jax_only or config.backend in ("tensor", "envpool") or description.is_array):
+    if one_by_one:
         if same and restored != BY_STATE and first.begun:
             yield _of_its_own(make(config), description, first, steps, seed)
         worker = make(config.model_copy(update={"workers": 1}))
@@ -271,16 +281,19 @@ def play(
     seed: int,
     others: Callable[[], HostEnvs] | None = None,
     most: int | None = None,
+    generators: GlobalGenerators | None = None,
 ) -> tuple[Played, str]:
     """Takes keyed random actions, and closes the environments; of ``most`` steps those are the first of as many.
 
     ``others`` makes environments into which a live episode is brought then, as a run does that is resumed; how that
-    went comes second, in a few words, "" if it failed.
+    went comes second, in a few words, "" if it failed. ``generators`` looks at every reset and step.
     """
+    looked_at = generators or contextlib.nullcontext()
     try:
         actions = draw_actions(keyed_generator(seed, "check"), description.action, (steps, envs.num_envs))[:most]
         steps = len(actions)
-        envs.reset()
+        with looked_at:
+            envs.reset()
         b = envs.buffers
         rows, rewards = np.zeros((steps, *b.observations.shape), b.observations.dtype), np.zeros((steps, envs.num_envs))
         episodes, live, begun = 0, 0, list[Begun]()
@@ -289,7 +302,8 @@ def play(
         for t in range(steps):
             b.actions[...] = allowed_actions(description.observation, description.action, b.observations, actions[t])
             taken.append(b.actions[0].copy())
-            envs.step()
+            with looked_at:
+                envs.step()
             rows[t], rewards[t] = b.observations, b.rewards
             ended = b.terminated | b.truncated
             episodes += int(ended.sum())

@@ -12,8 +12,20 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.description import EnvDescription
 
 
+def check_rows(
+    description: EnvDescription, env_ids: Sequence[int], rows: np.ndarray, iteration: int | None, after: int
+) -> None:
+    """Checks observations ``[E, width]`` that environments gave in one step, the ``after``-th, as a rollout's are."""
+    check_numbers(description, env_ids, rows[None], np.zeros((0, len(rows))), iteration, after)
+
+
 def check_numbers(
-    description: EnvDescription, env_ids: Sequence[int], rows: np.ndarray, rewards: np.ndarray, iteration: int | None
+    description: EnvDescription,
+    env_ids: Sequence[int],
+    rows: np.ndarray,
+    rewards: np.ndarray,
+    iteration: int | None,
+    after: int = 0,
 ) -> None:
     """Checks that a rollout's rewards, and the vectors of its observations, are finite; one pass over each.
 
@@ -23,6 +35,7 @@ def check_numbers(
         rows: observations as the environments gave them, ``[T, E, width]`` or with the last one ``[T+1, E, width]``.
         rewards: as the environments gave them, ``[T, E]``.
         iteration: iterations done before this one; -1 for the random actions before the first, None for an examination.
+        after: steps of the rollout that were taken before the first row.
 
     Raises:
         EnvironmentFailureError: some number isn't; one line with environment, step and value of the first.
@@ -41,6 +54,7 @@ def check_numbers(
         found.append((step, env, value))
     if found:
         step, env, what = min(found)
+        step += after
         when = f"in step {step} of" if step else "before the first step of"
         text = f"environment {env_ids[env]} ({description.id}) gave {what} {when}"
         if iteration is None:

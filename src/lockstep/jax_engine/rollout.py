@@ -85,18 +85,31 @@ class Acted(NamedTuple):
 
 
 def draw(
-    config: Config, net: PolicyNet, env: JaxEnvironment, keys: Mapping[str, Array], iteration: Array, shard: Array
+    config: Config,
+    net: PolicyNet,
+    env: JaxEnvironment,
+    keys: Mapping[str, Array],
+    iteration: Array,
+    shard: Array,
+    group: int,
 ) -> Draws:
     """Draws what a shard's rollout needs, keyed by ``(seed, purpose, iteration, shard)``, at once.
 
-    A reset's numbers are keyed by the step at which it happens: whether it does is not known beforehand.
+    A reset's numbers are keyed by the step at which it happens: whether it does is not known beforehand. Steps of the
+    members of a ``group`` draw the same, so that what tells them apart is their actions; a reset draws for itself, as
+    what follows a member's first episode isn't compared.
     """
-    shape = (config.num_steps, config.envs // config.shards)
+    steps, rows = config.num_steps, config.envs // config.shards
     return Draws(
         action_noise(config, net, keys["action"], iteration, shard),
-        env.reset_random(keyed(keys["reset"], iteration, shard), shape),
-        env.step_random(keyed(keys["step"], iteration, shard), shape),
+        env.reset_random(keyed(keys["reset"], iteration, shard), (steps, rows)),
+        for_members(env.step_random(keyed(keys["step"], iteration, shard), (steps, rows // group)), group, axis=1),
     )
+
+
+def for_members(draws: Tree, group: int, axis: int) -> Tree:
+    """Repeats what groups draw, which lie along ``axis``, for the ``group`` members of each, side by side."""
+    return draws if group == 1 else jax.tree.map(lambda x: jnp.repeat(x, group, axis), draws)
 
 
 def action_noise(config: Config, net: PolicyNet, key: Array, iteration: Array, shard: Array) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.config.run import Config, EnvConfig, RunOptions
 from lockstep.core.episodes import RecentEpisodes
+from lockstep.core.machine import one_torch_thread
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
@@ -57,7 +58,7 @@ from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.beginning import agreed_beginning
 from lockstep.training.own_loss.fingerprint import Fingerprint, check_loss_on_ranks
 from lockstep.training.reference_policy import reference_arrays
-from lockstep.training.session import checkpoint_facts, load_facts, make_eval_envs, policy_of
+from lockstep.training.session import checkpoint_facts, eval_envs_after, load_facts, policy_of
 from lockstep.training.worker_processes import settle_workers
 
 if TYPE_CHECKING:
@@ -119,9 +120,10 @@ class Session:
         return "loop" if self.program.blocks.loops else "batched"
 
     def eval_envs(self) -> HostEnvs:
-        """Returns the environments of evaluations, made at the first one: an equal number for each local shard."""
-        if self._eval_envs is None:
-            self._eval_envs = make_eval_envs(self.config, self.description, self.plan, self.env_config)
+        """Returns the environments of an evaluation, an equal number for each local shard."""
+        before, self._eval_envs = self._eval_envs, None
+        self._eval_envs = eval_envs_after(before, self.config, self.description, self.plan, self.env_config)
+        one_torch_thread()
         return self._eval_envs
 
     def arrays(self) -> dict[str, np.ndarray]:

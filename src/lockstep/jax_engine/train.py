@@ -70,7 +70,7 @@ class Trainer:
         is set aside, and told of after the iterations before.
         """
         while True:
-            stop = self.asked or self.reached()
+            stop = self.reached() or self.asked
             if stop == RUNNING:
                 self.dispatch([self])
             due = stop != RUNNING or self.saves != RUNNING or self.waits or self.schedule.due(self.dispatched)
@@ -211,7 +211,6 @@ def train(
         PeerFailureError: another process is gone.
     """
     started = time.monotonic()
-    run.remove_summary()
     with stop_requests() as request, leaving_together(topology):
         return record_training(
             run,

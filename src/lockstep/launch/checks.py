@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from lockstep.config.engines import engine_module
@@ -39,6 +40,8 @@ def check_company(config: Config) -> None:
 def with_reference(config: Config, runs_dir: str) -> Config:
     """Replaces the name of GRPO's reference policy by the path of one checkpoint, of which the run is a function.
 
+    The path is absolute, for the run may be resumed from another directory.
+
     Raises:
         ValueError: there is no such run or checkpoint, or observations are normalised; one line.
     """
@@ -55,8 +58,33 @@ def with_reference(config: Config, runs_dir: str) -> Config:
                 f"grpo.reference: {name}, but {whose} normalises observations by statistics of its own, so the two "
                 "policies would see different ones; use runs without normalize.observations"
             )
-    found = find_checkpoint(path / CHECKPOINTS, which)
-    return config.model_copy(update={"grpo": config.grpo.model_copy(update={"reference": str(found.path)})})
+    reference = str(_checkpoint_of(path, which))
+    return config.model_copy(update={"grpo": config.grpo.model_copy(update={"reference": reference})})
+
+
+def _checkpoint_of(run: Path, which: str) -> Path:
+    """Returns the absolute path of one of a run's checkpoints."""
+    path = find_checkpoint(run / CHECKPOINTS, which).path
+    assert path is not None, "it was read from a directory"
+    return path.resolve()
+
+
+def same_reference(one: str | None, other: str | None, runs_dir: str) -> bool:
+    """Tells whether two names of a reference policy are of one checkpoint, of which older versions kept relative paths.
+
+    A relative path is taken for the end of the absolute one, wherever it is read: whether another policy lies there is
+    told by its sha256, which the run's checkpoints have.
+    """
+    if one is None or other is None:
+        return one == other
+    relative, whole = sorted((Path(one), Path(other)), key=Path.is_absolute)
+    if relative.parent.name == CHECKPOINTS and whole.parts[-len(relative.parts) :] == relative.parts:
+        return True
+    try:
+        first, second = (_checkpoint_of(*find_run(name, runs_dir)) for name in (one, other))
+    except ValueError:
+        return False
+    return first == second
 
 
 def check_machine(

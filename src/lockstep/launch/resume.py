@@ -12,6 +12,7 @@ from lockstep.config.files import merge
 from lockstep.config.keys import FREE, validate
 from lockstep.config.run import Config, RunOptions
 from lockstep.envs.batched.twins import stepped_inside
+from lockstep.launch.checks import same_reference
 from lockstep.runs.checkpoint import checkpoints_in, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run, seeds_in
 from lockstep.runs.groups import remember_seeds
@@ -54,7 +55,7 @@ def resumed_config(
     if changed.env.id != stored.env.id:  # the id that the run was asked for with
         changed, _ = stepped_inside(changed)
     for key, old, new in differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
-        if not may_change(key):
+        if not may_change(key) and not _is_respelt(key, old, new, path):
             raise ValueError(
                 f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
             )
@@ -68,7 +69,7 @@ def _check_unchanged(path: Path, stored: Config) -> None:
         return
     config, step = written
     for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
-        if not may_change(key):
+        if not may_change(key) and not _is_respelt(key, old, new, path):
             raise ValueError(
                 f"{key}: {path / CONFIG} says {new}, but it was {old} when step_{step} was written; put it back, or "
                 "start a new run"
@@ -78,6 +79,11 @@ def _check_unchanged(path: Path, stored: Config) -> None:
 def may_change(key: str) -> bool:
     """Tells whether a run may be resumed with another value of a setting."""
     return key.startswith(CHANGEABLE)
+
+
+def _is_respelt(key: str, old: Any, new: Any, run: Path) -> bool:
+    """Tells whether a setting names what it named, in other words."""
+    return key == "grpo.reference" and same_reference(old, new, str(run.parent))
 
 
 def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:

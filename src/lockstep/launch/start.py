@@ -110,8 +110,11 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
     path, _ = find_run(options.resume, options.runs_dir, single=False)
     if options.is_group:
         check_resumed_seeds(path, options.seeds_from(config.seed))
-    if not seeds_of(path):
+    seeds = seeds_of(path)
+    if not seeds:
         return request, None
+    if ADDRESS_VARIABLE in os.environ:
+        raise ValueError(f"callbacks: {path} is a group of {len(seeds)} seeds; resume each seed by itself")
     config = stored_config(path)
     return request, (path, world_of(options, config, topology), "as they are resumed")
 

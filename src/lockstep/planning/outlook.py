@@ -54,7 +54,6 @@ def _outlook_on(target: Target, request: PlanRequest, description: EnvDescriptio
     else:
         predicted = _on_chips(target, request, description, configs, costs, host if costs.host_steps else None)
     largest = predicted[1]
-    capacity = _host_memory() / min(most, target.per_host) if target.chip is None else target.chip.memory
     parts, notes = costs.of_shards(costs.shards), request.notes_on(target)
     if target.chip is not None:
         notes += [f"{target.text}: {note}" for note in costs.notes]
@@ -64,7 +63,8 @@ def _outlook_on(target: Target, request: PlanRequest, description: EnvDescriptio
         engine=run.engine,
         source=costs.source,
         devices=target.devices,
-        capacity=capacity,
+        capacity=_host_memory() if target.chip is None else target.chip.memory,
+        sharing=target.per_host if target.chip is None else 1,
         predictions=predicted[0],
         flops=sum(part.flops for part in parts),
         bytes=sum(part.bytes for part in parts),

@@ -69,7 +69,8 @@ class Outlook:
         target: as it was given; ``chip`` in words.
         engine: that the run would use, ``source`` where its costs come from.
         devices: of the whole target.
-        capacity: bytes of a device's memory.
+        capacity: bytes of a device's memory, or of a host's that its CPU ranks share.
+        sharing: devices at most that share it; 1, but for CPU ranks.
         flops: of an iteration on the first device of the most; ``bytes`` to and from memory, ``kernels`` launched.
         predictions: by number of devices, ascending.
         largest_num_envs: that fit the most devices; 0: the networks alone don't.
@@ -90,6 +91,7 @@ class Outlook:
     largest_num_envs: int | None = None
     price: float | None = None
     total_steps: int = 0
+    sharing: int = 1
     notes: tuple[str, ...] = field(default=())
 
     def efficiency(self, one: Prediction) -> float:
@@ -99,8 +101,9 @@ class Outlook:
         return rates * base.devices / one.devices
 
     def needed(self, one: Prediction) -> float:
-        """Share of a device's memory that a run needs: above 1 it doesn't fit, by this factor."""
-        return sum(one.memory.values()) / self.capacity if self.capacity else 0.0
+        """Share of the memory that is needed, by all devices that share it: above 1 a run doesn't fit, by this factor."""
+        needed = sum(one.memory.values()) * min(one.devices, self.sharing)
+        return needed / self.capacity if self.capacity else 0.0
 
     def fits(self, one: Prediction) -> bool | None:
         """Tells whether a device has the memory that a run needs; None: it isn't known how much it has."""

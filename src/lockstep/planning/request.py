@@ -48,6 +48,9 @@ class PlanRequest:
             if size > most:
                 raise ValueError(f"world-sizes: {size} is more than any target has; {most} devices at most")
         for target in self.targets:
+            if not self.sizes_on(target):
+                asked = ", ".join(map(str, self.sizes or ()))
+                raise ValueError(f"world-sizes: {target.text} has {target.devices} devices, less than any of {asked}")
             run = self.run_on(target)
             for size in self.sizes_on(target):
                 self.sized(run, size)

@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lockstep.config.engines import engine_module
+from lockstep.config.run import Config
 from lockstep.core.episodes import success_rate
 from lockstep.core.life import life
 from lockstep.core.process import fail_now
 from lockstep.envs.describe import describe
+from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.policies.baselines import Actor
@@ -99,9 +102,24 @@ def evaluate(
     return np.concatenate(parts)
 
 
+def check_device(config: Config) -> None:
+    """Raises a one-line ``ValueError`` where simulators are stepped on a device that isn't here.
+
+    A policy plays on the CPU wherever it was trained, and so do all other environments.
+    """
+    if config.device == "cpu" or config.env.backend != "tensor" or stepped_as_arrays(config.env):
+        return
+    if not engine_module("torch").visible_gpus(config.device):
+        raise ValueError(
+            f"device: {config.env.id} was stepped on {config.device} when this policy was trained, and PyTorch sees no "
+            f"such device here; play it where there is one"
+        )
+
+
 def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) -> np.ndarray:
     """Plays one episode in each of as many environments, whose starts have these numbers; ``[n, 4]``."""
     config = actor.config
+    check_device(config)
     envs = make_envs(config.env, describe(config.env), start, numbers, fail_now, "eval", device=config.device)
     actor.reset()
 

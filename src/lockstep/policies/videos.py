@@ -16,8 +16,9 @@ from lockstep.core.life import life
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.gymnasium.atari import LIFE_LOST
-from lockstep.envs.gymnasium.keyed import environment_failure, stated_mask
+from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.make import make_environment
+from lockstep.envs.gymnasium.stated import number, stated_mask
 from lockstep.policies.policy import Policy
 from lockstep.policies.terminal import QuitPlay, Terminal
 from lockstep.runs.directory import RunDirectory
@@ -120,7 +121,7 @@ def play_episode(
             if info.get(LIFE_LOST):
                 policy.reset()
             life.progressed()
-            total, steps, over = total + float(reward), steps + 1, terminated or truncated
+            total, steps, over = total + number(reward), steps + 1, terminated or truncated
     except (ValueError, OSError, QuitPlay):
         raise
     except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -44,11 +43,13 @@ class Run:
     def __init__(self, path: Path, given: Sequence[Handed] = (), trust: bool = False) -> None:
         self.path = path
         self._given, self._trust = tuple(given), trust
+        self._policy: Policy | None = None
+        self._policy_from: list[Path] = []
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status!r})"
 
-    @functools.cached_property
+    @property
     def config(self) -> Config:
         """What the run is a function of."""
         return stored_config(self.path)
@@ -105,10 +106,16 @@ class Run:
         """The runs of a group of seeds, in the order of their seeds; empty of a single run."""
         return [Run(path, self._given, self._trust) for path in seeds_in(self.path)]
 
-    @functools.cached_property
+    @property
     def policy(self) -> Policy:
-        """The policy of the newest checkpoint, from observations to actions; see :func:`lockstep.load_policy`."""
-        return self.load_policy()
+        """The policy of the newest checkpoint, from observations to actions; see :func:`lockstep.load_policy`.
+
+        It is the same object, which remembers what a recurrent policy has seen, until there is a newer checkpoint.
+        """
+        newest = self.checkpoints[:1]
+        if self._policy is None or newest != self._policy_from:
+            self._policy, self._policy_from = self.load_policy(), newest
+        return self._policy
 
     def load_policy(self, checkpoint: str | int = "latest", engine: str | None = None) -> Policy:
         """The policy of a checkpoint: ``latest``, ``best`` or a step; arguments as :func:`lockstep.load_policy`'s."""

@@ -64,7 +64,8 @@ def train(
     """
     given: tuple[Handed, ...] = ()
     if "env" in settings and env is None:
-        env = settings.pop("env")
+        if not _is_section(settings["env"], config is not None or resume is not None):
+            env = settings.pop("env")
     elif "env" in settings and not isinstance(settings["env"], Mapping):
         raise ValueError("env: given twice")
     if isinstance(env, Mapping | Config) or (isinstance(env, str | Path) and Path(env).suffix in FILE_SUFFIXES):
@@ -95,6 +96,11 @@ def train(
         if clearer is None:
             raise
         raise clearer from None
+
+
+def _is_section(env: Any, beside_another: bool) -> bool:
+    """Whether ``env=…`` is the settings of that section, of a config that is given or is to be, not a whole config."""
+    return isinstance(env, Mapping) and (beside_another or "id" in env)
 
 
 def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[str, Any]:

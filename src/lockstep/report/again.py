@@ -13,6 +13,7 @@ from lockstep.runs.listing import printable
 
 EVALUATION_FILE = "evaluation.json"
 EPISODES = 100
+FINISHED, CLONED = "finished", "cloned"
 
 
 @dataclass(frozen=True)
@@ -20,40 +21,43 @@ class Again:
     """What to type for a run.
 
     Attributes:
-        train: gives the same agent once more.
+        train: gives the same agent once more; None of a policy that was cloned, which no training made.
         evaluate: leaves :data:`EPISODES` episodes beside it (of several seeds beside the first), for the page.
         verify: compares world sizes; None: nothing does for this run, whose environment was handed over.
-        is_python: whether they are Python, else commands.
-        same: whether ``train`` gives this very agent; not if its schedules were stretched on its way.
+        is_python: whether ``train`` is Python, else a command; and ``evaluates_in_python``.
+        changed: why ``train`` gives another agent than this one; None: it gives this very one.
     """
 
-    train: str
+    train: str | None
     evaluate: str
     verify: str | None
     is_python: bool
-    same: bool
+    evaluates_in_python: bool
+    changed: str | None
 
 
 def again_of(run: RunFiles) -> Again:
     """Writes what to type for a run, or for one of several seeds."""
-    config, played = run.path / "config.json", (run.seeds[0] if run.seeds else run).path
-    env_id, network = _names(run)
-    seeds = seeds_in_words([seed.config.get("seed") for seed in run.seeds]).replace("–", "-").replace(" ", "")
-    opened, same = loading(played, env_id, network), not any(one.summary.get("lengths") for one in run.seeds or [run])
+    played, (env_id, network, _) = (run.seeds[0] if run.seeds else run).path, _names(run)
+    opened = loading(played, env_id, network)
     if opened is None:
-        evaluated = command("eval", played, "--episodes", str(EPISODES), "--json", str(played / EVALUATION_FILE))
-        train = printable(shlex.join(["lockstep", "train", str(config), *(["--seeds", seeds] if seeds else [])]))
-        return Again(train, evaluated, verifying(run), False, same)
-    given = [name for name in (shown_name(env_id),) if name is not None] + [f"config={str(config)!r}"]
-    given += [f"network=dict(custom={name})" for name in (shown_name(network),) if name is not None]
-    given += [f"seeds={seeds!r}"] if seeds else []
-    evaluated = f"json.dump({opened}.evaluate({EPISODES}), open({str(played / EVALUATION_FILE)!r}, 'w'))"
-    return Again(printable(f"lockstep.train({', '.join(given)})"), printable(evaluated), None, True, same)
+        evaluate = command("eval", played, "--episodes", str(EPISODES), "--json", str(played / EVALUATION_FILE))
+    else:
+        file = str(played / EVALUATION_FILE)
+        evaluate = printable(f"json.dump({opened}.evaluate({EPISODES}), open({file!r}, 'w'))")
+    is_python = loading(run.path, *_names(run)) is not None
+    train = None if is_clone(run) else printable(_in_python(run) if is_python else _as_command(run))
+    return Again(train, evaluate, verifying(run), is_python, opened is not None, _changed(run))
+
+
+def is_clone(run: RunFiles) -> bool:
+    """Whether ``lockstep clone`` made a policy, and no training."""
+    return run.summary.get("status") == CLONED
 
 
 def verifying(run: RunFiles) -> str | None:
-    """The command that compares world sizes for a run; None for one that was handed its environment or network."""
-    if loading(run.path, *_names(run)) is not None:
+    """The command that compares world sizes for a run; None of a clone, and of what was handed an object."""
+    if is_clone(run) or loading(run.path, *_names(run)) is not None:
         return None
     shards = run.config.get("num_shards")
     most = shards if isinstance(shards, int) else 1
@@ -61,8 +65,54 @@ def verifying(run: RunFiles) -> str | None:
     return command("verify", run.path, "--world-sizes", sizes)
 
 
-def _names(run: RunFiles) -> tuple[str, str | None]:
-    """What a run's environment and network go by, of a config that anybody may have written."""
-    network = run.config.get("network")
-    custom = network.get("custom") if isinstance(network, dict) else None
-    return printable(run.row.environment or ""), printable(custom) if isinstance(custom, str) else None
+def _as_command(run: RunFiles) -> str:
+    words = ["lockstep", "train", str(run.path / "config.json")]
+    words += ["--seeds", seeds] if (seeds := _seeds(run)) else []
+    words += [] if (step := _stopped_at(run)) is None else ["--stop-at-step", str(step)]
+    return shlex.join(words)
+
+
+def _in_python(run: RunFiles) -> str:
+    env, network, loss = (shown_name(name) for name in _names(run))
+    given = [] if env is None else [env]
+    given += [f"config={str(run.path / 'config.json')!r}"]
+    given += [] if network is None else [f"network=dict(custom={network})"]
+    given += [] if loss is None else [f"ppo=dict(loss={loss})"]
+    given += [f"seeds={seeds!r}"] if (seeds := _seeds(run)) else []
+    given += [] if (step := _stopped_at(run)) is None else [f"stop_at_step={step}"]
+    return f"lockstep.train({', '.join(given)})"
+
+
+def _seeds(run: RunFiles) -> str:
+    return seeds_in_words([seed.config.get("seed") for seed in run.seeds]).replace("–", "-").replace(" ", "")
+
+
+def _steps(run: RunFiles) -> set[int | None]:
+    """Where a run stopped before its end, or each of several seeds; None: it finished, or hasn't ended."""
+    ends = [one.summary for one in run.seeds or [run]]
+    found = [None if end.get("status", FINISHED) == FINISHED else end.get("global_step") for end in ends]
+    return {step if isinstance(step, int) else None for step in found}
+
+
+def _stopped_at(run: RunFiles) -> int | None:
+    return min((step for step in _steps(run) if step is not None), default=None)
+
+
+def _changed(run: RunFiles) -> str | None:
+    if any(one.summary.get("lengths") for one in run.seeds or [run]):
+        return "its length was changed on the way (see Proof)"
+    if len(_steps(run)) > 1:
+        return "its seeds did not stop at the same step"
+    return None
+
+
+def _names(run: RunFiles) -> tuple[str, str | None, str | None]:
+    """What a run's environment, network and loss go by, of a config that anybody may have written."""
+    network, loss = (_entry(run, *keys) for keys in (("network", "custom"), ("ppo", "loss")))
+    return printable(run.row.environment or ""), network, loss
+
+
+def _entry(run: RunFiles, section: str, key: str) -> str | None:
+    found = run.config.get(section)
+    value = found.get(key) if isinstance(found, dict) else None
+    return printable(value) if isinstance(value, str) else None

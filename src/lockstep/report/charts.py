@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.core.episodes import STATED
 from lockstep.report.reading import RunFiles, number
-from lockstep.runs.curves import METRIC, curve_of, points_of
+from lockstep.runs.curves import METRIC, curve_of, points_of, seeds_in_a_curve, that_know
 from lockstep.runs.plot import places_of
 
 EVALUATION = "eval/return_mean"
@@ -126,12 +126,16 @@ def series_of(run: RunFiles, color: int, key: str) -> Series | None:
     """A run's line of a metric; None where it has no number by that key."""
     if not run.seeds:
         return _single(run, color, key)
-    curve = curve_of(run.records, key, *(() if key in LARGE else (FEWER_POINTS,)))
+    records = that_know(run.records, key)
+    if not records:
+        return None
+    curve = curve_of(records, key, *(() if key in LARGE else (FEWER_POINTS,)))
     if not curve.iterations:
         return None
-    label, band = f"{run.name} ({len(run.seeds)} seeds)", (curve.low.tolist(), curve.high.tolist())
+    label = f"{run.name} ({seeds_in_a_curve(len(records), len(run.seeds))})"
+    band = curve.low.tolist(), curve.high.tolist()
     seeds = curve.returns.T.tolist() if key in LARGE else []
-    places = _places(run.records[0], curve.iterations)
+    places = _places(records[0], curve.iterations)
     return Series(label, color, places, curve.iqm.tolist(), band, "95 % interval of the interquartile mean", seeds)
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.launch.resume import may_change
-from lockstep.report.again import verifying
+from lockstep.report.again import is_clone, verifying
 from lockstep.report.reading import RunFiles, number, objects
 from lockstep.report.settings import differing
 from lockstep.report.timing import world_sizes
 from lockstep.report.words import setting
 
-NONE, EQUAL, DIFFERENT, OTHER = "none", "equal", "different", "other"
+NONE, EQUAL, DIFFERENT, OTHER, UNTRAINED = "none", "equal", "different", "other", "untrained"
 HASHES = ("params_sha256", "state_sha256")
 FACTS = {
     "reduction": "reduction",
@@ -29,12 +29,13 @@ class Verified:
     """What ``verify.json`` says.
 
     Attributes:
-        verdict: :data:`EQUAL`, :data:`DIFFERENT`, :data:`OTHER` (it is of another config), or :data:`NONE`.
+        verdict: :data:`EQUAL`, :data:`DIFFERENT`, :data:`OTHER` (it is of another config), :data:`UNTRAINED` (of a
+            clone), or :data:`NONE`.
         date: when.
         iterations: how many of each world size were compared.
         rows: of each world size its label, whether it was equal, its tensors, and the first difference.
         apart: settings in which the config was another one; or in what that machine differed from the run's.
-        command: what verifies the run; None: nothing does, which was handed its environment or network.
+        command: what verifies the run; None: nothing does, which was handed an object.
     """
 
     verdict: str
@@ -112,6 +113,8 @@ def lengthened(run: RunFiles) -> list[str]:
 
 
 def _verified(run: RunFiles) -> Verified:
+    if is_clone(run):
+        return Verified(UNTRAINED, None)
     asks, said = verifying(run), run.verification
     if said is None:
         return Verified(NONE, asks)

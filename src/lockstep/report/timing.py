@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.report.reading import RunFiles, number
+from lockstep.runs.plot import Records
 
 PARTS = {
     "t_rollout": "rollout",
@@ -77,7 +78,7 @@ class Times:
 
 def times_of(run: RunFiles) -> Times | None:
     """Adds up the times of a run, of several seeds the first one's; None without any."""
-    rows = run.records[0] if run.records else []
+    rows = _of_the_first(run)
     known = [row for row in rows if number(row, f"time/{TOTAL}") is not None]
     if not known:
         return None
@@ -126,9 +127,14 @@ def _at(row: Mapping[str, Any], key: str, rank: int) -> float:
     return number({key: values[rank]}, key) or 0.0 if rank < len(values) else 0.0
 
 
+def _of_the_first(run: RunFiles) -> Records:
+    """A run's rows, of several seeds those of the first that has any."""
+    return next(filter(None, run.records), [])
+
+
 def world_sizes(run: RunFiles) -> list[tuple[int, int, int]]:
     """On how many ranks a run's iterations were trained: the first and the last of each stretch, and the ranks."""
-    rows = [row for row in (run.records[0] if run.records else []) if number(row, "time/world_size") is not None]
+    rows = [row for row in _of_the_first(run) if number(row, "time/world_size") is not None]
     stretches = itertools.groupby(rows, key=lambda row: int(row["time/world_size"]))
     found = [(ranks, list(group)) for ranks, group in stretches]
     return [(group[0]["iteration"], group[-1]["iteration"], ranks) for ranks, group in found]

@@ -132,6 +132,7 @@ class CheckpointWriter:
     def __init__(self, directory: Path | None, keep_last: int, keep_best: bool, records: Sequence[Path] = ()) -> None:
         self._directory, self._records = directory, records
         self._prune = None if directory is None else Pruner(directory, keep_last, keep_best)
+        self._keep_last = keep_last
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.seconds = 0.0
@@ -148,6 +149,16 @@ class CheckpointWriter:
         arguments = (self._directory, self._prune, step, files, score, facts)
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer")
         self._thread.start()
+
+    def check_room(self, size: int) -> None:
+        """Leaves others room, in memory: a ``CheckpointError`` where states of so many bytes would take half of it."""
+        if self._directory is None:
+            return
+        free, needed = shutil.disk_usage(self._directory).free, 2 * (self._keep_last + 1) * size
+        if needed > free:
+            raise CheckpointError(
+                f"{size:,} bytes each, and {self._directory.parent} has {free:,} free, of {needed:,} wanted"
+            )
 
     def _run(self, directory: Path, prune: Pruner, *checkpoint: Any) -> None:
         try:

@@ -100,6 +100,16 @@ def curve_of(records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRI
     return Curve(iterations, steps, returns, interquartile_mean(returns), low, high)
 
 
+def that_know(records: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> list[Sequence[Mapping[str, Any]]]:
+    """Those of several seeds' records in which there is a number of a metric: others haven't begun, or never will."""
+    return [each for each in records if any(_known(record, metric) for record in each)]
+
+
+def seeds_in_a_curve(drawn: int, seeds: int) -> str:
+    """Says how many of a group's seeds a curve is of."""
+    return f"{drawn} of {seeds} seeds" if drawn < seeds else f"{seeds} seeds"
+
+
 def _known(record: Mapping[str, Any], metric: str) -> bool:
     value = record.get(metric)
     return isinstance(value, int | float) and math.isfinite(value)

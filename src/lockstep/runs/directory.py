@@ -18,15 +18,15 @@ from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import new_directory, try_json, write_json
 from lockstep.core.topology import Topology, started_by_torchrun
-from lockstep.runs.checkpoint import PYTREE, CheckpointError, checkpoints_in, manifest_of, newest_manifest, step_of
+from lockstep.runs.checkpoint import PYTREE, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.links import WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock
 from lockstep.runs.progress import Progress, make_progress
-from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL, TENSORBOARD, RunTrackers, cut_trackers, wanted_trackers
+from lockstep.runs.trackers import METRICS_JSONL, OWN_FILES, RunTrackers, cut_trackers, start_services, wanted_trackers
 from lockstep.runs.trackers.files import REWRITTEN
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
-from lockstep.runs.trackers.service import TRACKERS_JSON, Tracker
+from lockstep.runs.trackers.service import Tracker
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
@@ -34,8 +34,7 @@ REPORT, VERIFY = "report.html", "verify.json"
 BEGUN = "begun"  # stands beside states in memory once what lies behind the one that a run goes on from is removed
 KEPT_IN_MEMORY = 2  # states: one that is being written doesn't take the place of the last one
 SEED = "seed_"  # and the seed: what the directory of one of several is called
-OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, METRICS_JSONL, METRICS_CSV, TENSORBOARD, VIDEOS}
-OWN_NAMES |= {TRACKERS_JSON, WANDB, REPORT, VERIFY}
+OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, VIDEOS, WANDB, REPORT, VERIFY, *OWN_FILES}
 
 
 @dataclass
@@ -61,6 +60,7 @@ class RunDirectory:
     commit: str | None = None
     _lock: RunLock | None = field(default=None, repr=False)
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
+    _services: dict[str, Tracker] = field(default_factory=dict, repr=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -103,12 +103,20 @@ class RunDirectory:
         if {path.name for path in self.path.iterdir()} <= {CONFIG}:
             shutil.rmtree(self.path)
 
+    def start_services(self, config: Config) -> None:
+        """Start the trackers that aren't files: they may refuse, and so comes before anything of the run is changed."""
+        if self.is_writer:
+            self._services = start_services(self.path, config, self._second(config.log))
+
     def open_trackers(self, config: Config) -> Tracker:
-        """The trackers that a config asks for."""
+        """The trackers that a config asks for; services that are started already go on."""
         if not self.is_writer:
             return Tracker()
-        extra = self._cwd / config.log.jsonl if config.log.jsonl else None
-        return RunTrackers(self.path, wanted_trackers(config.log), extra, config=config)
+        extra, names = self._second(config.log), wanted_trackers(config.log)
+        return RunTrackers(self.path, names, extra, config=config, started=self._services)
+
+    def _second(self, log: LogConfig) -> Path | None:
+        return self._cwd / log.jsonl if log.jsonl else None
 
     def video_path(self, global_step: int) -> Path | None:
         """Names the file of an evaluation's video; None on the ranks that don't write."""
@@ -135,16 +143,6 @@ class RunDirectory:
             return None
         return CheckpointWriter(self.memory if self.is_writer else None, KEPT_IN_MEMORY, keep_best=False)
 
-    def check_memory(self, size: int) -> None:
-        """Leave others room in memory: a ``CheckpointError`` where states of so many bytes would take half of it."""
-        if self.memory is None or not self.is_writer:
-            return
-        free, needed = shutil.disk_usage(self.memory).free, 2 * (KEPT_IN_MEMORY + 1) * size
-        if needed > free:
-            raise CheckpointError(
-                f"{size:,} bytes each, and {self.memory.parent} has {free:,} free, of {needed:,} wanted"
-            )
-
     def missing_rows(self, iteration: int) -> list[tuple[int, int]]:
         """Which iterations up to this one have no row in ``metrics.jsonl``: the first and last of each stretch."""
         if not self.is_writer:
@@ -163,7 +161,7 @@ class RunDirectory:
             step = path.stem.removeprefix("step_")
             if step.isdecimal() and int(step) > global_step:
                 path.unlink(missing_ok=True)
-        cut_trackers(self.path, iteration, global_step, self._cwd / log.jsonl if log.jsonl else None)
+        cut_trackers(self.path, iteration, global_step, self._second(log))
         for name in (FINGERPRINTS, TIMING):
             cut_jsonl(self.path / name, iteration)
         for leftover in self.path.glob(f"{REWRITTEN}*"):  # of a writer that was killed here

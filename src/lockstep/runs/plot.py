@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.curves import METRIC, curve_of
+from lockstep.runs.curves import METRIC, curve_of, seeds_in_a_curve, that_know
 from lockstep.runs.directory import seeds_in
 from lockstep.runs.trackers import METRICS_JSONL
 
@@ -38,7 +38,7 @@ class Line:
 
 
 def line_of(path: Path, label: str, x: str, y: str) -> Line:
-    """Reads the line of a run, or of all its seeds.
+    """Reads the line of a run, or of all its seeds that have got so far.
 
     Args:
         path: the run's directory.
@@ -50,14 +50,18 @@ def line_of(path: Path, label: str, x: str, y: str) -> Line:
         ValueError: the run has no numbers by that key; one line.
     """
     seeds = seeds_in(path)
-    records = [records_of(each) for each in seeds or [path]]
-    curve = curve_of(records, y)
-    if not curve.iterations:
+    begun = [seed for seed in seeds if (seed / METRICS_JSONL).is_file()]
+    records = [records_of(each) for each in begun or [path]]
+    drawn = that_know(records, y)
+    curve = curve_of(drawn, y) if drawn else None
+    if curve is None or not curve.iterations:
         raise ValueError(_nothing(label, y, records))
-    places = places_of(records[0], x)
+    places = places_of(drawn[0], x)
     at = [places[iteration] for iteration in curve.iterations]
     band = (curve.low.tolist(), curve.high.tolist()) if seeds else None
-    return Line(f"{label} ({len(seeds)} seeds)" if seeds else label, at, curve.iqm.tolist(), band)
+    if seeds:
+        label = f"{label} ({seeds_in_a_curve(len(drawn), len(seeds))})"
+    return Line(label, at, curve.iqm.tolist(), band)
 
 
 def records_of(path: Path) -> Records:

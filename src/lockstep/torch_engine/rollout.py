@@ -17,7 +17,7 @@ from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
 from lockstep.envs.host_envs import Buffers, HostEnvs
-from lockstep.envs.numbers import check_numbers
+from lockstep.envs.numbers import check_numbers, check_rows
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets import distributions
@@ -209,8 +209,7 @@ class HostCollector:
         """See :meth:`Collector.collect`."""
         noise = action_noise(self._config, self._plan, self._state.net, self._state.iteration)
         collect(self._state, self._envs, self._actor, noise, self.rollout)
-        rollout, envs = self.rollout, self._envs
-        check_numbers(envs.description, envs.env_ids, rollout.raw, rollout.scores, self._state.iteration)
+        check_rollout(self.rollout, self._envs, self._state.iteration)
 
     def collect_random(self) -> None:
         """See :meth:`Collector.collect_random`."""
@@ -225,6 +224,7 @@ class _Part:
         self, state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, out: Rollout, part: slice
     ) -> None:
         self._net, self._normalizer, self._actor = state.net, state.observation_normalizer, actor
+        self._envs, self._iteration = envs, state.iteration
         self._whole, self._first = out, part.start
         everyone = part.stop - part.start == envs.num_envs
         self._rows = None if everyone else part
@@ -255,8 +255,9 @@ class _Part:
         out.take(t, buffers)
         if out.dead is None and buffers.truncated.any():
             for env in np.flatnonzero(out.truncated[t]):
-                final = buffers.final_observations[env : env + 1]
-                self._whole.final[t, self._first + int(env)] = self._seen(final)[0].copy()
+                final, row = buffers.final_observations[env : env + 1], self._first + int(env)
+                check_rows(self._envs.description, [self._envs.env_ids[row]], final, self._iteration, t + 1)
+                self._whole.final[t, row] = self._seen(final)[0].copy()
         if self._net.core is not None:
             resets = out.terminated[t] | out.truncated[t] if out.dead is None else out.dead[t]
             with torch.inference_mode():
@@ -289,6 +290,12 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
                 part.act(t + 1)
                 envs.begin_step(number)
     out.shape_rewards(envs.description.rewards)
+
+
+def check_rollout(rollout: Rollout, envs: HostEnvs, iteration: int) -> None:
+    """Checks what environments gave in a rollout, its last observation too; see :func:`check_numbers`."""
+    check_numbers(envs.description, envs.env_ids, rollout.raw, rollout.scores, iteration)
+    check_rows(envs.description, envs.env_ids, envs.buffers.observations, iteration, len(rollout.raw))
 
 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout) -> None:

@@ -19,7 +19,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog
-from lockstep.envs.restore.snapshot import load_shards, save_shards
+from lockstep.envs.restore.snapshot import load_shards, load_states, save_shards
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.torch_engine.accelerated.rollout import StagedCollector
@@ -51,9 +51,9 @@ from lockstep.training.own_loss.fingerprint import Fingerprint, check_loss_on_ra
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import (
     checkpoint_facts,
+    eval_envs_after,
     gather_shards,
     load_facts,
-    make_eval_envs,
     policy_of,
 )
 from lockstep.training.worker_processes import settle_workers
@@ -105,9 +105,9 @@ class Session:
         return self.state
 
     def eval_envs(self) -> HostEnvs:
-        """Returns the environments of evaluations, made at the first one: an equal number for each local shard."""
-        if self._eval_envs is None:
-            self._eval_envs = make_eval_envs(self.config, self.description, self.plan, self.env_config)
+        """Returns the environments of an evaluation, an equal number for each local shard."""
+        before, self._eval_envs = self._eval_envs, None
+        self._eval_envs = eval_envs_after(before, self.config, self.description, self.plan, self.env_config)
         return self._eval_envs
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -286,7 +286,7 @@ def resume(session: Session, checkpoint: Checkpoint) -> None:
     load_state_arrays(state, checkpoint.arrays)
     load_facts(session, checkpoint.state)
     if session.config.algorithm == "grpo":
-        session.envs.reset()  # every iteration begins with episodes of its own: there are none to go on with
+        load_states(session.envs, session.plan, checkpoint.env_shards)  # every iteration has episodes of its own
         return
     per_env = carried(state)
     restarted = load_shards(session.envs, session.replay, state.counter, per_env, session.plan, checkpoint.env_shards)

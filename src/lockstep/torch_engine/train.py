@@ -215,7 +215,6 @@ def train(
         PeerFailureError: another rank is gone.
     """
     started = time.monotonic()
-    run.remove_summary()
     with stop_requests() as request:
         try:
             return record_training(

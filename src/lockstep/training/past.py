@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -66,10 +67,11 @@ class Past:
         self.reference_sha256 = reference_digest(config)
 
     def evaluated(self, step: int, return_mean: float) -> None:
-        """Takes in an evaluation, whose mean return is the score."""
+        """Takes in an evaluation, whose mean return is the score; NaN is the best only until there is a number."""
         self.score = return_mean
         self.last_evaluation = {"step": step, "return_mean": return_mean}
-        if self.best_evaluation is None or return_mean >= self.best_evaluation["return_mean"]:
+        best = math.nan if self.best_evaluation is None else self.best_evaluation["return_mean"]
+        if self.best_evaluation is None or return_mean >= best or (math.isnan(best) and not math.isnan(return_mean)):
             self.best_evaluation = self.last_evaluation
 
     def score_at(self, step: int, evaluates: bool) -> float | None:

@@ -199,7 +199,7 @@ class Recorder:
             return
         before, size = self.memory.seconds, sum(map(len, files.values()))
         try:
-            self.run.check_memory(size)
+            self.memory.check_room(size)
             self.memory.save(self.counted.global_step, files, None, facts)
         except (CheckpointError, OSError) as error:  # the directory itself may be gone: of a user who has logged out
             self.run.warn(f"no more states are kept in memory, and restarts go on from checkpoints ({error})")
@@ -291,14 +291,17 @@ def record_training(
 ) -> TrainResult:
     """Trains and writes down what happens, from the first line that is shown to the summary.
 
-    What lies in the run directory after the session's beginning is removed. ``start_lines`` are shown first, ``loop``
+    What lies in the run directory after the session's beginning is removed, and the summary of the session before,
+    once nothing is known any more that could keep this one from beginning. ``start_lines`` are shown first, ``loop``
     trains and returns the stop code; the session is closed at the end, whatever happens.
     """
     session = open_session()
     try:
         lines = start_lines(session)
-        run.write_config(session.config)
+        run.start_services(session.config)
+        run.remove_summary()
         run.cut_after(session.counted.iteration, session.counted.global_step, session.config.log)
+        run.write_config(session.config)
         recorder = Recorder(session, run, started, checkpoint)
         try:
             recorder.begin(lines)

@@ -13,6 +13,8 @@ from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.in_process import InProcessEnvs
+from lockstep.envs.gymnasium.workers import WorkerEnvs
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.policies.policy import Policy
@@ -155,6 +157,25 @@ def make_eval_envs(
     ids = [env_id for shard in plan.shards for env_id in range(shard * each, (shard + 1) * each)]
     where = {"device": config.device, "shard_size": each}
     return make_envs(env_config or config.env, description, config.seed, ids, fail_now, "eval", **where)
+
+
+def eval_envs_after(
+    before: HostEnvs | None,
+    config: Config,
+    description: EnvDescription,
+    plan: ShardPlan,
+    env_config: EnvConfig | None = None,
+) -> HostEnvs:
+    """Gives an evaluation its environments: those of the one before, unless they may remember it.
+
+    Such ones have hooks for their state; others take their place, which know as little as those of a resumed run.
+    Arguments are those of :func:`make_eval_envs`.
+    """
+    if before is not None:
+        if not isinstance(before, InProcessEnvs | WorkerEnvs) or all(x is None for x in before.save_states()):
+            return before
+        before.close()
+    return make_eval_envs(config, description, plan, env_config)
 
 
 def policy_of(config: Config, description: EnvDescription, arrays: dict[str, np.ndarray], global_step: int) -> Policy:

@@ -49,6 +49,10 @@ CAUSES = {
         "gradients and learning rates are equal, so something else changes parameters on one rank alone "
         "(noise, weight averaging, a checkpoint loaded on rank 0 only)"
     ),
+    "end": (
+        "at the end only: something was loaded or changed on one rank after the last compared step (the best"
+        " checkpoint, an average of the weights), which is no mistake; or ranks parted in the steps since"
+    ),
     "moments": (
         "the optimiser's state came from different places (a checkpoint loaded on one rank only, an optimiser"
         " that was built anew)"
@@ -114,6 +118,8 @@ FIXES = {
         "constructor and lockstep.attach do)"
     ),
     "diverged": "do it on every rank alike, from combined values, or broadcast the parameters afterwards",
+    "end": "an --interval by which the last steps are compared, too; if it was meant for all, do it on every rank",
+    "blindness": "the script isn't to blame: please report that line, and what the step or forward pass was given",
     "moments": "load the optimiser's state on every rank from the same file",
     "loaded": "load the optimiser's state on every rank from the same file, or on none",
     "settings": "build it from the same configuration on every rank",

@@ -182,10 +182,14 @@ def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:
     return next((rates for since, rates in reversed(trace.rates.get(optimizer, [])) if since <= step), [])
 
 
-def first_rate_difference(traces: Sequence[RankTrace], optimizer: int) -> int | None:
-    """The number of steps taken when learning rates first differ between ranks; None if they never do."""
+def first_rate_difference(traces: Sequence[RankTrace], optimizer: int, parted: int | None = None) -> int | None:
+    """The number of steps taken when learning rates first differ between ranks; None if they never do.
+
+    After so many steps that ranks had ``parted``, equal numbers are no longer those of one step.
+    """
     taken = min(trace.steps.get(optimizer, 0) for trace in traces)
-    changes = {step for trace in traces for step, _ in trace.rates.get(optimizer, []) if step <= taken}
+    last = taken if parted is None else min(taken, parted - 1)
+    changes = {step for trace in traces for step, _ in trace.rates.get(optimizer, []) if step <= last}
     rates = ((step, {tuple(rate_at(trace, optimizer, step)) for trace in traces}) for step in sorted(changes))
     return next((step for step, found in rates if len(found) > 1), None)
 
@@ -207,9 +211,22 @@ def uneven_phase(traces: Sequence[RankTrace], optimizer: int) -> int | None:
     others, which is one.
     """
     lists = [trace.boundaries.get(optimizer, []) for trace in traces]
-    taken = min(trace.steps.get(optimizer, 0) for trace in traces)
-    seen = [{step for step in boundaries if step < taken} for boundaries in lists]
+    seen = _shared_boundaries(traces, optimizer)
     widest = max(seen, key=len)
     if all(other <= widest and MOST_EXTRA * len(widest - other) <= len(other) for other in seen):
         return None
     return next((phase for phase, steps in enumerate(zip(*lists, strict=False)) if len(set(steps)) > 1), None)
+
+
+def rank_with_more_phases(traces: Sequence[RankTrace], optimizer: int) -> int | None:
+    """The rank whose phases begin wherever one of any other rank does, and elsewhere too; None if there is none."""
+    seen = _shared_boundaries(traces, optimizer)
+    widest = max(seen, key=len)
+    found = all(other <= widest for other in seen) and any(other < widest for other in seen)
+    return traces[seen.index(widest)].rank if found else None
+
+
+def _shared_boundaries(traces: Sequence[RankTrace], optimizer: int) -> list[set[int]]:
+    """Of each rank, numbers of steps at which a phase began, up to where every rank has come."""
+    taken = min(trace.steps.get(optimizer, 0) for trace in traces)
+    return [{step for step in trace.boundaries.get(optimizer, []) if step < taken} for trace in traces]

@@ -17,6 +17,7 @@ from lockstep.doctor.judge.findings import (
     no_evidence_finding,
     normalizer_finding,
     parameter_finding,
+    phases_finding,
     rate_finding,
     sharded_finding,
     start_finding,
@@ -24,6 +25,7 @@ from lockstep.doctor.judge.findings import (
     step_reduction_finding,
 )
 from lockstep.doctor.judge.others import (
+    blindness_finding,
     frozen_finding,
     loaded_finding,
     server_finding,
@@ -84,7 +86,7 @@ def diagnose(traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted
 
 def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, interrupted: bool) -> list[Finding]:
     failure = failure_finding(traces, interrupted, deadlock)
-    endings = [waiting_finding(traces, deadlock), failure, unheard_finding(traces)]
+    endings = [waiting_finding(traces, deadlock), failure, unheard_finding(traces), blindness_finding(evidence)]
     if len(traces) == 1:
         text = "there is one rank, and nothing to compare it with; give --nproc 2"
         return [Finding("one_rank", DOUBT, text), *_there([failure])]
@@ -93,7 +95,7 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
         return [independent, *_there([normalizer_finding(evidence), *endings])]
     if (server := server_finding(evidence)) is not None:
         return _there([failure, server, *(e for e in endings if e is not failure), unknown_finding(evidence)])
-    steps, start = step_finding(evidence), start_finding(evidence)
+    steps, start = step_finding(evidence, interrupted), start_finding(evidence)
     before = evidence.until(steps)  # ranks that pair different minibatches since have nothing to be compared by
     gradients, rates = gradient_finding(before), rate_finding(before)
     causes = [gradients, start, rates, settings_finding(evidence), loaded_finding(evidence)]
@@ -102,7 +104,7 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
         found.append(parameter_finding(before))
     found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
-    found += [step_reduction_finding(evidence), summed_finding(evidence)]
+    found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, interrupted)]
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
 
 

@@ -34,12 +34,17 @@ class Finding:
 
 @dataclass
 class Evidence:
-    """All comparisons, sorted for the questions that are asked of them; ``unmatched`` are classes of normalisers."""
+    """All comparisons, sorted for the questions that are asked of them.
+
+    ``unmatched`` are classes of normalisers, ``parted`` is the number of steps after which ranks took others; None if
+    they never did, or all is to be judged.
+    """
 
     traces: Sequence[RankTrace]
     compared: list[Comparison]
     inputs: dict[Moment, str]
     unmatched: set[str] = field(default_factory=set)
+    parted: int | None = None
 
     def of(self, kind: str, when: str | None = None) -> list[Comparison]:
         """Comparisons of one kind of tensors."""
@@ -56,7 +61,7 @@ class Evidence:
             return self
         first = min(steps.details["steps"].values()) + steps.details.get("before", 0)
         compared = [c for c in self.compared if c.moment.step <= first and c.moment.when != "end"]
-        return replace(self, compared=compared)
+        return replace(self, compared=compared, parted=first)
 
     @property
     def wrappers(self) -> set[str]:

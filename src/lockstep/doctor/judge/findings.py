@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
-from lockstep.doctor.judge.compare import Comparison, first_rate_difference, phase_lengths, rate_at, told, uneven_phase
+from lockstep.doctor.judge.compare import (
+    Comparison,
+    first_rate_difference,
+    phase_lengths,
+    rank_with_more_phases,
+    rate_at,
+    told,
+    uneven_phase,
+)
 from lockstep.doctor.judge.evidence import (
     DOUBT,
     NOTE,
@@ -12,6 +20,7 @@ from lockstep.doctor.judge.evidence import (
     difference,
     fault,
     figures,
+    listed,
     of_optimizer,
 )
 
@@ -92,9 +101,9 @@ def start_finding(evidence: Evidence) -> Finding | None:
 
 
 def rate_finding(evidence: Evidence) -> Finding | None:
-    """Learning rates that differ."""
+    """Learning rates that differ before ranks took different numbers of steps."""
     for optimizer in evidence.optimizers:
-        step = first_rate_difference(evidence.traces, optimizer)
+        step = first_rate_difference(evidence.traces, optimizer, evidence.parted)
         if step is not None:
             rates = {t.rank: rate_at(t, optimizer, step) for t in evidence.traces}
             said = ", ".join(f"{'/'.join(f'{r:.3g}' for r in rate)} (rank {rank})" for rank, rate in rates.items())
@@ -109,10 +118,25 @@ def rate_finding(evidence: Evidence) -> Finding | None:
 def parameter_finding(evidence: Evidence) -> Finding | None:
     """Parameters or moments that differ though what leads to them doesn't."""
     for kind, advice in (("parameters", "diverged"), ("moments", "moments")):
-        found = evidence.first_difference(kind)
+        found = evidence.first_difference(kind, "after")
         if found is not None:
             return fault(kind, f"{kind} differ: {difference(evidence, found)}", advice, figures(found))
-    return None
+    return _end_finding(evidence)
+
+
+def _end_finding(evidence: Evidence) -> Finding | None:
+    """Parameters or moments that differ when the script ended, and at no compared step.
+
+    If the last step of all was compared, the training isn't concerned.
+    """
+    found = evidence.first_difference("parameters", "end") or evidence.first_difference("moments", "end")
+    if found is None:
+        return None
+    steps = {c.moment.step for c in evidence.of(found.kind, "after") if c.moment.optimizer == found.moment.optimizer}
+    last, taken = max(steps, default=0), found.moment.step
+    text = f"{found.kind} differ though they were equal after step {last}, the last compared one of {taken}: "
+    level = NOTE if last == taken else DOUBT
+    return Finding("end", level, text + difference(evidence, found), CAUSES["end"], FIXES["end"], figures(found))
 
 
 def normalizer_finding(evidence: Evidence) -> Finding | None:
@@ -143,12 +167,12 @@ def buffer_finding(evidence: Evidence) -> Finding | None:
 # --- steps and data -----------------------------------------------------------------------------------------------
 
 
-def step_finding(evidence: Evidence) -> Finding | None:
+def step_finding(evidence: Evidence, interrupted: bool) -> Finding | None:
     """Different numbers of optimiser steps, within a phase or in all."""
     traces = evidence.traces
     for optimizer in evidence.optimizers:
         phase = uneven_phase(traces, optimizer)
-        if phase is not None:
+        if phase is not None and _who_looks_in_between(evidence, optimizer, interrupted) is None:
             lengths = {t.rank: phase_lengths(t.boundaries[optimizer]) for t in traces}
             counts = {rank: each[phase] for rank, each in lengths.items()}
             before = sum(lengths[traces[0].rank][:phase])
@@ -162,6 +186,28 @@ def step_finding(evidence: Evidence) -> Finding | None:
             said = ", ".join(f"{count} (rank {rank})" for rank, count in totals.items())
             text = f"ranks take different numbers of optimiser steps: {said} in all"
             return fault("steps", text, "steps", {"steps": totals})
+    return None
+
+
+def _who_looks_in_between(evidence: Evidence, optimizer: int, interrupted: bool) -> int | None:
+    """The rank with phases of its own within the others', where all took equally many steps or somebody stopped them.
+
+    Of ranks that end their epochs by values of their own one has taken fewer steps in the end, or waits.
+    """
+    traces = evidence.traces
+    equal = len({trace.steps.get(optimizer, 0) for trace in traces}) == 1 and all(t.finished for t in traces)
+    return rank_with_more_phases(traces, optimizer) if equal or interrupted else None
+
+
+def phases_finding(evidence: Evidence, interrupted: bool) -> Finding | None:
+    """Forward passes without gradients that one rank makes often and the others don't, between two steps."""
+    for optimizer in evidence.optimizers:
+        who = _who_looks_in_between(evidence, optimizer, interrupted)
+        if who is not None and uneven_phase(evidence.traces, optimizer) is not None:
+            text = f"{listed([who])} makes forward passes without gradients within the others' rollout phases: "
+            text += "an evaluation or a number for the log, as ranks "
+            text += "took equally many steps" if not interrupted else "were stopped before they showed anything else"
+            return Finding("phases", NOTE, text, "", "", {"optimizer": optimizer, "rank": who})
     return None
 
 

@@ -89,6 +89,15 @@ def unknown_finding(evidence: Evidence) -> Finding | None:
     return Finding("unseen_statistics", NOTE, text, "", FIXES["unmatched"])
 
 
+def blindness_finding(evidence: Evidence) -> Finding | None:
+    """Errors of the doctor's own, because of which something wasn't compared."""
+    failed = {trace.rank: trace.failures for trace in evidence.traces if trace.failures}
+    if not failed:
+        return None
+    text = f"the doctor itself failed on {listed(list(failed))}, and didn't see all: {next(iter(failed.values()))[0]}"
+    return Finding("blindness", DOUBT, text, "", FIXES["blindness"], {"errors": failed})
+
+
 def server_finding(evidence: Evidence) -> Finding | None:
     """One rank takes all steps: it is one agent if the others have its parameters whenever a phase begins."""
     steps = {t.rank: sum(t.steps.values()) for t in evidence.traces}

@@ -58,6 +58,7 @@ class RankTrace:
         models: digests of all models' parameters by name, by the phase (from 1) at whose beginning they were taken.
         unplaced: names of normalisers that can't be matched with other ranks'.
         unknown: classes of objects that may keep statistics and weren't compared.
+        failures: errors of the doctor's own.
         wrappers: DDP, FSDP as found in the process; ``libraries`` whose models are trained.
         state: how the rank fared when it last said so, or when its script ended.
         end: what the script's end was: exception, seconds; None if it never came to one.
@@ -77,6 +78,7 @@ class RankTrace:
     models: dict[int, dict[str, str]] = field(default_factory=dict)
     unplaced: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
     wrappers: set[str] = field(default_factory=set)
     libraries: set[str] = field(default_factory=set)
     state: dict[str, Any] = field(default_factory=dict)
@@ -118,6 +120,8 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.unplaced |= set(event.get("unplaced", ()))
         elif kind == "models":
             trace.models[event["phase"]] = event["digests"]
+        elif kind == "failure":
+            trace.failures.append(event["error"])
         elif kind == "end":
             trace.end = event
             trace.state |= event

@@ -12,6 +12,8 @@ from types import FrameType
 
 COLLECTIVES = (os.path.join("torch", "distributed", ""), os.path.join("torch", "nn", "parallel", "distributed.py"))
 """Parts of paths of files in which a rank waits for others."""
+STORAGE = (os.path.join("torch", "distributed", "checkpoint", ""),)
+"""There a rank reads and writes files itself; where it waits for others, a collective's own frame is further in."""
 BACKWARD = (os.path.join("torch", "autograd", ""),)
 """DDP and FSDP wait inside the backward pass; but a backward pass may also be long."""
 INNERMOST = 8
@@ -36,6 +38,12 @@ def stack_lines(entries: traceback.StackSummary) -> list[str]:
 def stands_in(lines: list[str], places: tuple[str, ...]) -> bool:
     """Whether a stack, innermost first, ends in one of some places."""
     return any(place in line.rpartition(":")[0] for line in lines[:INNERMOST] for place in places)
+
+
+def stands_in_collective(lines: list[str]) -> bool:
+    """Whether a stack, innermost first, ends in a collective, and not in what is done between two of them."""
+    near = next((line for line in lines[:INNERMOST] if stands_in([line], COLLECTIVES)), None)
+    return near is not None and not stands_in([near], STORAGE)
 
 
 def waits_for_work(lines: list[str]) -> bool:
@@ -104,6 +112,6 @@ class StillnessClock:
         self.lines = self.lines or frame_lines(frame)
         idle = time.process_time() - self._busy_before < IDLE * self._seconds
         blocked = joined and idle and wakings() == self._wakings_before
-        self.certain = stands_in(self.lines, COLLECTIVES) or (stands_in(self.lines, BACKWARD) and idle)
+        self.certain = stands_in_collective(self.lines) or (stands_in(self.lines, BACKWARD) and idle)
         self.certain = self.certain or (blocked and waits_for_work(self.lines))
         return self._seconds if self.certain or on_gpu or blocked else None

@@ -13,7 +13,14 @@ from typing import Any
 
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import SideWriter
-from lockstep.doctor.watch.stacks import BACKWARD, COLLECTIVES, StillnessClock, own_lines, stack_lines, stands_in
+from lockstep.doctor.watch.stacks import (
+    BACKWARD,
+    StillnessClock,
+    own_lines,
+    stack_lines,
+    stands_in,
+    stands_in_collective,
+)
 
 TICK_SECONDS = 0.25
 
@@ -117,6 +124,6 @@ def described(error: BaseException) -> dict[str, Any]:
     return ({} if parted is None else {"ranks_parted": parted}) | {
         "error": said if len(said) <= MOST_LETTERS else f"{said[:MOST_LETTERS]} …",
         "error_at": where[0] if where else "",
-        "error_in_collective": stands_in(lines, COLLECTIVES + BACKWARD),
+        "error_in_collective": stands_in_collective(lines) or stands_in(lines, BACKWARD),
         "stack": lines,
     }

@@ -12,6 +12,8 @@ import gymnasium
 import numpy as np
 from gymnasium import wrappers
 
+from lockstep.envs.gymnasium.stated import number
+
 LIFE_LOST = "lockstep/life_lost"
 """Entry of ``info``: a life was lost and the game goes on; for the learner that terminates an episode."""
 
@@ -61,12 +63,12 @@ class AtariLives(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See ``gymnasium.Env.step``."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        total, lives = float(reward), self._count()
+        total, lives = number(reward), self._count()
         lost, self._lives = 0 < lives < self._lives, lives
         if lost and not (terminated or truncated):
             if self._fire is not None:
                 observation, reward, terminated, truncated, info = self.env.step(self._fire)
-                total, self._lives = total + float(reward), self._count()
+                total, self._lives = total + number(reward), self._count()
             info = {**info, LIFE_LOST: self._life_loss}
         return observation, total, terminated, truncated, info
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from lockstep.core.life import life
 from lockstep.envs.gymnasium.sweep import Sweep
 from lockstep.envs.host_envs import HostEnvs, Stated, WantedEnvs, cut
 
+FAILED_SECONDS = 2.0
+"""So long an environment may take to close after a failure, which is told afterwards."""
 _LOOK_SECONDS = 0.25
 """At most between two looks: ranks that wait for this one learn from them that its environments go on."""
 
@@ -111,7 +114,8 @@ class InProcessEnvs(HostEnvs):
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
-        return [state for sweep in self._sweeps for state in sweep.save_states()]
+        with self._watchdog:
+            return [state for sweep in self._sweeps for state in sweep.save_states()]
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
         """See :meth:`HostEnvs.restore`."""
@@ -120,10 +124,20 @@ class InProcessEnvs(HostEnvs):
             return sweep.restore(env, actions, hashes, state)
 
     def close(self) -> None:
-        """See :meth:`HostEnvs.close`."""
-        self._watchdog.close()
-        self._close_sweeps()
+        """See :meth:`HostEnvs.close`.
+
+        Each environment has half of ``env.timeout`` for it, or two seconds while something else ends the run; where one
+        can't be interrupted then, the watchdog ends the process.
+        """
+        try:
+            with self._watchdog:
+                self._close_sweeps()
+        finally:
+            self._watchdog.close()
 
     def _close_sweeps(self) -> None:
+        limit = self._limit / 2
+        if sys.exception() is not None:
+            limit = min(limit, FAILED_SECONDS)
         for sweep in self._sweeps:
-            sweep.close()
+            limit = sweep.close(limit)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import math
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,16 @@ import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
-from lockstep.core.spaces import MASK
 from lockstep.envs.gymnasium.make import make_environment
+from lockstep.envs.gymnasium.stated import number, stated_mask
 from lockstep.envs.gymnasium.time_limit import without_time_limit
+from lockstep.envs.gymnasium.watched import WatchedEnv, own_statistics
 from lockstep.envs.gymnasium.wrappers import stateful, vouches_for_state
 from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
 
-WATCHED_STEPS = 200
-"""Steps of the first environment whose observations are compared with its space."""
-
-OWN_STATISTICS = {
-    gymnasium.wrappers.NormalizeObservation: "--normalize.observations",
-    gymnasium.wrappers.NormalizeReward: "--normalize.returns",
-}
+CLOSE_LIMIT = 30.0
+"""Seconds that an environment may take to close where nobody says how many."""
 
 
 def wrong_number(env: gymnasium.Env, where: str, error: BaseException) -> str | None:
@@ -63,20 +61,6 @@ def takes_no_seed(where: str, error: BaseException) -> str | None:
     )
 
 
-def own_statistics(env: gymnasium.Env) -> str | None:
-    """Names a wrapper whose statistics are one environment's and in no checkpoint, and the option that is the run's."""
-    inner: Any = env
-    while isinstance(inner, gymnasium.Wrapper):
-        for kind, option in OWN_STATISTICS.items():
-            if isinstance(inner, kind):
-                return (
-                    f"it is wrapped in {kind.__name__}, whose statistics are of each environment alone and in no "
-                    f"checkpoint, so that an evaluation begins without them; leave it out, and give {option}"
-                )
-        inner = inner.env
-    return None
-
-
 def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
     """Puts what an environment raised into one line that says where."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -85,122 +69,59 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
     return EnvironmentFailureError(f"{name} raised in {where}: {type(error).__name__}: {text}{at}")
 
 
-def close_environment(env: gymnasium.Env, name: str) -> None:
-    """Closes an environment; an error of its own is told in a line, and nobody fails for it."""
+class StillClosingError(BaseException):
+    """Interrupts a close that takes too long; no ``except Exception`` of an environment's own holds it up."""
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """Raises :class:`StillClosingError` in a block of the main thread that takes longer; others can't be interrupted.
+
+    The block stays in its thread, which what it closes may belong to.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    within = True
+
+    def interrupt(*_: object) -> None:
+        if within:
+            raise StillClosingError
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    set_by_others = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        env.close()
+        yield
+    finally:
+        within = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if previous is None else previous)
+        signal.setitimer(signal.ITIMER_REAL, *set_by_others)
+
+
+def close_environment(env: gymnasium.Env, name: str, limit: float = CLOSE_LIMIT) -> bool:
+    """Closes an environment; an error of its own, or that it takes longer than ``limit`` seconds, is told in a line.
+
+    Nobody fails for either. False says that it took longer, and is left behind as it is.
+    """
+    try:
+        with _interrupted_after(limit):
+            env.close()
     except (Exception, SystemExit) as error:
         print(f"lockstep: warning: {environment_failure(name, 'close', error)}", file=sys.stderr, flush=True)
+    except StillClosingError:
+        said = f"{name} wasn't closed within {limit:g} s, and is left behind"
+        print(f"lockstep: warning: {said}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
-def stated_success(info: Mapping[str, Any]) -> int:
-    """Reads what an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
-
-    ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
-    single number or bool says nothing.
-    """
-    for name in ("is_success", "success") if info else ():
-        if name in info:
-            value = np.asarray(info[name])
-            if value.size == 1 and value.dtype.kind in "biuf":
-                return 1 if value.item() > 0.5 else -1
-    return 0
-
-
-def stated_score(info: Mapping[str, Any]) -> float:
-    """Points of a game so far, where an environment's info has a number ``score``; else NaN."""
-    value = np.asarray(info["score"]) if "score" in info else np.asarray(None)
-    return float(value.item()) if value.size == 1 and value.dtype.kind in "iuf" else math.nan
-
-
-def stated_metrics(info: Mapping[str, Any]) -> dict[str, float]:
-    """Reads an environment's own metrics of an episode: the finite single numbers and bools under ``"metrics"``."""
-    found = info.get("metrics")
-    if not isinstance(found, Mapping):
-        return {}
-    values = {str(name): np.asarray(value) for name, value in found.items()}
-    numbers = {name: float(v.item()) for name, v in values.items() if v.size == 1 and v.dtype.kind in "biuf"}
-    return {name: number for name, number in numbers.items() if math.isfinite(number)}
-
-
-def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
-    """Reads which actions are allowed, where that comes apart from the observation; several indices one after another.
-
-    The source is ``method`` (the environment's ``action_masks()``), ``info`` (of the last step or reset) or ``""``.
-    """
-    if not source:
-        return None
-    if source == "method":
-        mask = env.get_wrapper_attr("action_masks")()
-    elif MASK in info:
-        mask = info[MASK]
-    else:
-        raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
-    return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
-
-
-def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str | None:
-    """Says how an observation differs from its space: by a key, its shape, its dtype or a value.
-
-    A NaN is none of these, and is named with the environment that gave it (``envs.numbers``).
-    """
-    what = f"the observation{f' under {name!r}' if name else ''}"
-    if isinstance(space, gymnasium.spaces.Dict) and isinstance(observation, Mapping):
-        missing, more = set(space.spaces) - set(observation), set(observation) - set(space.spaces)
-        if missing or more:
-            return f"{what} has other keys than its space: {sorted(missing | more)}"
-        wrong = [key for key, part in space.spaces.items() if not part.contains(observation[key])]
-        return outside(space.spaces[wrong[0]], observation[wrong[0]], f"{name}/{wrong[0]}".lstrip("/"))
-    array = np.asarray(observation)
-    if array.shape != space.shape and space.shape is not None:
-        return f"{what} has shape {array.shape}, its space says {space.shape}"
-    if isinstance(space, gymnasium.spaces.Box):
-        if not np.can_cast(array.dtype, space.dtype):
-            return f"{what} is of dtype {array.dtype}, its space says {space.dtype}"
-        if np.isnan(array).any():
-            return None
-        below, above = array < space.low, array > space.high
-        if (below | above).any():
-            at = tuple(int(i) for i in np.argwhere(below | above)[0])
-            low, high = space.low[at], space.high[at]
-            return f"{what} is {array[at]:g} at {list(at)}, its space says {low:g} to {high:g}"
-    return f"{what} is {' '.join(str(observation).split())[:80]}, which isn't in {space}"
-
-
-def number(reward: Any) -> float:
-    """A reward as a float, also one that comes as an array of a single element; else a ``TypeError`` that shows it."""
-    try:
-        return float(reward.item()) if isinstance(reward, np.ndarray) else float(reward)
-    except (TypeError, ValueError):
-        shown = " ".join(repr(reward).split())[:80]
-        raise TypeError(f"the reward returned by step() must be a number, and is {shown}") from None
-
-
-class WatchedEnv:
-    """Steps the run's first environment, and warns once of what its spaces don't say, in its first steps and resets."""
-
-    def __init__(self, env: gymnasium.Env, space: gymnasium.Space, name: str) -> None:
-        self._env, self._space, self._name = env, space, name
-        self.left = WATCHED_STEPS
-
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """See ``gymnasium.Env.step``."""
-        observation, reward, terminated, truncated, info = self._env.step(action)
-        if self.left:
-            self.look(observation, reward)
-        return observation, reward, terminated, truncated, info
-
-    def look(self, observation: Any, reward: Any = 0.0) -> None:
-        """Looks at an observation and a reward."""
-        self.left -= 1
-        said = None
-        if np.ndim(np.asarray(reward)):
-            said = f"the reward returned by step() must be a number, and is an array of shape {np.shape(reward)}"
-        elif not self._space.contains(observation):
-            said = outside(self._space, observation)
-        if said is not None:
-            self.left = 0
-            print(f"lockstep: warning: {self._name}: {said}", file=sys.stderr, flush=True)
+def _array(name: str, value: Any) -> np.ndarray:
+    """An array of an environment's own state; a ``TypeError`` where it has no numbers, which no checkpoint can hold."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{name!r} must be an array of numbers, and is {' '.join(repr(value).split())[:80]}")
+    return array
 
 
 class KeyedEnv:
@@ -245,7 +166,7 @@ class KeyedEnv:
 
     @property
     def stepped(self) -> gymnasium.Env | WatchedEnv:
-        """What has the ``step`` of its environment."""
+        """What has the ``step`` and ``reset`` of its environment."""
         return self._watched if self._watched is not None and self._watched.left else self._bare
 
     def failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
@@ -259,9 +180,7 @@ class KeyedEnv:
         """Starts the k-th episode; writes its first observation into ``row`` ``[width]``."""
         seed = self._wanted.episode_seed(self._number, episode)
         try:
-            observation, info = self._bare.reset(seed=seed, **self._as_make_resets)
-            if self._watched is not None and self._watched.left:
-                self._watched.look(observation)
+            observation, info = self.stepped.reset(seed=seed, **self._as_make_resets)
             self.write(row, observation, info)
         except (Exception, SystemExit) as error:
             raise self.failure("reset", error) from error
@@ -295,7 +214,13 @@ class KeyedEnv:
 
     def save_state(self) -> dict[str, np.ndarray] | None:
         """The arrays of an environment that offers ``get_env_state()`` and ``set_env_state(arrays)``, else None."""
-        return None if self._hooks is None else {k: np.asarray(v) for k, v in self._hooks.get_env_state().items()}
+        hooks = self._hooks
+        if hooks is None:
+            return None
+        try:
+            return {name: _array(name, value) for name, value in hooks.get_env_state().items()}
+        except (Exception, SystemExit) as error:
+            raise self.failure("get_env_state", error) from error
 
     def restore(
         self,
@@ -314,8 +239,12 @@ class KeyedEnv:
         """
         current = np.zeros_like(row)
         self.reset(episode, current)
-        if state and self._hooks is not None:
-            self._hooks.set_env_state(state)
+        hooks = self._hooks
+        if state and hooks is not None:
+            try:
+                hooks.set_env_state(state)
+            except (Exception, SystemExit) as error:
+                raise self.failure("set_env_state", error) from error
             self._set_elapsed_steps(len(actions))
             return True
         for action, expected in zip(actions, hashes, strict=True):
@@ -333,6 +262,6 @@ class KeyedEnv:
                 env._elapsed_steps = steps
             env = env.env
 
-    def close(self) -> None:
+    def close(self, limit: float = CLOSE_LIMIT) -> bool:
         """Closes the environment; see :func:`close_environment`."""
-        close_environment(self._env, self._name)
+        return close_environment(self._env, self._name, limit)

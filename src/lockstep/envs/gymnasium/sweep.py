@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -12,9 +12,12 @@ import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.gymnasium.atari import LIFE_LOST
-from lockstep.envs.gymnasium.keyed import KeyedEnv, number, stated_metrics, stated_score, stated_success
+from lockstep.envs.gymnasium.keyed import CLOSE_LIMIT, KeyedEnv
+from lockstep.envs.gymnasium.stated import number, stated_metrics, stated_score, stated_success
 from lockstep.envs.host_envs import Buffers, Stated, WantedEnvs
 
+HUNG_SECONDS = 0.5
+"""So long environments may take to close, after one of them has hung."""
 _NEVER = 1 << 62
 _STEPPED: WeakValueDictionary[int, gymnasium.Env] = WeakValueDictionary()
 """What is stepped in this process, inside of all wrappers, by ``id``."""
@@ -178,12 +181,23 @@ class Sweep:
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """Returns each environment's own state, None where it has no hooks for it."""
-        return [env.save_state() for env in self.envs]
+        return [env.save_state() for env in self._each()]
 
-    def close(self) -> None:
-        """Closes the environments."""
-        for env in self.envs:
-            env.close()
+    def _each(self) -> Iterator[KeyedEnv]:
+        """Goes through the environments; whoever waits sees that they go on, and which one is asked."""
+        before = self._stepping[self._slot]  # which names the environment that ended its worker in a step
+        for row, env in zip(self._rows, self.envs, strict=False):
+            self._stepping[self._slot] = row
+            self._progressed()
+            yield env
+        self._stepping[self._slot] = before
+
+    def close(self, limit: float = CLOSE_LIMIT) -> float:
+        """Closes the environments, each within ``limit`` seconds; returns the limit for others, less after a hang."""
+        for env in self._each():
+            if not env.close(limit):
+                limit = min(limit, HUNG_SECONDS)
         for taken in self._taken:
             _STEPPED.pop(taken, None)
         self._taken.clear()
+        return limit

@@ -20,14 +20,14 @@ import numpy as np
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import STOP_SIGNALS, end_with_parent, killed_by
-from lockstep.envs.gymnasium.sweep import Sweep
+from lockstep.envs.gymnasium.sweep import HUNG_SECONDS, Sweep
 from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffer_layout, cut
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps the working directory from coming first on a worker's path, until it has the path of its rank."""
-CLOSE_SECONDS, HUNG_SECONDS = 2.0, 0.5
-"""So long workers may take to close their environments, before they are killed; after a failure, this long."""
+CLOSE_SECONDS = 2.0
+"""So long workers may take to close their environments before they are killed; after a failure, ``HUNG_SECONDS``."""
 _INTERRUPTED = 128 + signal.SIGINT
 
 

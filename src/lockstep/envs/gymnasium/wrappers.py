@@ -20,6 +20,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.envs.frames import join_frames, stacked_space, with_plain_texts
 from lockstep.envs.gymnasium.atari import AtariLives, AtariScreens, reload_quickly
 from lockstep.envs.gymnasium.minigrid import with_cell_indices
+from lockstep.envs.gymnasium.stated import number
 
 
 class FrameSkip(gymnasium.Wrapper):
@@ -34,11 +35,11 @@ class FrameSkip(gymnasium.Wrapper):
         total = 0.0
         for _ in range(self._skip - 1):
             observation, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
+            total += number(reward)
             if terminated or truncated:
                 return observation, total, terminated, truncated, info
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, total + float(reward), terminated, truncated, info
+        return observation, total + number(reward), terminated, truncated, info
 
 
 class KeyedStickyAction(wrappers.StickyAction):

@@ -60,11 +60,16 @@ def save_shards(
     return out
 
 
+def _state_of(arrays: Mapping[str, np.ndarray], row: int) -> ShardArrays:
+    """An environment's own state; empty where it has none."""
+    prefix = f"state.{row}."
+    return {name[len(prefix) :]: value for name, value in arrays.items() if name.startswith(prefix)}
+
+
 def _restore_env(
     envs: HostEnvs, replay: ReplayLog, env: int, row: int, length: int, arrays: Mapping[str, np.ndarray]
 ) -> bool:
-    prefix = f"state.{row}."
-    state = {name[len(prefix) :]: value for name, value in arrays.items() if name.startswith(prefix)}
+    state = _state_of(arrays, row)
     no_actions = np.zeros((length if state else 0, *envs.buffers.actions.shape[1:]), envs.buffers.actions.dtype)
     actions = arrays.get(f"replay.{row}.actions", no_actions)
     hashes = arrays.get(f"replay.{row}.hashes", np.zeros(0, np.int64)).view(np.uint64)
@@ -111,3 +116,16 @@ def load_shards(
                     values[env] = 0.0
                 restarted.append(envs.env_ids[env])
     return restarted
+
+
+def load_states(envs: HostEnvs, plan: LocalShards, shards: Mapping[int, ShardArrays]) -> None:
+    """Restore what local environments themselves save, and no episodes: all of them begin anew before the next step."""
+    envs.reset()
+    b, rows, nothing = envs.buffers, plan.envs_per_shard, envs.buffers.actions[:0]
+    life.begin(Part.RESUMING)
+    for local, shard in enumerate(plan.shards):
+        part, arrays = slice(local * rows, (local + 1) * rows), shards[shard]
+        b.episodes[part], b.observations[part] = arrays["episodes"], arrays["observations"]
+        for row in range(rows):
+            if state := _state_of(arrays, row):
+                envs.restore(local * rows + row, nothing, np.zeros(0, np.uint64), state)

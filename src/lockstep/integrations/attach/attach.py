@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lockstep.core.errors import UnreducedGradientError
 from lockstep.integrations.attach.agreement import broadcast_tensors, check_alike
+from lockstep.integrations.attach.ddp_forward import DDPForward
 from lockstep.integrations.attach.increments import Increments
 from lockstep.integrations.attach.phases import Phases
 from lockstep.integrations.attach.process_group import Same, communicator, join, meet
@@ -57,7 +58,8 @@ def attach(
         optimizer: what steps the parameters. Before each step it is checked that its gradients were reduced.
         broadcast_buffers: buffers (running statistics) follow the first rank's at the end of each backward pass.
         reduction: ``mean``: gradients are averaged over ranks, right for a loss that is a mean over equally many
-            samples on every rank. ``sum``: they are added, right for a loss divided by the count of all ranks' samples.
+            samples on every rank. ``sum``: they are added, right for a loss divided by the count of all ranks' samples;
+            such a loss goes round DDP's forward.
         check_phases: raise if between two backward passes one rank ran forward passes without gradients (a rollout)
             and another none: one of them has stopped its epochs early.
 
@@ -143,6 +145,8 @@ class Attached:
         self.indices = {id(p): index for index, p in enumerate(trained.values())}
         self._increments = Increments(list(trained.values()), list(trained), self._queue)
         self._phases = Phases(self._modules, self.indices, check_phases)
+        guard = DDPForward(refuses=True, summed=self._reduction == "sum")
+        self._handles += [module.register_forward_pre_hook(guard) for module in self._modules]
         self._reduced_for: list[set[int]] = [set() for _ in self._optimizers]
         for number, optimizer in enumerate(self._optimizers):
             self._handles.append(optimizer.register_step_pre_hook(partial(self._before_step, number)))

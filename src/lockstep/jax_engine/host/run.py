@@ -14,12 +14,13 @@ from jax import numpy as jnp
 from lockstep.config.run import EnvConfig
 from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, first_episodes
 from lockstep.core.life import Part, life
+from lockstep.core.machine import one_torch_thread
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.numbers import check_numbers
+from lockstep.envs.numbers import check_numbers, check_rows
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog
-from lockstep.envs.restore.snapshot import load_shards, save_shards
+from lockstep.envs.restore.snapshot import load_shards, load_states, save_shards
 from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding, replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows, waited
 from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json, wait_for_all
@@ -84,6 +85,7 @@ class HostRun:
             in_parts=self.config.reduction == "exact",
             overlapped=program.net.convolutional,  # of smaller networks a second call costs more than it hides
         )
+        one_torch_thread()
         rows = plan.envs_per_shard
         self._shards = [plan.shards[part.start // rows : part.stop // rows] for part in self.envs.parts]
         self._replay = ReplayLog(self.envs.num_envs, self.config.checkpoint.replay_limit)
@@ -97,6 +99,7 @@ class HostRun:
     def begin(self) -> None:
         """See :meth:`.DeviceRun.begin`."""
         self.envs.reset()
+        one_torch_thread()  # of environments that load it in a reset
         if self.config.normalize.observations or self.config.normalize.returns:
             collect_random(self.config, self.plan, self.envs, self.rollout)
             check_numbers(self.envs.description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, -1)
@@ -115,6 +118,8 @@ class HostRun:
             self._begin_groups(first)
         self._collect(first)
         check_numbers(self.envs.description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, first)
+        for t, env in np.argwhere(self.rollout.truncated).tolist():
+            check_rows(self.envs.description, [self.plan.env_ids[env]], self.rollout.final[t, env][None], first, t + 1)
         if self.envs.replayed and config.algorithm == "ppo":
             record_replay(self._replay, self.envs, self.rollout)
         episodes = self._finished()
@@ -243,10 +248,11 @@ class HostRun:
         self.state = place_state(state, self.specs, self.program.mesh)
         restarted: list[int] = []
         if self.config.algorithm == "grpo":
-            self.envs.reset()
+            load_states(self.envs, self.plan, shards)
         else:
             carries = self._carries()
             restarted = load_shards(self.envs, self._replay, self._counter, carries, self.plan, shards)
+        one_torch_thread()
         wait_for_all("restored")  # a replay may take long
         self._clock.begin()
         return sorted(env for ids in gather_json(restarted) for env in ids)

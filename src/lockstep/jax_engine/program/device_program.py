@@ -14,7 +14,7 @@ from lockstep.jax_engine.groups import finished_episodes
 from lockstep.jax_engine.nets.parameters import Named
 from lockstep.jax_engine.program.iterations import Inputs, Outputs
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.rollout import Actor, Draws, RandomActor, Rollout, begin, collect, draw
+from lockstep.jax_engine.rollout import Actor, Draws, RandomActor, Rollout, begin, collect, draw, for_members
 from lockstep.jax_engine.shards.blocks import each_shard, traced_once
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.normalizers import frozen
@@ -51,8 +51,7 @@ class DeviceProgram:
 
         def one(shard: Array) -> EnvCarry:
             random = env.reset_random(keyed(self.program.keys["begin"], number, shard), (rows // group,))
-            random = jax.tree.map(lambda x: jnp.repeat(x, group, axis=0), random)
-            return begin(self.net, env, random)
+            return begin(self.net, env, for_members(random, group, axis=0))
 
         return self.program.each_shard(one, owned)
 
@@ -72,7 +71,7 @@ class DeviceProgram:
         assert state.envs is not None
 
         def one(carry: EnvCarry, shard: Array) -> NormalizerMoments:
-            draws = draw(config, self.net, env, self.program.keys, jnp.int32(-1), shard)
+            draws = draw(config, self.net, env, self.program.keys, jnp.int32(-1), shard, 1)
             steps = jnp.arange(config.num_steps, dtype=jnp.int32)
             noise = jax.vmap(lambda t: keyed(self.program.keys["random"], shard, t))(steps)
             rewards, blank = self.program.description.rewards, frozen(state.observation_normalizer)
@@ -109,7 +108,9 @@ class DeviceProgram:
             return blocks.each(
                 lambda carry, key: users(self.program, actor, seen, carry, key), owned, blocks.merge(envs), each
             )
-        draws = self.program.each_shard(lambda shard: draw(config, self.net, env, keys, iteration, shard), owned)
+        draws = self.program.each_shard(
+            lambda shard: draw(config, self.net, env, keys, iteration, shard, config.group_size), owned
+        )
         draws = Draws(*(blocks.merge(part, axis=2) for part in draws))
         scale = frozen(state.observation_normalizer)
 

@@ -86,7 +86,7 @@ class SeedsTrainer:
         """Iterates until the end, a limit, or a signal; returns the stop code; see :meth:`Trainer.loop`."""
         lead = self.lead
         while True:
-            stop = lead.asked or lead.reached()
+            stop = lead.reached() or lead.asked
             if stop == RUNNING:
                 lead.dispatch(self.trainers)
             due = stop != RUNNING or lead.saves != RUNNING or lead.schedule.due(lead.dispatched)

@@ -20,7 +20,7 @@ from lockstep.core.process import EXIT_USER_ERROR
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
-from lockstep.launch.checks import check_company, check_limits
+from lockstep.launch.checks import check_company, check_limits, with_reference
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import LEAST_HOURS
@@ -71,20 +71,22 @@ def start_group(
     options, made = request.options, path is None
     config = request.config if path is None else resumed_config(path, request.overrides, options.trust)
     check_engine_options(options, config)
-    check_limits(options, config)
-    check_company(config)
-    changed, before = dict[Path, Change](), None
+    changed, before, lines = dict[Path, Change](), None, list[str]()
     if path is None:
-        seeds = options.seeds_from(config.seed)
         description = functools.cache(lambda: request.description or describe(config.env))
         config, lines = resolved_here(config, world, description)
         lines += [] if request.note is None else [request.note]
+    check_limits(options, config)
+    check_company(config)
+    config = with_reference(config, options.runs_dir)
+    if path is None:
         if not options.trust:
             remember_names(config)
+        seeds = options.seeds_from(config.seed)
         directory = create_run(options.runs_dir, options.name, config, seeds)
     else:
         changed, before = changed_seeds(path, config, request.overrides, options), stored_config(path)
-        directory, lines, seeds = open_run(path, config, options.trust), [], seeds_of(path)
+        directory, seeds = open_run(path, config, options.trust), seeds_of(path)
     directory.command = None if command is None else without_secrets(["lockstep", *command])
     try:
         write_changes(changed, options.trust)

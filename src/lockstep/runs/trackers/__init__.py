@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config, LogConfig
-from lockstep.runs.trackers.csv import CsvTracker, cut_csv
+from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv
 from lockstep.runs.trackers.files import PlainRecord
-from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, last_global_step_of
-from lockstep.runs.trackers.service import TrackedRun, Tracker, note_logged
+from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl, last_global_step_of
+from lockstep.runs.trackers.service import TRACKERS_JSON, TrackedRun, Tracker, note_logged
 
 METRICS_JSONL = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 TENSORBOARD = "tensorboard"
+OWN_FILES = {METRICS_JSONL, METRICS_CSV, TENSORBOARD, TRACKERS_JSON}
+"""What trackers leave in a run's directory."""
 
 
 def _tensorboard(run: TrackedRun) -> Tracker:
@@ -68,7 +70,7 @@ class RunTrackers(Tracker):
     ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: when one cannot be written, ``log`` raises. The
     optional trackers (``names``, keys of ``available``) and a second ``metrics.jsonl`` (``extra_jsonl``) are company:
     one that fails after the start costs a warning line and is dropped. At the start any failure stops the run, by a
-    one-line ``ValueError``, while nothing is lost yet.
+    one-line ``ValueError``. ``started`` are those that :func:`start_services` has started already.
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class RunTrackers(Tracker):
         extra_jsonl: Path | None = None,
         available: Mapping[str, Callable[[TrackedRun], Tracker]] = OPTIONAL_TRACKERS,
         config: Config | None = None,
+        started: Mapping[str, Tracker] | None = None,
     ) -> None:
-        self._directory = directory
+        self._directory, started = directory, started or {}
         run = TrackedRun(directory, config or Config())
         self._required: dict[str, Tracker] = {}
         self._optional: dict[str, Tracker] = {}
@@ -101,7 +104,7 @@ class RunTrackers(Tracker):
                 with _starting(name):
                     if name not in available:
                         raise ValueError(f"there is no such tracker; choose from {', '.join(sorted(available))}")
-                    self._optional[name] = available[name](run)
+                    self._optional[name] = started.get(name) or available[name](run)
         except ValueError:
             self.close()
             raise
@@ -164,6 +167,38 @@ class RunTrackers(Tracker):
                 print(line, file=sys.stderr, flush=True)
                 with suppress(Exception):
                     tracker.close()
+
+
+def start_services(directory: Path, config: Config, extra_jsonl: Path | None = None) -> dict[str, Tracker]:
+    """Starts the trackers that aren't files of the run, and sees that its records can be cut and written.
+
+    Whatever may refuse does so here, before a run that is resumed loses anything.
+
+    Returns:
+        The trackers, by name.
+
+    Raises:
+        ValueError: one can't start, or a file is damaged; one line.
+    """
+    note_logged(directory, last_global_step_of(directory / METRICS_JSONL))
+    check_csv(directory / METRICS_CSV)
+    for path in (directory / METRICS_JSONL, *([] if extra_jsonl is None else [extra_jsonl])):
+        check_jsonl(path)
+    run, started = TrackedRun(directory, config), dict[str, Tracker]()
+    if extra_jsonl is not None:
+        with _starting("extra jsonl"):
+            JsonlTracker(extra_jsonl).close()
+    try:
+        for name in wanted_trackers(config.log):
+            if name in EXTRAS:
+                with _starting(name):
+                    started[name] = OPTIONAL_TRACKERS[name](run)
+    except ValueError:
+        for tracker in started.values():
+            with suppress(Exception):
+                tracker.close()
+        raise
+    return started
 
 
 def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, extra_jsonl: Path | None = None) -> None:

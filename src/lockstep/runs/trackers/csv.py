@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,25 @@ def cut_csv(path: Path, last_iteration: int) -> None:
 
     A file that doesn't exist is left alone. A ``ValueError`` says where it is no table of metrics.
     """
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        whole_lines = (line.decode() for line in file if line.endswith(b"\n"))  # only the last can lack its end
-        rows = csv.reader(whole_lines)
-        header = next(rows, [])
-        if header and "iteration" not in header:
-            raise ValueError(f"{path} has no column named iteration: it is not a table of metrics")
-        _rewrite(path, header, _rows_until(path, header, rows, last_iteration))
+    if path.is_file():
+        with path.open("rb") as file:
+            header, rows = _whole_rows(path, file)
+            _rewrite(path, header, _rows_until(path, header, rows, last_iteration))
+
+
+def check_csv(path: Path) -> None:
+    """Raises a ``ValueError`` where :func:`cut_csv` would."""
+    if path.is_file():
+        with path.open("rb") as file:
+            deque(_rows_until(path, *_whole_rows(path, file), 0), maxlen=0)
+
+
+def _whole_rows(path: Path, file: Iterable[bytes]) -> tuple[list[str], Iterator[list[str]]]:
+    rows = csv.reader(line.decode() for line in file if line.endswith(b"\n"))  # only the last can lack its end
+    header = next(rows, [])
+    if header and "iteration" not in header:
+        raise ValueError(f"{path} has no column named iteration: it is not a table of metrics")
+    return header, rows
 
 
 def _read_header(path: Path) -> list[str]:

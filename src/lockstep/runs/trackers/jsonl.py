@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,16 +55,27 @@ def cut_jsonl(path: Path, last_iteration: int) -> None:
     """
     if not path.is_file():
         return
-    broken = 0
     with path.open("rb") as lines, replacing(path) as kept:
-        for number, line in enumerate(lines, start=1):
-            if broken:
-                raise ValueError(f"{path}: line {broken} is no metrics record; remove that line")
-            iteration = _integer(line, "iteration")  # half an object is never valid JSON
-            if iteration is None:
-                broken = number
-            elif iteration <= last_iteration:
-                kept.write(line.rstrip(b"\n") + b"\n")
+        kept.writelines(_until(path, lines, last_iteration))
+
+
+def check_jsonl(path: Path) -> None:
+    """Raises a ``ValueError`` where :func:`cut_jsonl` would."""
+    if path.is_file():
+        with path.open("rb") as lines:
+            deque(_until(path, lines, 0), maxlen=0)
+
+
+def _until(path: Path, lines: Iterable[bytes], last_iteration: int) -> Iterator[bytes]:
+    broken = 0
+    for number, line in enumerate(lines, start=1):
+        if broken:
+            raise ValueError(f"{path}: line {broken} is no metrics record; remove that line")
+        iteration = _integer(line, "iteration")  # half an object is never valid JSON
+        if iteration is None:
+            broken = number
+        elif iteration <= last_iteration:
+            yield line.rstrip(b"\n") + b"\n"
 
 
 def records_differ(path: Path, other: Path) -> bool:

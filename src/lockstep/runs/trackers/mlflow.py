@@ -16,8 +16,9 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: not
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
 
-SERVICE = "mlflow"
+SERVICE, DATABASE = "mlflow", "mlflow.db"
 MAX_PARAMS = 100  # of one request
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
@@ -25,15 +26,15 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 class MlflowTracker(Tracker):
     """One MLflow run in the experiment ``log.project``; a resumed run goes on under the same id.
 
-    Without ``MLFLOW_TRACKING_URI`` it goes to the SQLite file ``mlflow.db`` beside the run directory, files to
-    ``mlartifacts/`` there. ``log`` returns when the metrics are stored.
+    Without ``MLFLOW_TRACKING_URI`` it goes to the SQLite file ``mlflow.db`` beside the run directory (of a group's seed
+    beside the group), files to ``mlartifacts/`` there. ``log`` returns when the metrics are stored.
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        known, runs_dir = run.remembered(SERVICE), run.directory.resolve().parent
+        known, runs_dir = run.remembered(SERVICE), _runs_dir(run.directory.resolve())
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         local = uri is None
-        uri = uri or f"sqlite:///{runs_dir / 'mlflow.db'}"
+        uri = uri or f"sqlite:///{runs_dir / DATABASE}"
         with _quiet_migrations(), _few_retries():
             self._client = MlflowClient(uri)
             if known:
@@ -49,7 +50,15 @@ class MlflowTracker(Tracker):
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
         there = self._client.get_experiment_by_name(name)
-        return self._client.create_experiment(name, artifacts) if there is None else there.experiment_id
+        if there is not None:
+            return there.experiment_id
+        try:
+            return self._client.create_experiment(name, artifacts)
+        except MlflowException:
+            there = self._client.get_experiment_by_name(name)
+            if there is None:
+                raise
+            return there.experiment_id  # which a run beside this one has made meanwhile
 
     def _describe(self, run: TrackedRun) -> None:
         """Parameters and tags. A parameter never changes: what a resumed run changed becomes a tag."""
@@ -81,6 +90,13 @@ class MlflowTracker(Tracker):
     def close(self) -> None:
         """End the MLflow run."""
         self._client.set_terminated(self._id)
+
+
+def _runs_dir(directory: Path) -> Path:
+    """Where the database of a run lies; a group in which an older version has made one keeps it."""
+    beside = directory.parent
+    in_a_group = (beside / "config.json").is_file()  # one of several seeds
+    return beside.parent if in_a_group and not (beside / DATABASE).is_file() else beside
 
 
 @contextlib.contextmanager

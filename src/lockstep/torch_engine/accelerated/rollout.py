@@ -18,9 +18,8 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.envs.numbers import check_numbers
 from lockstep.torch_engine.nets.functions import Actor
-from lockstep.torch_engine.rollout import HostCollector, Rollout, action_noise, collect
+from lockstep.torch_engine.rollout import HostCollector, Rollout, action_noise, check_rollout, collect
 from lockstep.torch_engine.setup.accelerator import Download, Mark, host_buffer, upload
 from lockstep.torch_engine.state import TrainState
 
@@ -170,5 +169,4 @@ class StagedCollector(HostCollector):
         self._staged.draw(noise)
         collect(self._state, self._envs, self._actor, noise, self.rollout)
         self._staged.finish(self.rollout.observations[-1])
-        rollout, envs = self.rollout, self._envs
-        check_numbers(envs.description, envs.env_ids, rollout.raw, rollout.scores, self._state.iteration)
+        check_rollout(self.rollout, self._envs, self._state.iteration)

@@ -63,6 +63,11 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
+def ddp_in_forward() -> DistributedDataParallel | None:
+    """Finds the DDP in whose forward pass this process is."""
+    return DistributedDataParallel._active_ddp_module
+
+
 def parallel_wrapper(module: nn.Module) -> str | None:
     """Names PyTorch's own data parallelism, if a module or a part of it is in its hands."""
     for part in module.modules():

@@ -141,7 +141,9 @@ class TensorEnvs(HostEnvs):
         if row == 0:
             group.reset(self._start(part))
             self._pending: dict[str, list[np.ndarray]] = {}
-            group.generators.load({k[len(GENERATORS) :]: v for k, v in state.items() if k.startswith(GENERATORS)})
+            streams = {k[len(GENERATORS) :]: v for k, v in state.items() if k.startswith(GENERATORS)}
+            if streams:  # none where one simulator of all environments becomes several: they have new streams
+                group.generators.load(streams)
         for name, value in state.items():
             if not name.startswith(GENERATORS):
                 self._pending.setdefault(name, []).append(value)

@@ -129,10 +129,12 @@ class PolicyModule(nn.Module):
         """Puts observations and mask into normalised rows float32 ``[n, columns]``, ordered by :class:`FloatLayout`."""
         parts: list[Tensor] = []
         device = next(self.parameters()).device
+        seen = next(leaf for leaf in self.observation.leaves if not leaf.apart)
+        count = torch.as_tensor(descend(observation, seen.name)).shape[0]
         for leaf in self.observation.leaves:
             if leaf.apart:
                 given = torch.ones(leaf.shape) if action_mask is None else torch.as_tensor(action_mask)
-                part = given.to(device, torch.float32).expand(parts[0].shape[0], leaf.size)
+                part = given.to(device, torch.float32).expand(count, leaf.size)
             else:
                 part = torch.as_tensor(descend(observation, leaf.name)).to(device)
                 if tuple(part.shape[1:]) != leaf.shape:

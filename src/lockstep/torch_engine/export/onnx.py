@@ -34,7 +34,7 @@ def write_onnx(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) ->
 
     inputs = inputs_of(policy.observation, policy.state_size)
     with torch.no_grad():
-        outputs = list(Positional(policy)(*example(inputs, 1)))
+        outputs = list(Positional(policy)(*example(policy, 1)))
     with quiet():
         written = torch.onnx.export(
             program_of(policy),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from lockstep.policies.exported import Input, Runner, inputs_of
+from lockstep.policies.exported import Runner, inputs_of
 from lockstep.torch_engine.export.module import PolicyModule
 
 METADATA = "metadata.json"
@@ -52,9 +52,15 @@ def _nested(given: Mapping[str, Tensor]) -> dict[str, Any]:
     return out
 
 
-def example(inputs: list[Input], count: int) -> tuple[Tensor, ...]:
-    """Makes inputs of ones for a batch of so many: the least that every kind of input allows."""
-    return tuple(torch.ones((count, *x.shape), dtype=getattr(torch, x.dtype)) for x in inputs)
+def example(policy: PolicyModule, count: int) -> tuple[Tensor, ...]:
+    """Makes inputs for a batch of so many: an environment's first indices, for others needn't be, and else ones."""
+    inputs = inputs_of(policy.observation, policy.state_size)
+    made = [torch.ones((count, *x.shape), dtype=getattr(torch, x.dtype)) for x in inputs]
+    for n, leaf in enumerate(policy.observation.leaves):
+        if leaf.kind == "one_hot":
+            first = torch.tensor(leaf.first or (0,) * leaf.size).reshape(leaf.shape)
+            made[n] = first.expand_as(made[n]).clone()
+    return tuple(made)
 
 
 @contextmanager
@@ -75,7 +81,7 @@ def program_of(policy: PolicyModule) -> ExportedProgram:
     inputs = inputs_of(policy.observation, policy.state_size)
     batch = {0: Dim("batch")}
     with quiet(), torch.enable_grad():  # without it, activations go through NumPy, which can't be traced
-        return export(Positional(policy), example(inputs, 3), dynamic_shapes=(tuple(batch for _ in inputs),))
+        return export(Positional(policy), example(policy, 3), dynamic_shapes=(tuple(batch for _ in inputs),))
 
 
 def write_program(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) -> Runner:

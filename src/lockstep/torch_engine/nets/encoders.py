@@ -57,9 +57,14 @@ def image(leaf: Leaf, rows: Tensor) -> Tensor:
     pixels = rows[..., leaf.start : leaf.start + leaf.size].unflatten(-1, shape)
     if leaf.channels_first and len(leaf.shape) == 3:
         if not on_host(rows.device):
-            return pixels.float().mul_(1.0 / leaf.high)
+            return _scaled(pixels, 1.0 / leaf.high)
         pixels = pixels.movedim(-3, -1).contiguous()
-    return pixels.float().mul_(1.0 / leaf.high).movedim(-1, -3)
+    return _scaled(pixels, 1.0 / leaf.high).movedim(-1, -3)
+
+
+def _scaled(pixels: Tensor, factor: float) -> Tensor:
+    """Turns pixels into floats, multiplied: in the memory of floats that were bytes, for others may be a caller's."""
+    return pixels * factor if pixels.dtype == torch.float32 else pixels.float().mul_(factor)
 
 
 def images_of(layout: ObservationLayout, rows: Tensor) -> dict[str, Tensor]:

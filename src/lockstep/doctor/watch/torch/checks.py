@@ -15,11 +15,20 @@ from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
 from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
 from lockstep.doctor.watch.torch.own_gradients import OwnGradients
-from lockstep.doctor.watch.torch.values import DENSE_NUMBERS, SPARSE_NUMBERS, digest, local, shards_of, take_part
+from lockstep.doctor.watch.torch.values import (
+    DENSE_NUMBERS,
+    SPARSE_NUMBERS,
+    Taken,
+    digest,
+    local,
+    readable,
+    shards_of,
+    take_part,
+)
 
 LIBRARIES = ("stable_baselines3", "deepspeed")
 """Libraries that explain some findings, if it is their models that are trained."""
-Parts = dict[str, dict[str, Tensor]]
+Parts = dict[str, dict[str, Any]]
 
 
 @dataclass
@@ -100,11 +109,11 @@ class StepRecorder:
             self._writer.add({"kind": "rates", "optimizer": watch.index, "step": watch.steps, "rates": rates})
             watch.rates = rates
 
-    def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Tensor]) -> None:
+    def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Taken]) -> None:
         """Before a checked step.
 
-        ``inputs`` is the digest of what forward passes were given, empty if none was seen; ``gathered`` are parameters
-        of a sharded model as its last forward pass had them.
+        ``inputs`` is the digest of what forward passes were given, empty if none was seen; ``gathered`` is what
+        was taken of parameters of a sharded model in its last forward pass.
         """
         parameters = _parameters(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -119,7 +128,7 @@ class StepRecorder:
 
     def after(self, watch: OptimizerWatch, used: Container[int]) -> None:
         """After a checked step; ``used`` are ids of modules that had a forward pass so far."""
-        buffers = {n: b for n, b in self.inventory.buffers() if b.numel() and not b.is_meta}
+        buffers = {n: b for n, b in self.inventory.buffers() if b.numel()}
         normalizers: dict[str, Tensor] = {}
         for name, find in self.inventory.normalizers.items():
             thing = find()
@@ -141,7 +150,7 @@ class StepRecorder:
         """Writes what every model holds when a phase (from 1) of forward passes without gradients begins."""
         if not self.inventory.modules:  # of a rank that took no step so far
             self.inventory = look_around()
-        whole = [(name, p) for name, p in self.inventory.parameters() if not shards_of(p)]
+        whole = [(name, p) for name, p in self.inventory.parameters() if readable(p) and not shards_of(p)]
         with torch.no_grad():
             digests = {name: digest(local(p)) for name, p in whole if id(p) not in self.inventory.sharded}
         self._writer.add({"kind": "models", "phase": phase, "digests": digests})

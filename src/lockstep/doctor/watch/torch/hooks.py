@@ -5,7 +5,9 @@ Between checked steps a step costs two short calls, and a forward pass nothing o
 
 from __future__ import annotations
 
+import functools
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +22,39 @@ from lockstep.doctor.watch.side_store import SideWriter
 from lockstep.doctor.watch.torch.checks import OptimizerWatch, StepRecorder
 from lockstep.doctor.watch.torch.forward_passes import ForwardPasses
 from lockstep.doctor.watch.torch.process_group import group_facts
-from lockstep.doctor.watch.torch.values import capturing, local
+from lockstep.doctor.watch.torch.values import Taken, capturing, readable, take
 
 CALIBRATION = 1000
 GIVEN_UP = 1000
 """An optimiser is waited for no longer, before its next compared step, when others have taken so many steps since."""
+
+
+def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keeps an error of the doctor's own from the script; the report tells that something wasn't seen."""
+
+    @functools.wraps(hook)
+    def guarded(self: TorchWatch, *args: Any) -> None:
+        try:
+            hook(self, *args)
+        except Exception as error:
+            self.note_failure(error)
+
+    return guarded
+
+
+class SwitchedHook:
+    """Puts one of PyTorch's global hooks in and out under one id: what torch.compile makes is made for that id."""
+
+    def __init__(self, register: Callable[..., Any], hook: Callable[..., None]) -> None:
+        self._handle, self._hook = register(hook), hook
+
+    def put_in(self) -> None:
+        """Let PyTorch call the hook."""
+        self._handle.hooks_dict_ref()[self._handle.id] = self._hook
+
+    def put_out(self) -> None:
+        """Let PyTorch call it no longer."""
+        self._handle.remove()
 
 
 class TorchWatch:
@@ -40,7 +70,7 @@ class TorchWatch:
         self._recorder = StepRecorder(writer, schedule)
         self._optimizers: dict[int, OptimizerWatch] = {}
         self._passes = ForwardPasses()
-        self._gathered: dict[str, Tensor] = {}
+        self._gathered: dict[str, Taken] = {}
         self._hot = False  # whether the coming step of an optimiser is a checked one
         self._stepped = False
         self._learned = False  # whether there was a forward pass with gradients since the last phase began
@@ -53,12 +83,13 @@ class TorchWatch:
         self._captured = False
         self.seconds = 0.0
         self.signs_of_life = 0
-        self._entry: Any = None
-        self._exit: Any = None
+        self._failures: set[str] = set()
         self._call_seconds = self._calibrate()
         self._hot = True
         self._steps = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
-        self._listen()
+        self._entry = SwitchedHook(register_module_forward_pre_hook, self._enters)
+        self._exit = SwitchedHook(register_module_forward_hook, self._leaves)
+        self._exit.put_out()
 
     # --- what the rest of the doctor asks ---------------------------------------------------------------------
 
@@ -99,19 +130,32 @@ class TorchWatch:
                 self._recorder.last(watch)
             except RuntimeError:
                 continue  # a device that failed with the script
+            except Exception as error:
+                self.note_failure(error)
 
     def remove(self) -> None:
         """Take all hooks out."""
         self._recorder.listen(())
-        for handle in (*self._steps, self._entry, self._exit):
-            if handle is not None:
-                handle.remove()
+        for handle in self._steps:
+            handle.remove()
+        self._entry.put_out()
+        self._exit.put_out()
+
+    def note_failure(self, error: Exception) -> None:
+        """Write an error of the doctor's own, each once."""
+        line = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
+        if line not in self._failures:
+            self._failures.add(line)
+            self._writer.add({"kind": "failure", "error": line})
 
     # --- optimiser steps ----------------------------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+        if not torch.compiler.is_compiling():
+            self._step_begins(optimizer)
+
+    @_guarded
+    def _step_begins(self, optimizer: Optimizer) -> None:
         began = time.perf_counter()
         self.signs_of_life += 1
         if self._outer is None:
@@ -132,8 +176,11 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or self._outer is not optimizer:
-            return
+        if not torch.compiler.is_compiling() and self._outer is optimizer:
+            self._step_ends(optimizer)
+
+    @_guarded
+    def _step_ends(self, optimizer: Optimizer) -> None:
         began = time.perf_counter()
         self._outer = None
         watch = self._optimizers[id(optimizer)]
@@ -152,7 +199,7 @@ class TorchWatch:
         self._listen()
         self.seconds += time.perf_counter() - began
 
-    def _gathered_for(self, watch: OptimizerWatch) -> dict[str, Tensor]:
+    def _gathered_for(self, watch: OptimizerWatch) -> dict[str, Taken]:
         """Returns what forward passes gathered of an optimiser's parameters; of all if it knows none of their names."""
         mine = set(self._recorder.names(watch).values())
         names = [name for name in self._gathered if name in mine] or list(self._gathered)
@@ -162,14 +209,12 @@ class TorchWatch:
 
     def _listen(self) -> None:
         """Hear of forward passes: the next one without gradients begins a phase, and at checked steps of inputs."""
-        if self._entry is None:
-            self._entry = register_module_forward_pre_hook(self._enters)
+        self._entry.put_in()
         sharded = self._hot and bool({"fsdp1", "fsdp2"} & self._recorder.inventory.wrappers)
-        if sharded and self._exit is None:
-            self._exit = register_module_forward_hook(self._leaves)
-        if not sharded and self._exit is not None:
-            self._exit.remove()
-            self._exit = None
+        if sharded:
+            self._exit.put_in()
+        else:
+            self._exit.put_out()
 
     def _enters(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():  # first: whatever else is done here would be compiled, and guarded
@@ -179,13 +224,13 @@ class TorchWatch:
         if not torch.is_grad_enabled():
             if self._stepped or self._learned:
                 self._begin_phase()
-            if not self._hot and self._entry is not None:
-                self._entry.remove()
-                self._entry = None
+            if not self._hot:
+                self._entry.put_out()
         elif self._hot:
             self._learned = True
             self._note_inputs(module, args)
 
+    @_guarded
     def _begin_phase(self) -> None:
         began = time.perf_counter()
         self._stepped = self._learned = False
@@ -199,6 +244,7 @@ class TorchWatch:
                 watch.boundaries.append(watch.steps)
         self.seconds += time.perf_counter() - began
 
+    @_guarded
     def _note_inputs(self, module: nn.Module, args: Any) -> None:
         began = time.perf_counter()
         self.signs_of_life += 1
@@ -208,13 +254,17 @@ class TorchWatch:
 
     def _leaves(self, module: nn.Module, _args: Any, _output: Any) -> None:
         """Behind a layer of an FSDP model: its parameters are gathered now, and every rank must have the same."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self._note_gathered(module)
+
+    @_guarded
+    def _note_gathered(self, module: nn.Module) -> None:
         began = time.perf_counter()
         name = self._recorder.inventory.names.get(id(module))
-        for key, parameter in (*vars(module).items(), *module._parameters.items()):  # FSDP1 leaves plain attributes
-            if name is not None and isinstance(parameter, Tensor) and not hasattr(parameter, "placements"):
-                self._gathered[f"{name}.{key}".lstrip(".")] = local(parameter).clone()
+        held = {} if name is None else vars(module) | module._parameters  # FSDP1 leaves plain attributes
+        for key, parameter in held.items():
+            if isinstance(parameter, Tensor) and not hasattr(parameter, "placements") and readable(parameter):
+                self._gathered[f"{name}.{key}".lstrip(".")] = take(parameter)
         self.seconds += time.perf_counter() - began
 
     def _calibrate(self) -> float:

@@ -76,8 +76,9 @@ class Inventory:
                         yield f"{place}.{bare(name)}", parameter
 
     def frozen(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
-        """Parameters of used modules that no optimiser updates."""
-        return ((name, p) for name, p in self.parameters(used) if id(p) not in self.optimized)
+        """Parameters of used modules that no optimiser updates, and of which this rank holds more than a part."""
+        known = self.optimized | self.sharded
+        return ((name, p) for name, p in self.parameters(used) if id(p) not in known)
 
 
 def bare(name: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from lockstep.doctor.watch.torch.values import capturing, sampled
+from lockstep.doctor.watch.torch.values import capturing, readable, sampled
 
 NUMBERS = 64
 """Kept of each gradient: enough to tell a sum over ranks from a mean."""
@@ -43,10 +44,11 @@ class OwnGradients:
         began = time.perf_counter()
         if _plain(parameter.grad) and not capturing():
             assert parameter.grad is not None
-            self._kept[id(parameter)] = sampled(parameter.grad.detach(), NUMBERS).clone()
+            with contextlib.suppress(Exception):  # the script's backward pass goes on, whatever is missing here
+                self._kept[id(parameter)] = sampled(parameter.grad.detach(), NUMBERS).clone()
         self.seconds += time.perf_counter() - began
 
 
 def _plain(gradient: Tensor | None) -> bool:
     """Whether a gradient is there, dense and wholly this rank's."""
-    return gradient is not None and gradient.layout == torch.strided and not hasattr(gradient, "placements")
+    return gradient is not None and readable(gradient) and not hasattr(gradient, "placements")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 DENSE_NUMBERS = 1 << 18
 """Numbers kept of all tensors of one part (parameters, gradients, …) at a step of the first ones."""
@@ -17,6 +19,7 @@ SPARSE_NUMBERS = 1 << 13
 FEWEST = 16
 INPUT_BYTES = 1 << 20
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+TAKEN_NUMBERS = 1024
 _CHUNK = 1 << 22
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
@@ -40,6 +43,13 @@ def local(tensor: Tensor) -> Tensor:
     """Takes what this rank holds of a tensor, detached."""
     to_local: Any = getattr(tensor, "to_local", None)
     return (tensor if to_local is None else to_local()).detach()
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether a tensor's elements lie in memory one after another: not of sparse, nested, fake or torch.func's ones."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        return False
+    return not isinstance(tensor, FakeTensor) and not is_functorch_wrapped_tensor(tensor)
 
 
 def digest(tensor: Tensor) -> str:
@@ -72,10 +82,29 @@ def sampled(tensor: Tensor, most: int) -> Tensor:
     return flat if flat.numel() <= most else flat[:: -(-flat.numel() // most)]
 
 
+class Taken(NamedTuple):
+    """Keeps of a tensor that will be gone when others are looked at: some ``numbers``, and a digest of all elements."""
+
+    numbers: Tensor
+    elements: int
+    digest: str
+
+
+def take(tensor: Tensor) -> Taken:
+    """Takes of a readable tensor what can be compared later; nothing of its memory is held."""
+    mine = _real(local(tensor)).clone()  # FSDP can't free memory any more that NumPy has seen
+    return Taken(sampled(mine, TAKEN_NUMBERS).clone(), mine.numel(), digest(mine))
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """The same elements, a complex one being two."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def take_part(
-    tensors: Mapping[str, Tensor], most: int, sharded: Container[str] = ()
+    tensors: Mapping[str, Tensor | Taken], most: int, sharded: Container[str] = ()
 ) -> tuple[list[list[Any]], np.ndarray]:
-    """Chooses what to keep of tensors, at most about ``most`` numbers of all together.
+    """Chooses what to keep of tensors that are readable, at most about ``most`` numbers of all together.
 
     Of shards they are only this rank's; ``sharded`` are the names of those that are parts of larger ones and don't say
     so.
@@ -88,12 +117,18 @@ def take_part(
     entries: list[list[Any]] = []
     kept: list[Tensor] = []
     for name, tensor in tensors.items():
-        mine = local(tensor)
-        mine = torch.view_as_real(mine.resolve_conj()) if mine.is_complex() else mine
-        some = sampled(mine, each)
-        whole = some.numel() == mine.numel()
-        shards = 1 if name in sharded else shards_of(tensor)
-        entries.append([name, some.numel(), mine.numel(), shards, "" if whole else digest(mine)])
+        if isinstance(tensor, Taken):
+            some = sampled(tensor.numbers, each)
+            whole = some.numel() == tensor.elements
+            entries.append([name, some.numel(), tensor.elements, 0, "" if whole else tensor.digest])
+        elif readable(tensor):
+            mine = _real(local(tensor))
+            some = sampled(mine, each)
+            whole = some.numel() == mine.numel()
+            shards = 1 if name in sharded else shards_of(tensor)
+            entries.append([name, some.numel(), mine.numel(), shards, "" if whole else digest(mine)])
+        else:
+            continue
         kept.append(some)
     return entries, _numbers(kept)
 
@@ -116,6 +151,14 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
 
 
 def input_digests(value: Any) -> list[str]:
-    """Digests of the data in a module's arguments: tensors that no parameter has touched; samples of large ones."""
-    data = [local(x) for x in tensors_in(value) if not (x.requires_grad or x.numel() == 0 or x.is_meta)]
-    return [digest(sampled(x, INPUT_BYTES // x.element_size())) for x in data]
+    """Digests of the data in a module's arguments: tensors that no parameter has touched; samples of large ones.
+
+    Of sparse tensors they are the indices and values, as they lie; others that aren't readable are left out.
+    """
+    data = (part for x in tensors_in(value) if not x.requires_grad for part in _parts(x))
+    found = [local(x) for x in data if readable(x) and x.numel()]
+    return [digest(sampled(x, INPUT_BYTES // x.element_size())) for x in found]
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else (tensor,)

@@ -1,0 +1,78 @@
+"""Reads what an environment says of a step beside its observation: reward, success, score, metrics, action mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lockstep.core.spaces import MASK
+
+
+def number(reward: Any) -> float:
+    """A reward as a float, also one that comes as an array of a single element; else a ``TypeError`` that shows it."""
+    try:
+        return float(reward.item()) if isinstance(reward, np.ndarray) else float(reward)
+    except (TypeError, ValueError):
+        shown = " ".join(repr(reward).split())[:80]
+        raise TypeError(f"the reward returned by step() must be a number, and is {shown}") from None
+
+
+def as_array(value: Any) -> np.ndarray | None:
+    """A value as NumPy's array; None where it is none, as a list of lists of several lengths."""
+    try:
+        return np.asarray(value)
+    except Exception:  # also what an object's own conversion raises
+        return None
+
+
+def _single(value: Any, kinds: str) -> float | None:
+    """A single number whose dtype is of these kinds as a float; None where a value is no such number."""
+    array = as_array(value)
+    return float(array.item()) if array is not None and array.size == 1 and array.dtype.kind in kinds else None
+
+
+def stated_success(info: Mapping[str, Any]) -> int:
+    """Reads what an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
+
+    ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
+    single number or bool says nothing.
+    """
+    for name in ("is_success", "success") if info else ():
+        if name in info and (value := _single(info[name], "biuf")) is not None:
+            return 1 if value > 0.5 else -1
+    return 0
+
+
+def stated_score(info: Mapping[str, Any]) -> float:
+    """Points of a game so far, where an environment's info has a number ``score``; else NaN."""
+    value = _single(info["score"], "iuf") if "score" in info else None
+    return math.nan if value is None else value
+
+
+def stated_metrics(info: Mapping[str, Any]) -> dict[str, float]:
+    """Reads an environment's own metrics of an episode: the finite single numbers and bools under ``"metrics"``."""
+    found = info.get("metrics")
+    if not isinstance(found, Mapping):
+        return {}
+    numbers = {str(name): _single(value, "biuf") for name, value in found.items()}
+    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+
+
+def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
+    """Reads which actions are allowed, where that comes apart from the observation; several indices one after another.
+
+    The source is ``method`` (the environment's ``action_masks()``), ``info`` (of the last step or reset) or ``""``.
+    """
+    if not source:
+        return None
+    if source == "method":
+        mask = env.get_wrapper_attr("action_masks")()
+    elif MASK in info:
+        mask = info[MASK]
+    else:
+        raise ValueError(f"env.action_mask is 'info', but info has no {MASK!r}; it has {sorted(info)}")
+    return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)

@@ -1,0 +1,68 @@
+"""What differs at some times only: at the end, between steps, and after ranks took different numbers of steps."""
+
+from typing import Any
+
+import pytest
+from stories import Story, kinds
+
+from lockstep.doctor.judge.advice import CAUSES
+
+ANNEALED: dict[str, Any] = {"rates": lambda rank: [(0, [4e-3]), (2 - rank, [3e-3]), (4 - rank, [2e-3])], "steps": 6}
+LOGGED: dict[str, Any] = {"boundaries": lambda rank: [4, 8] if rank else [1, 2, 3, 4, 5, 6, 7, 8], "steps": 9}
+CROSSING: dict[str, Any] = {"boundaries": lambda rank: [4, 8] if rank else [1, 2, 3, 5, 6, 7], "steps": 9}
+
+
+def test_what_one_rank_loads_after_its_last_compared_step_is_no_fault(tmp_path):
+    found = Story(end=float, taken=lambda rank: 80).diagnosis(tmp_path)
+    assert (found.verdict, found.status, kinds(found, "doubt")) == ("UNDETERMINED", 2, ["end"])
+    assert "equal after step 4, the last compared one of 80: ranks 0 and 1 differ at the end in 1 of 2" in found.reason
+    assert found.findings[0].cause == CAUSES["end"]
+    assert "--interval" in found.findings[0].fix
+
+
+def test_what_one_rank_loads_after_all_steps_were_compared_is_a_note(tmp_path):
+    found = Story(end=float).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("IN SYNC", ["end"])
+    assert Story(end=lambda rank: 1.0).diagnosis(tmp_path / "equal").findings == []
+
+
+def test_what_differs_at_a_compared_step_too_stays_a_fault(tmp_path):
+    found = Story(end=float, parameters=lambda rank, step: step + rank * (step > 2)).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("NOT IN SYNC", ["parameters"])
+    other = {"parameters": lambda rank, step: step + rank * (step > 3), "steps": 4, "end": None}
+    both = Story(end=float, taken=lambda rank: 3, steps=3, second=other).diagnosis(tmp_path / "of another optimiser")
+    assert kinds(both, "fault") == ["parameters"]
+
+
+def test_a_rank_that_looks_in_between_takes_the_same_steps(tmp_path):
+    found = Story(**LOGGED).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("IN SYNC", ["phases"])
+    assert "rank 0 makes forward passes without gradients" in found.findings[0].text
+    assert "took equally many steps" in found.findings[0].text
+
+
+def test_it_is_not_accused_when_somebody_stops_the_ranks(tmp_path):
+    ends: dict[str, Any] = {"ends": {0: None, 1: None}, "codes": {0: -2, 1: -2}}
+    found = Story(**LOGGED, **ends).diagnosis(tmp_path, interrupted=True)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["interrupted", "phases"])
+    assert "steps" in kinds(Story(**LOGGED, **ends).diagnosis(tmp_path / "of itself"), "fault")
+
+
+@pytest.mark.parametrize("story", [LOGGED | {"taken": lambda rank: 9 + rank}, CROSSING])
+def test_it_is_accused_of_other_steps_if_it_took_fewer_or_phases_cross(tmp_path, story):
+    found = Story(**story).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found, "fault")) == ("NOT IN SYNC", ["steps"])
+
+
+def test_learning_rates_of_other_steps_are_not_compared(tmp_path):
+    """An annealed rate, of ranks of which one ended its first epochs a step early: it changes a step early since."""
+    found = Story(**ANNEALED, boundaries=lambda rank: [2 - rank, 4 - rank]).diagnosis(tmp_path)
+    assert kinds(found, "fault") == ["steps"]
+    alone = Story(**ANNEALED).diagnosis(tmp_path / "alone")
+    assert kinds(alone, "fault") == ["learning_rate"]
+
+
+def test_learning_rates_that_differ_before_are(tmp_path):
+    rates: dict[str, Any] = {"rates": lambda rank: [(0, [4e-3 + rank])]}
+    found = Story(**ANNEALED | rates, boundaries=lambda rank: [2 - rank, 4 - rank]).diagnosis(tmp_path)
+    assert sorted(kinds(found, "fault")) == ["learning_rate", "steps"]

@@ -1,0 +1,60 @@
+"""What a page says that trains, evaluates and verifies a run once more: of what was stopped, cloned or handed over."""
+
+import html
+import json
+
+import pytest
+from made_runs import add_verification, make_group, make_run, summary_of
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+
+from lockstep.report.again import again_of
+from lockstep.report.page import page_of
+from lockstep.report.reading import read_run
+
+
+def page(path):
+    return html.unescape(page_of([read_run(path, path.name)]))
+
+
+def test_a_run_that_was_stopped_is_stopped_there_again(tmp_path):
+    run = make_run(tmp_path / "demo", summary_of(status="stopped by a callback", global_step=5120))
+    assert again_of(read_run(run, "demo")).train == f"lockstep train {run}/config.json --stop-at-step 5120"
+    handed = make_run(
+        tmp_path / "handed", summary_of(status="stopped at step", global_step=256), env={"id": "python:Reach2D"}
+    )
+    train = again_of(read_run(handed, "handed")).train
+    assert train == f"lockstep.train(Reach2D, config='{handed}/config.json', stop_at_step=256)"
+
+
+def test_seeds_that_stopped_apart_do_not_come_again(tmp_path):
+    group = make_group(tmp_path / "many")
+    assert again_of(read_run(group, "many")).changed is None
+    summary = json.loads((group / "seed_1" / "summary.json").read_text())
+    (group / "seed_1" / "summary.json").write_text(json.dumps(summary | {"status": "stopped at step"}))
+    assert again_of(read_run(group, "many")).changed == "its seeds did not stop at the same step"
+    assert "not the same again, since its seeds did not stop at the same step" in page(group)
+
+
+def test_a_policy_that_was_cloned_is_not_said_to_come_from_training(tmp_path):
+    run = make_run(tmp_path / "demo", summary_of(status="cloned"))
+    add_verification(run)
+    text = page(run)
+    assert "No training made this policy" in text
+    assert "The same agent" not in text
+    assert "Verified" not in text
+    assert "lockstep verify" not in text
+    again = again_of(read_run(run, "demo"))
+    assert (again.train, again.verify) == (None, None)
+    assert again.evaluate.startswith(f"lockstep eval {run} ")
+
+
+def test_a_loss_that_was_handed_over_is_given_again_to_train_but_not_to_evaluate(tmp_path):
+    run = make_run(tmp_path / "demo", ppo={"loss": "python:mine"})
+    again = again_of(read_run(run, "demo"))
+    assert again.train == f"lockstep.train(config='{run}/config.json', ppo=dict(loss=mine))"
+    assert again.verify is None
+    assert again.evaluate.startswith(f"lockstep eval {run} --episodes 100 ")
+    assert (again.is_python, again.evaluates_in_python) == (True, False)
+    assert "its network or its loss was given as an object" in page(run)

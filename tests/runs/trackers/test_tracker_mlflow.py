@@ -1,0 +1,109 @@
+"""Where runs and seeds of a group go in MLflow, with a client in its place that keeps experiments in memory."""
+
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from lockstep.config.run import Config
+from lockstep.runs.trackers.service import TrackedRun
+
+TRACKER = "lockstep.runs.trackers.mlflow"
+
+
+class MlflowError(Exception):
+    """In the place of ``MlflowException``."""
+
+
+class Client:
+    """Knows experiments by database; one that another process makes first can't be seen before it is asked for."""
+
+    experiments: ClassVar[dict[str, dict[str, Any]]] = {}
+    others: ClassVar[set[str]] = set()
+    broken = False
+
+    def __init__(self, uri):
+        self.there = self.experiments.setdefault(uri, {})
+
+    def get_experiment_by_name(self, name):
+        return self.there.get(name)
+
+    def create_experiment(self, name, artifacts):
+        if self.broken:
+            raise MlflowError("the disk is full")
+        if name in self.others:
+            self.there[name] = SimpleNamespace(experiment_id=f"{name} of another", artifacts=artifacts)
+            raise MlflowError(f"{name} already exists")
+        self.there[name] = SimpleNamespace(experiment_id=name, artifacts=artifacts)
+        return name
+
+    def create_run(self, experiment, run_name):
+        return SimpleNamespace(info=SimpleNamespace(run_id=f"{experiment}/{run_name}"))
+
+    def get_run(self, run_id):
+        return SimpleNamespace(data=SimpleNamespace(params={}))
+
+    def update_run(self, run_id, status):
+        pass
+
+    def log_batch(self, run_id, **what):
+        pass
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Starts the tracker of a run's directory."""
+    names = {"Metric": object, "Param": lambda key, value: (key, value), "RunTag": object}
+    modules = {
+        "mlflow": {"MlflowClient": Client},
+        "mlflow.entities": names,
+        "mlflow.exceptions": {"MlflowException": MlflowError},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, TRACKER, raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setattr(Client, "experiments", {})
+    tracker = importlib.import_module(TRACKER).MlflowTracker
+    yield lambda directory: tracker(TrackedRun(directory, Config()))
+    sys.modules.pop(TRACKER, None)  # it holds the client in MLflow's place
+
+
+def directory_of(path):
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def test_seeds_of_a_group_go_where_single_runs_go(started, tmp_path):
+    directory_of(tmp_path / "group")
+    for name in ("alone", "group/seed_0", "group/seed_1"):
+        assert str(tmp_path / "mlflow.db") in started(directory_of(tmp_path / name)).place
+    ((uri, experiments),) = Client.experiments.items()
+    assert uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert experiments["lockstep"].artifacts == str(tmp_path / "mlartifacts")
+
+
+def test_a_group_that_has_a_database_of_its_own_keeps_it(started, tmp_path):
+    """Older versions made one, and know the runs of its seeds by it."""
+    group = directory_of(tmp_path / "group")
+    (group / "mlflow.db").touch()
+    assert str(group / "mlflow.db") in started(directory_of(group / "seed_0")).place
+
+
+def test_an_experiment_that_another_seed_has_just_made_is_taken(started, tmp_path, monkeypatch):
+    monkeypatch.setattr(Client, "others", {"lockstep"})
+    run = directory_of(tmp_path / "run")
+    started(run)
+    assert TrackedRun(run, Config()).remembered("mlflow") == {"id": "lockstep of another/run"}
+
+
+def test_an_experiment_that_cannot_be_made_is_an_error(started, tmp_path, monkeypatch):
+    monkeypatch.setattr(Client, "broken", True)
+    with pytest.raises(MlflowError, match="the disk is full"):
+        started(directory_of(tmp_path / "run"))

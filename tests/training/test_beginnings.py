@@ -1,0 +1,87 @@
+"""A session that can't begin, after a run was there: it leaves all of it."""
+
+import pytest
+from fake_session import FakeSession
+
+from lockstep.runs import trackers
+from lockstep.runs.checkpoint import Checkpoint
+from lockstep.runs.directory import RunDirectory
+from lockstep.training.recorder import Recorder, record_training
+from lockstep.training.stop import FINISHED
+
+
+def loop(session: FakeSession, recorder: Recorder) -> int:
+    for _ in range(3):
+        recorder.log(session.advance())
+        recorder.save_checkpoint()
+    return FINISHED
+
+
+def session_of(run, **log):
+    session = FakeSession(checkpoint={"interval": 1, "keep_last": 9}, log={"tensorboard": False, **log})
+    return lambda checkpoint: record_training(run, 0.0, checkpoint, lambda: session, lambda _: ["begun"], loop)
+
+
+def refuse(_):
+    raise OSError("no login")
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run that has finished; what is in its files."""
+    run = RunDirectory(tmp_path / "run", quiet=True)
+    run.path.mkdir()
+    session_of(run)(None)
+
+    def content():
+        return {path: path.read_bytes() for path in sorted(run.path.rglob("*")) if path.is_file()}
+
+    assert "summary.json" in {path.name for path in content()}
+    return run, content
+
+
+def damage(name, text):
+    return lambda path: (path / name).write_text(text + (path / name).read_text())
+
+
+@pytest.mark.parametrize(
+    ("log", "first", "said"),
+    [
+        ({"wandb": True}, lambda _: None, "tracker wandb cannot start: no login"),
+        ({"jsonl": "/proc/nowhere/second.jsonl"}, lambda _: None, "tracker extra jsonl cannot start"),
+        ({}, damage("metrics.jsonl", "no record\n"), "line 1 is no metrics record"),
+        ({}, damage("metrics.csv", "no table\n"), "no column named iteration"),
+    ],
+    ids=["service", "second record", "metrics", "table"],
+)
+def test_who_cant_begin_leaves_checkpoints_rows_config_and_summary(finished, monkeypatch, log, first, said):
+    run, content = finished
+    monkeypatch.setitem(trackers.OPTIONAL_TRACKERS, "wandb", refuse)
+    first(run.path)
+    before = content()
+    with pytest.raises(ValueError, match=said):
+        session_of(run, **log)(Checkpoint({}, {}, {}))
+    assert content() == before
+
+
+def test_who_begins_removes_what_comes_later_and_the_summary(finished, monkeypatch):
+    run, content = finished
+    told = []
+
+    class Service(trackers.Tracker):
+        def log(self, record):
+            told.append(record["iteration"])
+
+    monkeypatch.setitem(trackers.OPTIONAL_TRACKERS, "wandb", lambda _: Service())
+    session = FakeSession(log={"tensorboard": False, "wandb": True})
+
+    def look(session, recorder):
+        names = {path.name for path in content()}
+        assert "summary.json" not in names
+        assert (run.path / "metrics.jsonl").read_text() == ""
+        assert not list(run.checkpoints.iterdir())
+        recorder.log(session.advance())
+        return FINISHED
+
+    record_training(run, 0.0, Checkpoint({}, {}, {}), lambda: session, lambda _: [], look)
+    assert told == [1]
