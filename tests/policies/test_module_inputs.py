@@ -53,7 +53,9 @@ def test_a_mask_comes_apart_from_an_image():
 
 
 @pytest.mark.parametrize(
-    "space", [Discrete(6, start=2), Discrete(1), MultiDiscrete([1, 5]), MultiDiscrete(np.array([[2, 3], [4, 1]]))], ids=str
+    "space",
+    [Discrete(6, start=2), Discrete(1), MultiDiscrete([1, 5]), MultiDiscrete(np.array([[2, 3], [4, 1]]))],
+    ids=str,
 )
 def test_indices_may_begin_anywhere_and_be_few(space, tmp_path):
     pytest.importorskip("onnxruntime")

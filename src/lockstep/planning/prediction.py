@@ -101,7 +101,7 @@ class Outlook:
         return rates * base.devices / one.devices
 
     def needed(self, one: Prediction) -> float:
-        """Share of the memory that is needed, by all devices that share it: above 1 a run doesn't fit, by this factor."""
+        """Share of the memory that is needed, by all that share it: above 1 a run does not fit, by this factor."""
         needed = sum(one.memory.values()) * min(one.devices, self.sharing)
         return needed / self.capacity if self.capacity else 0.0
 
