@@ -67,7 +67,8 @@ class Drawn(gymnasium.Env[Any, Any]):
         length: a key of :data:`LENGTHS`.
         truncates: whether every second episode is cut instead of ending.
         noise: how much of each step is drawn from ``np_random``.
-        own_state: whether it saves and restores itself (``get_env_state``); else it is replayed.
+        own_state: whether it saves and restores itself (``get_env_state``), and so may remember how many episodes there
+            were, which begin otherwise then; else it is replayed.
         tells: of an episode's end, in ``info``: nothing, ``metrics`` or a ``score``.
         masks: whether ``info`` has an action mask.
         scale: of rewards.
@@ -91,6 +92,7 @@ class Drawn(gymnasium.Env[Any, Any]):
         self._length, self._truncates, self._noise = LENGTHS[length], truncates, noise
         self._tells, self._masks, self._scale, self._reads_clock = tells, masks, scale, reads_clock
         self._numbers, self._step, self._steps, self._cut = np.zeros(NUMBERS), 0, 1, False
+        self._own_state, self._episodes = own_state, 0
         if own_state:
             self.get_env_state: Callable[[], dict[str, Any]] = self._state
             self.set_env_state: Callable[[dict[str, Any]], None] = self._restore
@@ -98,6 +100,9 @@ class Drawn(gymnasium.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._numbers, self._step = self.np_random.normal(size=NUMBERS), 0
+        if self._own_state:
+            self._episodes += 1
+            self._numbers *= 1 + 1 / self._episodes
         self._steps = int(self.np_random.integers(*self._length))
         self._cut = self._truncates and bool(self.np_random.integers(2))
         return self._shown(self.observation_space), self._info(False)
@@ -155,13 +160,13 @@ class Drawn(gymnasium.Env[Any, Any]):
     # --- its own state --------------------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
-        counts = np.array([self._step, self._steps, self._cut])
+        counts = np.array([self._step, self._steps, self._cut, self._episodes])
         random = json.dumps(self.np_random.bit_generator.state).encode()
         return {"numbers": self._numbers.copy(), "counts": counts, "random": np.frombuffer(random, np.uint8)}
 
     def _restore(self, state: dict[str, Any]) -> None:
         self._numbers = np.array(state["numbers"])
-        self._step, self._steps, cut = (int(n) for n in state["counts"])
+        self._step, self._steps, cut, self._episodes = (int(n) for n in state["counts"])
         self._cut = bool(cut)
         self.np_random = np.random.default_rng(0)
         self.np_random.bit_generator.state = json.loads(np.asarray(state["random"], np.uint8).tobytes())

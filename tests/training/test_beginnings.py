@@ -41,7 +41,7 @@ def finished(tmp_path):
 
 
 def damage(name, text):
-    return lambda path: (path / name).write_text(text + (path / name).read_text())
+    return lambda path: (path / name).write_text(text + (path / "metrics.jsonl").read_text())
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,9 @@ def damage(name, text):
         ({"jsonl": "/proc/nowhere/second.jsonl"}, lambda _: None, "tracker extra jsonl cannot start"),
         ({}, damage("metrics.jsonl", "no record\n"), "line 1 is no metrics record"),
         ({}, damage("metrics.csv", "no table\n"), "no column named iteration"),
+        ({}, damage("fingerprints.jsonl", "no record\n"), "fingerprints.jsonl: line 1 is no metrics record"),
     ],
-    ids=["service", "second record", "metrics", "table"],
+    ids=["service", "second record", "metrics", "table", "fingerprints"],
 )
 def test_who_cant_begin_leaves_checkpoints_rows_config_and_summary(finished, monkeypatch, log, first, said):
     run, content = finished
@@ -62,6 +63,27 @@ def test_who_cant_begin_leaves_checkpoints_rows_config_and_summary(finished, mon
     with pytest.raises(ValueError, match=said):
         session_of(run, **log)(Checkpoint({}, {}, {}))
     assert content() == before
+
+
+def test_a_torn_second_record_is_cut_and_a_service_that_was_started_is_closed(finished, tmp_path, monkeypatch):
+    run, _ = finished
+    second, closed = tmp_path / "second.jsonl", []
+    second.write_text('{"iteration": 1, "global_step": 128}\n{"iteration": 2, "glo')
+    session = FakeSession(log={"tensorboard": False, "wandb": True, "jsonl": str(second)})
+
+    class Service(trackers.Tracker):
+        def close(self):
+            closed.append(self)
+
+    monkeypatch.setitem(trackers.OPTIONAL_TRACKERS, "wandb", lambda _: Service())
+    session.iteration, session.global_step = 1, 128
+    record_training(run, 0.0, Checkpoint({}, {}, {}), lambda: session, lambda _: [], lambda *_: FINISHED)
+    assert second.read_text() == '{"iteration": 1, "global_step": 128}\n'
+    assert len(closed) == 1
+    monkeypatch.setattr(RunDirectory, "cut_after", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        record_training(run, 0.0, Checkpoint({}, {}, {}), lambda: session, lambda _: [], lambda *_: FINISHED)
+    assert len(closed) == 2
 
 
 def test_who_begins_removes_what_comes_later_and_the_summary(finished, monkeypatch):

@@ -142,7 +142,7 @@ def one_blas_thread() -> None:
 
 def _load_scipys_blas() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
-        spec = None if "scipy" in sys.modules else importlib.util.find_spec("scipy")
+        spec = importlib.util.find_spec("scipy")
         package = None if spec is None or spec.origin is None else Path(spec.origin).parent
         for folder in () if package is None else (package.parent / "scipy.libs", package / ".dylibs"):
             for library in folder.glob("*openblas*"):

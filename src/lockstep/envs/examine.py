@@ -213,8 +213,10 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
         yield Finding("note", text)
     yield Finding("ok", f"speed: {NUM_ENVS * steps / first.seconds:,.0f} steps a second in one process")
     one_by_one, generators = _one_by_one(config, description), GlobalGenerators()
-    here = config.model_copy(update={"workers": 0}) if one_by_one else config
-    again, _ = play(make(here), description, steps, seed, generators=generators)
+    again, _ = play(make(config), description, steps, seed, generators=generators)
+    if one_by_one and config.workers not in (0, "auto"):  # where they are stepped, they can't be looked at from here
+        here = make(config.model_copy(update={"workers": 0}))
+        play(here, description, steps, seed, most=MOST_IN_A_WORKER, generators=generators)
     same = np.array_equal(first.hashes, again.hashes)
     if not same:
         step = int(np.argwhere((first.hashes != again.hashes).any(1))[0, 0]) + 1

@@ -197,6 +197,10 @@ class HostEnvs(ABC):
         """Returns :attr:`stated` by (step, global env id)."""
         return {(step, self.env_ids[row]): said for row, said in self.stated.items()} if self.stated else {}
 
+    def has_hooks(self) -> bool:
+        """Whether some environment has hooks for its state, which may be more than that of its live episode."""
+        return False
+
     @abstractmethod
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """Each environment's own state, None where only replaying can restore it."""

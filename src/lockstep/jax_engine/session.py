@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,8 +56,8 @@ from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.beginning import agreed_beginning
 from lockstep.training.own_loss.fingerprint import Fingerprint, check_loss_on_ranks
-from lockstep.training.reference_policy import reference_arrays
-from lockstep.training.session import checkpoint_facts, eval_envs_after, load_facts, policy_of
+from lockstep.training.reference_policy import config_digest, reference_arrays
+from lockstep.training.session import EvalEnvs, checkpoint_facts, load_facts, make_eval_envs, policy_of
 from lockstep.training.worker_processes import settle_workers
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class Session:
     workers_note: str | None = None
     own_loss: Fingerprint | None = None
     remembered: Mapping[str, Any] | None = None
-    _eval_envs: HostEnvs | None = None
+    _eval_envs: EvalEnvs | None = None
 
     @property
     def state(self) -> TrainState:
@@ -121,10 +120,12 @@ class Session:
 
     def eval_envs(self) -> HostEnvs:
         """Returns the environments of an evaluation, an equal number for each local shard."""
-        before, self._eval_envs = self._eval_envs, None
-        self._eval_envs = eval_envs_after(before, self.config, self.description, self.plan, self.env_config)
+        if self._eval_envs is None:
+            where = (self.config, self.description, self.plan, self.env_config)
+            self._eval_envs = EvalEnvs(lambda: make_eval_envs(*where))
+        envs = self._eval_envs.begin()
         one_torch_thread()
-        return self._eval_envs
+        return envs
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns every array of the training state by name; with FSDP a collective."""
@@ -192,7 +193,7 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
         check_pool(pool, "fsdp")
     devices = None if options.devices is None else options.devices * topology.world_size
     with quiet_connections():
-        check_ranks_alike(hashlib.sha256(config.model_dump_json().encode()).hexdigest())
+        check_ranks_alike(config_digest(config))
         fsdp = options.fsdp_devices or devices or jax.device_count()
         mesh = make_mesh(fsdp if config.fsdp else 1, devices)
         if topology.world_size > 1:

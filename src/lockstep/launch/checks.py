@@ -66,7 +66,7 @@ def _checkpoint_of(run: Path, which: str) -> Path:
     """Returns the absolute path of one of a run's checkpoints."""
     path = find_checkpoint(run / CHECKPOINTS, which).path
     assert path is not None, "it was read from a directory"
-    return path.resolve()
+    return path.absolute()
 
 
 def same_reference(one: str | None, other: str | None, runs_dir: str) -> bool:

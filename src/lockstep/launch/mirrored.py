@@ -13,7 +13,7 @@ from lockstep.config.sections import is_url
 from lockstep.core.files import sync_path
 from lockstep.core.process import at_failure
 from lockstep.core.temporary import temporary_directory
-from lockstep.launch.resume import differences, may_change
+from lockstep.launch.resume import differences, is_respelt, may_change
 from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, has_begun
 from lockstep.runs.mirror.copier import Mirror
@@ -167,7 +167,7 @@ def bring(place: Place, path: Path, quiet: bool) -> None:
 
 def _check_same(path: Path, here: Config, there: Config, url: str) -> None:
     for key, ours, theirs in differences(here.model_dump(mode="json"), there.model_dump(mode="json")):
-        if not may_change(key):
+        if not may_change(key) and not is_respelt(key, ours, theirs, path):
             raise MirrorError(
                 f"resume: {path} is another run than {url}: {key} is {ours} here and {theirs} there; give another "
                 "--runs-dir, --name or --checkpoint.mirror"

@@ -55,7 +55,7 @@ def resumed_config(
     if changed.env.id != stored.env.id:  # the id that the run was asked for with
         changed, _ = stepped_inside(changed)
     for key, old, new in differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
-        if not may_change(key) and not _is_respelt(key, old, new, path):
+        if not may_change(key) and not is_respelt(key, old, new, path):
             raise ValueError(
                 f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
             )
@@ -69,7 +69,7 @@ def _check_unchanged(path: Path, stored: Config) -> None:
         return
     config, step = written
     for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
-        if not may_change(key) and not _is_respelt(key, old, new, path):
+        if not may_change(key) and not is_respelt(key, old, new, path):
             raise ValueError(
                 f"{key}: {path / CONFIG} says {new}, but it was {old} when step_{step} was written; put it back, or "
                 "start a new run"
@@ -81,7 +81,7 @@ def may_change(key: str) -> bool:
     return key.startswith(CHANGEABLE)
 
 
-def _is_respelt(key: str, old: Any, new: Any, run: Path) -> bool:
+def is_respelt(key: str, old: Any, new: Any, run: Path) -> bool:
     """Tells whether a setting names what it named, in other words."""
     return key == "grpo.reference" and same_reference(old, new, str(run.parent))
 

@@ -92,8 +92,8 @@ class Run:
             raise ImportError(
                 "Run.dataframe needs pandas: pip install 'lockstep-rl[pandas]'; Run.metrics doesn't"
             ) from None
-        seeds = self.seeds
-        rows = [{"seed": run.config.seed, **row} for run in seeds for row in run.metrics] if seeds else self.metrics
+        seeds = [(run.config.seed, run.metrics) for run in self.seeds]
+        rows = [{"seed": seed, **row} for seed, rows in seeds for row in rows] if seeds else self.metrics
         return pandas.DataFrame(rows)
 
     @property

@@ -24,9 +24,8 @@ from lockstep.runs.links import WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_JSONL, OWN_FILES, RunTrackers, cut_trackers, start_services, wanted_trackers
-from lockstep.runs.trackers.files import REWRITTEN
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
-from lockstep.runs.trackers.service import Tracker
+from lockstep.runs.trackers.service import Tracker, close_all
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
@@ -106,7 +105,11 @@ class RunDirectory:
     def start_services(self, config: Config) -> None:
         """Start the trackers that aren't files: they may refuse, and so comes before anything of the run is changed."""
         if self.is_writer:
-            self._services = start_services(self.path, config, self._second(config.log))
+            self._services = start_services(self.path, config, self._second(config.log), (FINGERPRINTS, TIMING))
+
+    def close_services(self) -> None:
+        """Close those that no trackers have taken over."""
+        close_all(self._services)
 
     def open_trackers(self, config: Config) -> Tracker:
         """The trackers that a config asks for; services that are started already go on."""
@@ -164,8 +167,6 @@ class RunDirectory:
         cut_trackers(self.path, iteration, global_step, self._second(log))
         for name in (FINGERPRINTS, TIMING):
             cut_jsonl(self.path / name, iteration)
-        for leftover in self.path.glob(f"{REWRITTEN}*"):  # of a writer that was killed here
-            leftover.unlink(missing_ok=True)
         if self.memory is not None:
             with contextlib.suppress(OSError):  # where it is gone, states are kept nowhere
                 (self.memory / BEGUN).touch()

@@ -254,10 +254,12 @@ class _Part:
         out, buffers = self._out, self._buffers
         out.take(t, buffers)
         if out.dead is None and buffers.truncated.any():
-            for env in np.flatnonzero(out.truncated[t]):
-                final, row = buffers.final_observations[env : env + 1], self._first + int(env)
-                check_rows(self._envs.description, [self._envs.env_ids[row]], final, self._iteration, t + 1)
-                self._whole.final[t, row] = self._seen(final)[0].copy()
+            ends = np.flatnonzero(out.truncated[t])
+            ids = [self._envs.env_ids[self._first + int(env)] for env in ends]
+            check_rows(self._envs.description, ids, buffers.final_observations[ends], self._iteration, t + 1)
+            for env in ends:
+                final = buffers.final_observations[env : env + 1]
+                self._whole.final[t, self._first + int(env)] = self._seen(final)[0].copy()
         if self._net.core is not None:
             resets = out.terminated[t] | out.truncated[t] if out.dead is None else out.dead[t]
             with torch.inference_mode():

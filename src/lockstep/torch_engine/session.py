@@ -50,10 +50,11 @@ from lockstep.training.beginning import agreed_beginning
 from lockstep.training.own_loss.fingerprint import Fingerprint, check_loss_on_ranks
 from lockstep.training.reference_policy import reference_arrays
 from lockstep.training.session import (
+    EvalEnvs,
     checkpoint_facts,
-    eval_envs_after,
     gather_shards,
     load_facts,
+    make_eval_envs,
     policy_of,
 )
 from lockstep.training.worker_processes import settle_workers
@@ -97,7 +98,7 @@ class Session:
     workers_note: str | None = None
     own_loss: Fingerprint | None = None
     remembered: Mapping[str, Any] | None = None
-    _eval_envs: HostEnvs | None = None
+    _eval_envs: EvalEnvs | None = None
 
     @property
     def counted(self) -> TrainState:
@@ -106,9 +107,10 @@ class Session:
 
     def eval_envs(self) -> HostEnvs:
         """Returns the environments of an evaluation, an equal number for each local shard."""
-        before, self._eval_envs = self._eval_envs, None
-        self._eval_envs = eval_envs_after(before, self.config, self.description, self.plan, self.env_config)
-        return self._eval_envs
+        if self._eval_envs is None:
+            where = (self.config, self.description, self.plan, self.env_config)
+            self._eval_envs = EvalEnvs(lambda: make_eval_envs(*where))
+        return self._eval_envs.begin()
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns every array of the training state by name; with FSDP a collective."""

@@ -310,4 +310,5 @@ def record_training(
         finally:
             recorder.close()
     finally:
+        run.close_services()
         session.close()

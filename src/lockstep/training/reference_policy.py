@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,6 +41,13 @@ def reference_digest(config: Config) -> str | None:
     if config.algorithm != "grpo" or config.grpo.reference is None:
         return None
     return sha256_of({name: x for name, x in _read(config.grpo.reference).items() if name.startswith(POLICY)})
+
+
+def config_digest(config: Config) -> str:
+    """Computes the sha256 of what ranks must agree on: of a reference policy its parameters, wherever a host has it."""
+    named = config.grpo.reference is not None
+    grpo = config.grpo.model_copy(update={"reference": reference_digest(config)}) if named else config.grpo
+    return hashlib.sha256(config.model_copy(update={"grpo": grpo}).model_dump_json().encode()).hexdigest()
 
 
 def check_same_reference(config: Config, facts: Mapping[str, Any]) -> None:

@@ -13,8 +13,6 @@ from lockstep.core.episodes import RecentEpisodes
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.in_process import InProcessEnvs
-from lockstep.envs.gymnasium.workers import WorkerEnvs
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.policies.policy import Policy
@@ -159,23 +157,39 @@ def make_eval_envs(
     return make_envs(env_config or config.env, description, config.seed, ids, fail_now, "eval", **where)
 
 
-def eval_envs_after(
-    before: HostEnvs | None,
-    config: Config,
-    description: EnvDescription,
-    plan: ShardPlan,
-    env_config: EnvConfig | None = None,
-) -> HostEnvs:
-    """Gives an evaluation its environments: those of the one before, unless they may remember it.
+class EvalEnvs:
+    """Environments of evaluations, which are made at the first one.
 
-    Such ones have hooks for their state; others take their place, which know as little as those of a resumed run.
-    Arguments are those of :func:`make_eval_envs`.
+    What those with hooks for their state remember is put back before each evaluation, so that evaluations know
+    nothing of each other, as those of a resumed run don't.
+
+    Args:
+        make: makes them.
     """
-    if before is not None:
-        if not isinstance(before, InProcessEnvs | WorkerEnvs) or all(x is None for x in before.save_states()):
-            return before
-        before.close()
-    return make_eval_envs(config, description, plan, env_config)
+
+    def __init__(self, make: Callable[[], HostEnvs]) -> None:
+        self._make = make
+        self._envs: HostEnvs | None = None
+        self._states: list[dict[str, np.ndarray] | None] = []
+
+    def begin(self) -> HostEnvs:
+        """Returns them for an evaluation, which resets them."""
+        if self._envs is None:
+            self._envs = self._make()
+            if self._envs.has_hooks():
+                self._envs.reset()
+                self._states = self._envs.save_states()
+            return self._envs
+        nothing = self._envs.buffers.actions[:0]
+        for env, state in enumerate(self._states):
+            if state is not None:
+                self._envs.restore(env, nothing, np.zeros(0, np.uint64), state)
+        return self._envs
+
+    def close(self) -> None:
+        """Closes them, if there are any."""
+        if self._envs is not None:
+            self._envs.close()
 
 
 def policy_of(config: Config, description: EnvDescription, arrays: dict[str, np.ndarray], global_step: int) -> Policy:

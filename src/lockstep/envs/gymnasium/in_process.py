@@ -112,6 +112,10 @@ class InProcessEnvs(HostEnvs):
         with self._watchdog:
             self.stated = self._sweeps[part].step()
 
+    def has_hooks(self) -> bool:
+        """See :meth:`HostEnvs.has_hooks`."""
+        return any(sweep.has_hooks() for sweep in self._sweeps)
+
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
         with self._watchdog:

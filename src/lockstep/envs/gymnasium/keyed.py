@@ -89,7 +89,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
             raise StillClosingError
 
     previous = signal.signal(signal.SIGALRM, interrupt)
-    set_by_others = signal.setitimer(signal.ITIMER_REAL, seconds)
+    set_by_others = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again, of one that goes on all the same
     try:
         yield
     finally:
@@ -207,6 +207,11 @@ class KeyedEnv:
             return number(reward), ended
         except (Exception, SystemExit) as error:
             raise self.failure("step", error) from error
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether it has hooks for its state."""
+        return self._hooks is not None
 
     @property
     def _hooks(self) -> Any:

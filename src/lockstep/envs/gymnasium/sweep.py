@@ -179,6 +179,10 @@ class Sweep:
         self._stepping[self._slot] = -1
         return back
 
+    def has_hooks(self) -> bool:
+        """Whether some environment has hooks for its state."""
+        return any(env.has_hooks for env in self.envs)
+
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """Returns each environment's own state, None where it has no hooks for it."""
         return [env.save_state() for env in self._each()]

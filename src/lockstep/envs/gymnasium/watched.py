@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import sys
 from collections.abc import Iterable, Mapping
@@ -89,7 +90,7 @@ class GlobalGenerators:
     """
 
     def __init__(self) -> None:
-        self._before: list[tuple[str, object]] = []
+        self._before: list[tuple[str, bytes]] = []
         self._moved: dict[str, None] = {}
 
     def __enter__(self) -> None:
@@ -105,15 +106,14 @@ class GlobalGenerators:
             return None
         return (
             f"it draws from or seeds the global generator of {' and of '.join(self._moved)}, which all environments of "
-            "a process share, so that what it gives depends on those beside it; draw every random number from "
+            "a process share, so that what it gives may depend on those beside it; draw every random number from "
             "self.np_random, which super().reset(seed=seed) seeds"
         )
 
 
-def _states() -> list[tuple[str, object]]:
-    numpy: Any = np.random.get_state(legacy=False)
-    inner = {name: x.tobytes() if isinstance(x, np.ndarray) else x for name, x in numpy["state"].items()}
-    return [("numpy.random", {**numpy, "state": inner}), ("random", random.getstate())]
+def _states() -> list[tuple[str, bytes]]:
+    states = ("numpy.random", np.random.get_state(legacy=False)), ("random", random.getstate())
+    return [(name, pickle.dumps(state)) for name, state in states]
 
 
 # --- a run's first environment ----------------------------------------------------------------------------------------

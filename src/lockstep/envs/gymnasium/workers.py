@@ -45,7 +45,7 @@ def _views(raw: dict[str, Any], layout: dict[str, tuple[tuple[int, ...], Any]]) 
 
 
 def _serve(sweep: Sweep, command: str, arguments: tuple) -> Any:
-    assert command in ("reset", "step", "save_states", "restore"), command
+    assert command in ("reset", "step", "has_hooks", "save_states", "restore"), command
     return getattr(sweep, command)(*arguments)
 
 
@@ -228,6 +228,10 @@ class WorkerEnvs(HostEnvs):
     def end_step(self, part: int = 0) -> None:
         """See :meth:`HostEnvs.end_step`."""
         self.stated = _joined(self._collect(self._slots[part]))
+
+    def has_hooks(self) -> bool:
+        """See :meth:`HostEnvs.has_hooks`."""
+        return any(self._command("has_hooks").values())
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""

@@ -118,8 +118,10 @@ class HostRun:
             self._begin_groups(first)
         self._collect(first)
         check_numbers(self.envs.description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, first)
-        for t, env in np.argwhere(self.rollout.truncated).tolist():
-            check_rows(self.envs.description, [self.plan.env_ids[env]], self.rollout.final[t, env][None], first, t + 1)
+        for t in np.flatnonzero(self.rollout.truncated.any(1)).tolist():
+            ends = self.rollout.truncated[t]
+            ids = [self.plan.env_ids[env] for env in np.flatnonzero(ends)]
+            check_rows(self.envs.description, ids, self.rollout.final[t, ends], first, t + 1)
         if self.envs.replayed and config.algorithm == "ppo":
             record_replay(self._replay, self.envs, self.rollout)
         episodes = self._finished()

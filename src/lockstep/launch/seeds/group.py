@@ -177,7 +177,8 @@ class Group:
         with temporary_directory() as folder:
             signalled = self._loop(folder)
         failed = [run for run in self.runs if run.failed(signalled)]
-        ended = {run.path: summary for run in self.runs if (summary := run.summary()) is not None}
+        others = [run for run in self.runs if run not in failed]  # which may have left one of an earlier session
+        ended = {run.path: summary for run in others if (summary := run.summary()) is not None}
         if ended:
             self._compare_losses()
             seconds, say = time.monotonic() - self._began, self._progress.message
@@ -190,8 +191,8 @@ class Group:
         first, refused = failed[0], all(run.code in (None, EXIT_USER_ERROR) for run in self.runs)
         if refused:
             raise ValueError(first.error)
-        others = f"; {len(failed) - 1} more failed" if failed[1:] else ""
-        raise RunError(f"{first.path.name}: {first.error}{others} (--resume {self.directory.path} goes on)")
+        more = f"; {len(failed) - 1} more failed" if failed[1:] else ""
+        raise RunError(f"{first.path.name}: {first.error}{more} (--resume {self.directory.path} goes on)")
 
     def _compare_losses(self) -> None:
         """Says if seeds were trained with different functions of one name, which was edited while they began."""

@@ -17,9 +17,9 @@ from typing import Any
 
 from lockstep.config.run import Config, LogConfig
 from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv
-from lockstep.runs.trackers.files import PlainRecord
+from lockstep.runs.trackers.files import REWRITTEN, PlainRecord, check_writable
 from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl, last_global_step_of
-from lockstep.runs.trackers.service import TRACKERS_JSON, TrackedRun, Tracker, note_logged
+from lockstep.runs.trackers.service import TRACKERS_JSON, TrackedRun, Tracker, close_all, note_logged
 
 METRICS_JSONL = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
@@ -70,7 +70,7 @@ class RunTrackers(Tracker):
     ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: when one cannot be written, ``log`` raises. The
     optional trackers (``names``, keys of ``available``) and a second ``metrics.jsonl`` (``extra_jsonl``) are company:
     one that fails after the start costs a warning line and is dropped. At the start any failure stops the run, by a
-    one-line ``ValueError``. ``started`` are those that :func:`start_services` has started already.
+    one-line ``ValueError``. ``started``, which :func:`start_services` has started already, are taken out.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class RunTrackers(Tracker):
         extra_jsonl: Path | None = None,
         available: Mapping[str, Callable[[TrackedRun], Tracker]] = OPTIONAL_TRACKERS,
         config: Config | None = None,
-        started: Mapping[str, Tracker] | None = None,
+        started: dict[str, Tracker] | None = None,
     ) -> None:
-        self._directory, started = directory, started or {}
+        self._directory, started = directory, {} if started is None else started
         run = TrackedRun(directory, config or Config())
         self._required: dict[str, Tracker] = {}
         self._optional: dict[str, Tracker] = {}
@@ -104,7 +104,7 @@ class RunTrackers(Tracker):
                 with _starting(name):
                     if name not in available:
                         raise ValueError(f"there is no such tracker; choose from {', '.join(sorted(available))}")
-                    self._optional[name] = started.get(name) or available[name](run)
+                    self._optional[name] = started.pop(name, None) or available[name](run)
         except ValueError:
             self.close()
             raise
@@ -169,10 +169,13 @@ class RunTrackers(Tracker):
                     tracker.close()
 
 
-def start_services(directory: Path, config: Config, extra_jsonl: Path | None = None) -> dict[str, Tracker]:
+def start_services(
+    directory: Path, config: Config, extra_jsonl: Path | None = None, records: Iterable[str] = ()
+) -> dict[str, Tracker]:
     """Starts the trackers that aren't files of the run, and sees that its records can be cut and written.
 
-    Whatever may refuse does so here, before a run that is resumed loses anything.
+    Whatever may refuse does so here, before a run that is resumed loses anything. ``records`` are further files of the
+    run with JSON lines.
 
     Returns:
         The trackers, by name.
@@ -182,21 +185,19 @@ def start_services(directory: Path, config: Config, extra_jsonl: Path | None = N
     """
     note_logged(directory, last_global_step_of(directory / METRICS_JSONL))
     check_csv(directory / METRICS_CSV)
-    for path in (directory / METRICS_JSONL, *([] if extra_jsonl is None else [extra_jsonl])):
+    for path in (*(directory / name for name in (METRICS_JSONL, *records)), *([extra_jsonl] if extra_jsonl else [])):
         check_jsonl(path)
     run, started = TrackedRun(directory, config), dict[str, Tracker]()
     if extra_jsonl is not None:
         with _starting("extra jsonl"):
-            JsonlTracker(extra_jsonl).close()
+            check_writable(extra_jsonl)
     try:
         for name in wanted_trackers(config.log):
             if name in EXTRAS:
                 with _starting(name):
                     started[name] = OPTIONAL_TRACKERS[name](run)
     except ValueError:
-        for tracker in started.values():
-            with suppress(Exception):
-                tracker.close()
+        close_all(started)
         raise
     return started
 
@@ -208,6 +209,8 @@ def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, ex
     cut_csv(directory / METRICS_CSV, last_iteration)
     if extra_jsonl is not None:
         cut_jsonl(extra_jsonl, last_iteration)
+    for leftover in directory.glob(f"{REWRITTEN}*"):  # of a writer that was killed here
+        leftover.unlink(missing_ok=True)
     if (directory / TENSORBOARD).is_dir():
         from lockstep.runs.trackers.tensorboard import cut_tensorboard
 

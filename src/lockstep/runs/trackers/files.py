@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -77,6 +78,15 @@ def open_to_append(path: Path) -> TextIO:
                     f"{path} ends in half a line: cut it to the last checkpoint first, or remove that line"
                 )
     return path.open("a", BUFFER_BYTES, encoding="utf-8", newline="")
+
+
+def check_writable(path: Path) -> None:
+    """Raises an ``OSError`` where :func:`open_to_append` can't write; a pipe, say, is not opened to find out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.touch()
+    elif not os.access(path, os.W_OK) or path.is_dir():
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class MlflowTracker(Tracker):
 def _runs_dir(directory: Path) -> Path:
     """Where the database of a run lies; a group in which an older version has made one keeps it."""
     beside = directory.parent
-    in_a_group = (beside / "config.json").is_file()  # one of several seeds
+    in_a_group = directory.name.startswith("seed_") and (beside / "config.json").is_file()  # one of several seeds
     return beside.parent if in_a_group and not (beside / DATABASE).is_file() else beside
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,13 @@ class Tracker:
 
     def close(self) -> None:
         """Finish; nothing is logged afterwards."""
+
+
+def close_all(trackers: dict[str, Tracker]) -> None:
+    """Closes trackers of a run that fails, whatever they say to it, and takes them out."""
+    while trackers:
+        with contextlib.suppress(Exception):
+            trackers.popitem()[1].close()
 
 
 @dataclass(frozen=True)

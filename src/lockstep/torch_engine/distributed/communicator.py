@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from lockstep.torch_engine.distributed.process_group import (
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, inherited_slots, open_shared_slots
 from lockstep.torch_engine.setup import accelerator
 from lockstep.torch_engine.setup.devices import machine_facts
+from lockstep.training.reference_policy import config_digest
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.sharded import ShardedAdam, ShardedParameters
@@ -340,5 +340,5 @@ def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futu
 def check_ranks_alike(communicator: Communicator, config: Config) -> None:
     """Raises a ``RankMismatchError`` on every rank if machines, versions or configs differ."""
     facts = machine_facts(communicator.device)
-    facts["config"] = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:16]
+    facts["config"] = config_digest(config)[:16]
     check_facts_alike(communicator.gather_json(facts))
