@@ -111,7 +111,7 @@ def test_a_problem_is_named(check, name, problem):
     ("name", "moved", "workers"), [("DrawsGlobally", r"numpy\.random", 0), ("SeedsGlobally", "random", 2)]
 )
 def test_a_generator_that_all_environments_share_is_a_problem(check, name, moved, workers):
-    code, lines, _ = check(f"careless:{name}-v0", "--steps", "60", "--env.workers", str(workers))
+    code, lines, _ = check(f"heedless:{name}-v0", "--steps", "60", "--env.workers", str(workers))
     assert code == 1
     pattern = f"^it draws from or seeds the global generator of {moved}, .*; draw every .* from self.np_random"
     assert any(re.search(pattern, line) for line in problems(lines)), lines
@@ -119,7 +119,7 @@ def test_a_generator_that_all_environments_share_is_a_problem(check, name, moved
 
 def test_one_whose_state_can_not_be_had(check, monkeypatch):
     monkeypatch.setenv("STATE_FAILS", "get")
-    code, lines, _ = check("careless:Saving-v0", "--steps", "20")
+    code, lines, _ = check("heedless:Saving-v0", "--steps", "20")
     assert code == 1
     assert any("raised in get_env_state: RuntimeError: the disk is gone" in line for line in problems(lines))
 

@@ -20,7 +20,7 @@ from lockstep.envs.gymnasium.keyed import close_environment
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 
-LINGERING = "careless:Lingering-v0"
+LINGERING = "heedless:Lingering-v0"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -71,10 +71,10 @@ def test_a_number_that_is_none_is_named_elsewhere():
 
 @pytest.mark.parametrize("name", ["Parts", "Frozen"])
 def test_what_can_be_encoded_is_one_warning(name, capsys):
-    trained_on(f"careless:{name}-v0")
+    trained_on(f"heedless:{name}-v0")
     (line,) = capsys.readouterr().err.splitlines()
     said = {"Parts": "under '0' is of dtype float64, its space says float32", "Frozen": "is of type mappingproxy, "}
-    assert line.startswith(f"lockstep: warning: careless:{name}-v0: the observation {said[name]}")
+    assert line.startswith(f"lockstep: warning: heedless:{name}-v0: the observation {said[name]}")
 
 
 class Unsure(Box):
@@ -101,10 +101,10 @@ def test_a_look_that_fails_ends_nothing(reward, capsys):
     ("name", "moved"), [("DrawsGlobally", "numpy.random"), ("SeedsGlobally", "random")], ids=["numpy", "python"]
 )
 def test_a_generator_that_all_share_is_one_warning(name, moved, capsys):
-    trained_on(f"careless:{name}-v0", 80)
+    trained_on(f"heedless:{name}-v0", 80)
     (line,) = capsys.readouterr().err.splitlines()
     said = f"it draws from or seeds the global generator of {moved}, which all environments of a process share"
-    assert line.startswith(f"lockstep: warning: careless:{name}-v0: {said}")
+    assert line.startswith(f"lockstep: warning: heedless:{name}-v0: {said}")
     assert "draw every random number from self.np_random" in line
 
 

@@ -120,14 +120,14 @@ def test_worker_processes_that_fail_at_the_same_time_share_one_line(tmp_path):
     assert_no_orphans(ended)
 
 
-SAVING = "careless:Saving-v0"
+SAVING = "heedless:Saving-v0"
 
 
 @pytest.mark.parametrize(("nproc", "workers"), [(1, 0), (2, 1)])
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("get", "raised in get_env_state: RuntimeError: the disk is gone (careless.py:"),
+        ("get", "raised in get_env_state: RuntimeError: the disk is gone (heedless.py:"),
         ("words", "raised in get_env_state: TypeError: 'state' must be an array of numbers, and is 'somewhere'"),
     ],
 )
@@ -153,7 +153,7 @@ def test_state_that_cannot_be_given_back(trained, tmp_path):
     assert f"environment 0 ({SAVING}) raised in set_env_state: RuntimeError: no such state" in error_line(ended)
 
 
-LINGERING = "careless:Lingering-v0"
+LINGERING = "heedless:Lingering-v0"
 
 
 def test_a_close_that_hangs_ends_no_run_and_holds_none_up(tmp_path):

@@ -42,7 +42,7 @@ def test_the_older_interface_is_said_in_the_newer_ones_words(tmp_path, name, whe
     ],
 )
 def test_carelessness_is_one_warning_at_most(tmp_path, name, said, engine):
-    env_id = f"careless:{name}-v0"
+    env_id = f"heedless:{name}-v0"
     ended = lockstep("train", env_id, *SMALL, "--name", "run", "--engine", engine, cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     lines = ended.stderr.splitlines()

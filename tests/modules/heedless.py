@@ -108,4 +108,4 @@ class Lingering(CartPoleEnv):
 
 
 for kind in (Parts, Frozen, Ragged, DrawsGlobally, SeedsGlobally, Saving, Lingering):
-    gymnasium.register(f"{kind.__name__}-v0", f"careless:{kind.__name__}", max_episode_steps=30)
+    gymnasium.register(f"{kind.__name__}-v0", f"heedless:{kind.__name__}", max_episode_steps=30)
