@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import random
 import sys
 from collections.abc import Iterable, Mapping
@@ -90,7 +89,7 @@ class GlobalGenerators:
     """
 
     def __init__(self) -> None:
-        self._before: list[tuple[str, bytes]] = []
+        self._before: list[tuple[str, object]] = []
         self._moved: dict[str, None] = {}
 
     def __enter__(self) -> None:
@@ -111,9 +110,15 @@ class GlobalGenerators:
         )
 
 
-def _states() -> list[tuple[str, bytes]]:
-    states = ("numpy.random", np.random.get_state(legacy=False)), ("random", random.getstate())
-    return [(name, pickle.dumps(state)) for name, state in states]
+def _states() -> list[tuple[str, object]]:
+    return [("numpy.random", _comparable(np.random.get_state(legacy=False))), ("random", random.getstate())]
+
+
+def _comparable(state: Any) -> object:
+    """The state of a bit generator, of whatever kind somebody has put in place, without arrays."""
+    if isinstance(state, Mapping):
+        return [(name, _comparable(value)) for name, value in state.items()]
+    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 # --- a run's first environment ----------------------------------------------------------------------------------------
