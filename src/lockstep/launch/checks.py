@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def _checkpoint_of(run: Path, which: str) -> Path:
     """Returns the absolute path of one of a run's checkpoints."""
     path = find_checkpoint(run / CHECKPOINTS, which).path
     assert path is not None, "it was read from a directory"
-    return path.absolute()
+    return Path(os.path.abspath(path))  # links stay, which other hosts may have elsewhere
 
 
 def same_reference(one: str | None, other: str | None, runs_dir: str) -> bool:
