@@ -70,8 +70,8 @@ class Past:
         """Takes in an evaluation, whose mean return is the score; NaN is the best only until there is a number."""
         self.score = return_mean
         self.last_evaluation = {"step": step, "return_mean": return_mean}
-        best = math.nan if self.best_evaluation is None else self.best_evaluation["return_mean"]
-        if self.best_evaluation is None or return_mean >= best or (math.isnan(best) and not math.isnan(return_mean)):
+        best = None if self.best_evaluation is None else self.best_evaluation["return_mean"]
+        if best is None or return_mean >= (-math.inf if math.isnan(best) else best):
             self.best_evaluation = self.last_evaluation
 
     def score_at(self, step: int, evaluates: bool) -> float | None:

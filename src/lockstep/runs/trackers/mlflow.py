@@ -31,7 +31,7 @@ class MlflowTracker(Tracker):
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        known, runs_dir = run.remembered(SERVICE), _runs_dir(run.directory.resolve())
+        known, runs_dir = run.remembered(SERVICE), _runs_dir(run)
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         local = uri is None
         uri = uri or f"sqlite:///{runs_dir / DATABASE}"
@@ -92,11 +92,12 @@ class MlflowTracker(Tracker):
         self._client.set_terminated(self._id)
 
 
-def _runs_dir(directory: Path) -> Path:
+def _runs_dir(run: TrackedRun) -> Path:
     """Where the database of a run lies; a group in which an older version has made one keeps it."""
-    beside = directory.parent
-    in_a_group = directory.name.startswith("seed_") and (beside / "config.json").is_file()  # one of several seeds
-    return beside.parent if in_a_group and not (beside / DATABASE).is_file() else beside
+    group = run.group
+    if group is None or (group / DATABASE).is_file():
+        return run.directory.resolve().parent
+    return group.parent
 
 
 @contextlib.contextmanager

@@ -69,11 +69,17 @@ class TrackedRun:
     config: Config
 
     @property
+    def group(self) -> Path | None:
+        """The directory of the group of seeds that the run is one of; None: of none."""
+        path = self.directory.resolve()
+        one_of_several = path.name.startswith("seed_") and (path.parent / "config.json").is_file()
+        return path.parent if one_of_several else None
+
+    @property
     def name(self) -> str:
         """The run's name."""
-        path = self.directory.resolve()
-        in_a_group = (path.parent / "config.json").is_file()  # one of several seeds
-        return f"{path.parent.name}-{path.name}" if in_a_group else path.name
+        path, group = self.directory.resolve(), self.group
+        return path.name if group is None else f"{group.name}-{path.name}"
 
     @property
     def project(self) -> str:
