@@ -1,17 +1,13 @@
 """Tensors that can't be read as others can, and errors of the doctor's own: a script that has them runs on."""
 
-import gc
-
 import pytest
 import torch
 from stories import Story, kinds
 from torch import nn
+from watching import trace_of
 
-from lockstep.doctor.judge.traces import Moment, read_traces
-from lockstep.doctor.watch.schedule import Schedule
-from lockstep.doctor.watch.side_store import SideWriter
+from lockstep.doctor.judge.traces import Moment
 from lockstep.doctor.watch.torch import hooks as torch_hooks
-from lockstep.doctor.watch.torch.hooks import TorchWatch
 from lockstep.doctor.watch.torch.inspection import look_around
 from lockstep.doctor.watch.torch.values import TAKEN_NUMBERS, input_digests, take_part
 
@@ -27,20 +23,6 @@ class Graph(nn.Module):
 
     def forward(self, edges, x):
         return self.layer(torch.sparse.mm(edges, x)) * self.scale
-
-
-@pytest.fixture
-def watch(tmp_path):
-    gc.collect()
-    made = TorchWatch(SideWriter(tmp_path, 0), Schedule(first=3, interval=5))
-    yield made
-    made.remove()
-
-
-def trace_of(watch, directory):
-    watch.finish()
-    watch._writer.flush()
-    return read_traces(directory, [0])[0]
 
 
 def nested(layout):

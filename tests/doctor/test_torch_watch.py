@@ -1,6 +1,5 @@
 """What is seen of a training loop in its own process: steps, phases, tensors and their names, inputs, statistics."""
 
-import gc
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -8,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from watching import trace_of
 
-from lockstep.doctor.judge.traces import Moment, read_traces
+from lockstep.doctor.judge.traces import Moment
 from lockstep.doctor.watch.schedule import Schedule
-from lockstep.doctor.watch.side_store import SideWriter
 from lockstep.doctor.watch.torch import hooks as torch_hooks
-from lockstep.doctor.watch.torch.hooks import TorchWatch
 from lockstep.doctor.watch.torch.inspection import bare, look_around, numbers_of, statistics_of
 from lockstep.doctor.watch.torch.own_gradients import NUMBERS, OwnGradients
 from lockstep.doctor.watch.torch.values import _device_sum, digest, input_digests, sampled, take_part
@@ -27,20 +25,6 @@ class Agent(nn.Module):
 
     def act(self, obs):
         return self.actor(obs - self.mean)
-
-
-@pytest.fixture
-def watch(tmp_path):
-    gc.collect()
-    made = TorchWatch(SideWriter(tmp_path, 0), Schedule(first=3, interval=5))
-    yield made
-    made.remove()
-
-
-def trace_of(watch, directory):
-    watch.finish()
-    watch._writer.flush()
-    return read_traces(directory, [0])[0]
 
 
 def train(agent, optimizer, steps, phase=4, look=None):
