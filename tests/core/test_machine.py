@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,16 @@ def test_scipy_has_one_thread_wherever_it_is_imported(before):
     count, threads = ended.stdout.split(maxsplit=1)
     assert int(count) > 0, ended.stderr
     assert threads == "{1}\n"
+
+
+def test_pytorch_has_one_thread_where_an_environment_has_loaded_it(monkeypatch):
+    asked = []
+    monkeypatch.delitem(machine.sys.modules, "torch", raising=False)
+    machine.one_torch_thread()
+    assert "torch" not in machine.sys.modules
+    monkeypatch.setitem(machine.sys.modules, "torch", SimpleNamespace(set_num_threads=asked.append))  # type: ignore[arg-type]
+    machine.one_torch_thread()
+    assert asked == [1]
 
 
 def test_variables_that_choose_kernels_are_a_fact(monkeypatch):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mirror_places import CONFIG, MemoryPlace, add_step, content_of, make_run, mirror_of
 
-from lockstep.config.run import RunOptions
-from lockstep.launch.mirrored import Mirrors, newest_here
+from lockstep.config.run import Config, RunOptions
+from lockstep.launch.mirrored import Mirrors, _check_same, newest_here
 from lockstep.runs.checkpoint import find_checkpoint, problem_with
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
@@ -297,6 +297,17 @@ def test_a_mirror_whose_newest_checkpoint_is_damaged_can_be_gone_on_from(tmp_pat
     assert "checkpoints/step_2: state.json is damaged; passed over" in capsys.readouterr().err
     assert newest_here(run.path) == 1
     goes_on(held, config, run, "latest")
+
+
+def test_another_spelling_of_a_reference_is_no_other_run_on_a_mirror(tmp_path):
+    relative = "runs/base/checkpoints/step_128"
+
+    def against(reference):
+        return Config.model_validate({"algorithm": "grpo", "grpo": {"reference": reference}})
+
+    _check_same(tmp_path, against(f"/abs/{relative}"), against(relative), "file:///mirror/run")
+    with pytest.raises(MirrorError, match=r"is another run than file:///mirror/run: grpo\.reference is "):
+        _check_same(tmp_path, against("/abs/runs/base/checkpoints/step_256"), against(relative), "file:///mirror/run")
 
 
 def test_a_directory_of_another_run_is_left_as_it_is(tmp_path, mirror, held):

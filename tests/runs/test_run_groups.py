@@ -8,6 +8,7 @@ import pytest
 from made_runs import make_run, summary_of
 
 from lockstep.config.run import CheckpointConfig, Config, RunOptions
+from lockstep.core.errors import RunError
 from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.seeds import group as groups
 from lockstep.launch.seeds.group import Speed, start_group
@@ -80,6 +81,21 @@ def test_a_group_shows_its_seeds_by_whether_they_have_ended(tmp_path):
     group._show()
     said = [(each["return_of"], each[METRIC]) for each in shown]
     assert said == [("3 running", 80.0), ("1 ended", 40.0), ("2 ended", 60.0)]
+
+
+def test_the_summary_that_an_earlier_session_of_a_failed_seed_left_is_not_told(tmp_path, monkeypatch):
+    paths = [
+        make_run(tmp_path / f"seed_{seed}", summary_of(seed=seed, environment="CartPole-v1", iteration=40, episodes=9))
+        for seed in range(2)
+    ]
+    group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Progress())
+    group.runs[0].code, group.runs[1].code = 0, 1
+    monkeypatch.setattr(groups.Group, "_loop", lambda self, folder: 0)
+    with pytest.raises(RunError, match=r"^seed_1: "):
+        group.train()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [each["seed"] for each in summary["seeds"]] == [0]
+    assert summary["status"] == "1 of 2 seeds finished"
 
 
 def test_incidents_are_said_of_each_seed(tmp_path):

@@ -10,7 +10,7 @@ from lockstep.config.run import Config
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.past import Past
 from lockstep.training.recorder import Recorder
-from lockstep.training.reference_policy import check_same_reference, reference_arrays, reference_digest
+from lockstep.training.reference_policy import check_same_reference, config_digest, reference_arrays, reference_digest
 from lockstep.training.stop import FINISHED
 
 SHAPES = {"w": (3,)}
@@ -34,6 +34,23 @@ def finished(tmp_path):
 
 def grpo(reference=None, kl_coef=0.1):
     return Config.model_validate({"algorithm": "grpo", "grpo": {"kl_coef": kl_coef, "reference": reference}})
+
+
+def test_ranks_agree_on_a_reference_by_its_parameters_wherever_a_host_has_it(finished, tmp_path):
+    elsewhere = shutil.copytree(finished, tmp_path / "elsewhere")
+    one = config_digest(grpo(finished))
+    assert one == config_digest(grpo(str(elsewhere)))
+    assert one != config_digest(grpo())
+    assert one != config_digest(grpo(finished, kl_coef=0.2))
+    session, other = FakeSession(), RunDirectory(tmp_path / "other", quiet=True)
+    other.path.mkdir()
+    other.write_config(session.config)
+    session.weights += 5
+    recorder = Recorder(session, other, 0.0)  # type: ignore[arg-type]
+    session.advance()
+    recorder.finish(FINISHED)
+    recorder.close()
+    assert one != config_digest(grpo(str(other.path)))
 
 
 @pytest.mark.parametrize("config", [Config(), grpo(kl_coef=0.0)])

@@ -317,6 +317,16 @@ def test_saved_environments_go_on_as_they_would_have_or_are_named(env_id):
     assert torch.equal(acted(again), acted(envs))
 
 
+def test_one_simulator_comes_back_as_several_with_generators_of_their_own():
+    envs = made({"id": "simulators:maniskill"}, shard_size=8)
+    states, nothing = envs.save_states(), np.zeros(0)
+    assert sum("generators.numpy.rest" in (state or {}) for state in states) == 1
+    again = made({"id": "simulators:maniskill"}, shard_size=4)
+    again.buffers.episodes[:], again.buffers.observations[:] = envs.buffers.episodes, envs.buffers.observations
+    assert all(again.restore(env, nothing, nothing, state or {}) for env, state in enumerate(states))
+    assert torch.equal(again.observations, envs.observations)
+
+
 def test_a_simulator_that_raises_is_named(monkeypatch):
     simulators = importlib.import_module("simulators")
 
