@@ -319,6 +319,15 @@ def test_what_commands_print_is_kept_where_it_is_asked_for(tmp_path):
     assert kept.index("hello there") < kept.index("exit 0") < kept.index("hello again")
 
 
+@pytest.mark.parametrize(("timed", "taken"), [(False, "false"), (True, "None")])
+def test_checks_that_share_a_gpu_leave_one_another_memory(tmp_path, monkeypatch, timed, taken):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    ask = "python -c \"import os; print(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))\""
+    check = replace(TOY, timed=timed)
+    assert on_gpu.command_runner(100.0, shared=True)(ask, check, tmp_path).last_line == taken
+    assert on_gpu.command_runner(100.0)(ask, check, tmp_path).last_line == "None"
+
+
 def test_a_command_that_hangs_is_given_up_with_what_it_started(tmp_path):
     started = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
     outcome = on_gpu.command_runner(2.0)(f'python -c "{started}"', TOY, tmp_path)

@@ -68,3 +68,30 @@ class NoSharedMemoryError(ValueError):
     """The config demands shared memory and the ranks have none; every rank raises it."""
 
     everywhere = True
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+FULL = ("out of memory", "out_of_memory", "resource_exhausted", "unable to allocate", "can't allocate memory")
+"""What PyTorch, XLA and NumPy say, in small letters, where a device or the host has too little memory."""
+DETAILS = (" Of the allocated memory", " If reserved but unallocated")
+"""Where PyTorch begins to speak of its allocator."""
+
+
+def memory_full(error: BaseException, device: str) -> str | None:
+    """Says in one line, of an error by which memory is full, what takes less; None of any other error.
+
+    Args:
+        error: of PyTorch, JAX, NumPy or Python.
+        device: of the config.
+    """
+    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    if not isinstance(error, MemoryError) and not any(word in text.lower() for word in FULL):
+        return None
+    for words in DETAILS:
+        text = text.partition(words)[0]
+    others = "" if device == "cpu" else ", and another program may hold some of it (nvidia-smi shows which)"
+    return (
+        f"device {device}: too little memory: {text.rstrip('. ')}; each of more ranks takes less, with the same agent; "
+        f"fewer num_envs or num_steps, or smaller networks, do as well in a new run{others}"
+    )

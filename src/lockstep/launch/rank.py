@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.errors import PeerFailureError, RunError
+from lockstep.core.errors import PeerFailureError, RunError, memory_full
 from lockstep.core.life import Part, life
 from lockstep.core.machine import keep_freed_memory
 from lockstep.core.process import (
@@ -133,8 +133,11 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     except SystemExit:
         report_failure("an environment or a network called sys.exit before the run was done")
         return EXIT_FAILURE
-    except Exception:
-        report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
+    except Exception as error:
+        full = memory_full(error, assignment.config.device)
+        if full is not None and os.environ.get("LOCKSTEP_TRACEBACK"):
+            traceback.print_exc()
+        report_failure(full or "this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
         return EXIT_FAILURE
     report_done()
     if result.signal is not None and (topology.starts_again or (is_writer(topology) and not topology.restarts)):

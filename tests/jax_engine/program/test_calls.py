@@ -1,5 +1,7 @@
 """What calls of several iterations are told, and the episodes that they tell of."""
 
+import threading
+
 import numpy as np
 import pytest
 from jax import numpy as jnp
@@ -9,7 +11,7 @@ from lockstep.core.episodes import WINDOW
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.distributed.placement import place
 from lockstep.jax_engine.program import calls
-from lockstep.jax_engine.program.calls import CallInputs, iterations_per_call
+from lockstep.jax_engine.program.calls import CallClock, CallInputs, iterations_per_call
 from lockstep.jax_engine.program.iterations import Finished, coefficients_of, finished, learning_rates
 
 
@@ -100,3 +102,52 @@ def test_a_call_is_told_scheduled_coefficients_and_only_those(inputs):
     for name, start in (("clip_range", 0.2), ("value_clip_range", 0.4)):
         assert np.array_equal(told[name][:4], expected[name])
         np.testing.assert_allclose(expected[name], start * left, rtol=1e-6)
+
+
+# --- how long a call took ---------------------------------------------------------------------------------------------
+
+
+class EndsAt:
+    """What a call leaves, which is there at a time."""
+
+    def __init__(self, now: list[float], end: float) -> None:
+        self.now, self.end = now, end
+
+    def block_until_ready(self) -> None:
+        self.now[0] = self.end
+
+
+def test_each_call_takes_from_the_end_of_the_one_before_however_late_the_host_reads():
+    now = [0.0]
+    clock = CallClock(lambda: now[0])
+    now[0] = 10.0
+    clock.begins()
+    clock.follow(EndsAt(now, 13.0))
+    clock.begins()  # while the first is under way
+    clock.follow(EndsAt(now, 17.0))
+    assert (clock.took(), clock.took()) == (3.0, 4.0)  # both are over when the host reads the first
+    now[0] = 100.0  # an evaluation, or a checkpoint
+    clock.begins()
+    clock.follow(EndsAt(now, 102.0))
+    assert clock.took() == 2.0
+
+
+def test_a_call_that_fails_is_over_too():
+    class Fails:
+        def block_until_ready(self) -> None:
+            raise RuntimeError("no memory")
+
+    clock = CallClock(lambda: 5.0)
+    for _ in range(2):  # and the thread goes on
+        clock.begins()
+        clock.follow(Fails())
+        assert clock.took() == 0.0
+
+
+def test_the_thread_of_a_clock_ends_with_it():
+    threads = {thread for thread in threading.enumerate() if thread.name == CallClock.THREAD}
+    clock = CallClock()
+    (own,) = {thread for thread in threading.enumerate() if thread.name == CallClock.THREAD} - threads
+    del clock
+    own.join(60)
+    assert not own.is_alive()

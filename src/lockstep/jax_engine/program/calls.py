@@ -1,10 +1,17 @@
-"""Calls a compiled program of several iterations: how many each takes, what it is told, and one under way."""
+"""Calls a compiled program of several iterations: how many each takes, what it is told, and how long one was."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -28,12 +35,53 @@ def no_matter() -> None:
 
 @dataclass(frozen=True)
 class Pending:
-    """A call of ``count`` iterations under way, begun after ``first`` of them, at a time by the performance counter."""
+    """A call of ``count`` iterations under way, begun after ``first`` of them."""
 
     first: int
     count: int
     outputs: Outputs
-    begun: float
+
+
+class CallClock:
+    """Measures calls that are begun one ahead: each from the end of the one before, or from its begin if that was over.
+
+    A thread sees their ends. By what the host sees, the last of a run would have taken no time where a call of the
+    program returns only when its loop is nearly over, as on a GPU: what one tells is read when the next is done.
+    """
+
+    THREAD = "lockstep calls"
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._mark, self._open = clock, clock(), 0
+        self._calls: SimpleQueue[Any] = SimpleQueue()
+        self._ends: SimpleQueue[float] = SimpleQueue()
+        given = (self._calls, self._ends, clock)
+        threading.Thread(target=_watch, args=given, daemon=True, name=self.THREAD).start()
+        weakref.finalize(self, self._calls.put, None)
+
+    def begins(self) -> None:
+        """Takes note that a call is about to begin."""
+        if not self._open:
+            self._mark = self._clock()
+        self._open += 1
+
+    def follow(self, outputs: Any) -> None:
+        """Watches for the end of the call that has begun, by arrays that it leaves and nothing takes over."""
+        self._calls.put(outputs)
+
+    def took(self) -> float:
+        """Waits for the oldest call that was followed; returns its seconds."""
+        self._open -= 1
+        began, self._mark = self._mark, self._ends.get()
+        return self._mark - began
+
+
+def _watch(calls: SimpleQueue[Any], ends: SimpleQueue[float], clock: Callable[[], float]) -> None:
+    while (outputs := calls.get()) is not None:
+        with contextlib.suppress(Exception):  # the host hears of it where it reads them
+            jax.block_until_ready(outputs)
+        del outputs
+        ends.put(clock())
 
 
 class CallInputs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 
 import jax
@@ -14,7 +13,7 @@ from jax import numpy as jnp
 from lockstep.core.life import Part, life
 from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding
 from lockstep.jax_engine.distributed.placement import fetch, gathered, place, waited
-from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
+from lockstep.jax_engine.program.calls import CallClock, CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Iteration, finished
 from lockstep.jax_engine.program.program import Program
@@ -48,7 +47,7 @@ class DeviceRun:
         self.state = place_state(state, without, program.mesh)
         self._initial = program.compiled(compiled.initial, (without, SHARDED), self.specs)
         self._call = waited(compiled.compile_call(self.specs))
-        self._mark = time.perf_counter()
+        self._clock = CallClock()
 
     def begin(self) -> None:
         """Begins first episodes, and fills normalisers with first statistics."""
@@ -77,10 +76,11 @@ class DeviceRun:
         """
         inputs, stops, many = self._inputs(first, count, stop, self.before)
         before()
-        begun = time.perf_counter()
+        self._clock.begins()
         self.state, outputs, following = self._call(self.state, inputs, stops, self.owned, many)
+        self._clock.follow(outputs.metrics)
         self._inputs.follows(first + count, following, self.before)
-        return Pending(first, count, outputs, begun)
+        return Pending(first, count, outputs)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
         """Waits for a call and reads what it tells."""
@@ -88,9 +88,7 @@ class DeviceRun:
         words = fetch(pending.outputs.metrics)  # type: ignore[arg-type]
         metrics = {name: x.tolist() for name, x in self._program.metrics.on_host(words).items()}
         episodes = finished(*(fetch(x)[: pending.count] for x in pending.outputs[1:]))
-        now = time.perf_counter()
-        seconds = (now - max(self._mark, pending.begun)) / pending.count
-        self._mark = now
+        seconds = self._clock.took() / pending.count
         return [
             Iteration(pending.first + i, {name: x[i] for name, x in metrics.items()}, ended, seconds)
             for i, ended in enumerate(episodes)

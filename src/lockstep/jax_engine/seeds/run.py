@@ -8,7 +8,6 @@ its own single run, and nothing is started, read or compiled again between seeds
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from lockstep.jax_engine.distributed.mesh import (
     stacked,
 )
 from lockstep.jax_engine.distributed.placement import fetch, place, waited
-from lockstep.jax_engine.program.calls import CallInputs, Pending, iterations_per_call, no_matter
+from lockstep.jax_engine.program.calls import CallClock, CallInputs, Pending, iterations_per_call, no_matter
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Inputs, Iteration, Outputs, finished
 from lockstep.jax_engine.program.program import Program, purpose_words
@@ -55,7 +54,7 @@ class SeedsRun:
     ) -> None:
         self.program, self.config, self.seeds = program, program.config, list(seeds)
         self.capacity = iterations_per_call(self.config)
-        self._inputs, self._mark = CallInputs(self.config, program.mesh, local_devices), time.perf_counter()
+        self._inputs, self._clock = CallInputs(self.config, program.mesh, local_devices), CallClock()
         mesh, parameters = program.mesh, program.layout.specs
         self._without = state_specs(states[0], parameters)
         self._specs = state_specs(states[0]._replace(envs=DeviceProgram(program).carry_shapes()), parameters)
@@ -108,18 +107,17 @@ class SeedsRun:
         """Starts ``count`` iterations of every seed; see :meth:`.DeviceRun.dispatch`."""
         inputs, stops, many = self._inputs(first, count, stop)
         before()
-        begun = time.perf_counter()
+        self._clock.begins()
         self.state, outputs = self._call(self._words, self.state, inputs, stops, self._owned, many, self._count)
-        return Pending(first, count, outputs, begun)
+        self._clock.follow(outputs.metrics)
+        return Pending(first, count, outputs)
 
     def fetch(self, pending: Pending) -> list[list[Iteration]]:
         """Waits for a call and reads what it tells: for each iteration what each seed's told, in order."""
         metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
         returns, marks = (fetch(x)[:, : pending.count] for x in pending.outputs[1:])
         episodes = [finished(*both) for both in zip(returns, marks, strict=True)]
-        now = time.perf_counter()
-        seconds = (now - max(self._mark, pending.begun)) / pending.count
-        self._mark = now
+        seconds = self._clock.took() / pending.count
 
         def one(i: int, k: int) -> Iteration:
             return Iteration(pending.first + i, {name: x[k][i] for name, x in metrics.items()}, episodes[k][i], seconds)
