@@ -13,7 +13,8 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.runs.checkpoint import pack, to_files
 from lockstep.runs.checkpoint_writer import commit
-from lockstep.runs.directory import RunDirectory, create_run
+from lockstep.runs.directory import RunDirectory
+from lockstep.runs.making import create_run
 from lockstep.runs.mirror.copier import Mirror
 from lockstep.runs.mirror.lease import Lease
 from lockstep.runs.mirror.place import MirrorError, Place

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
 from lockstep import __version__
 from lockstep.core.errors import RunError
-from lockstep.core.process import EXIT_FAILURE, EXIT_USER_ERROR, look_here_last, report_failure
+from lockstep.core.process import (
+    EXIT_FAILURE,
+    EXIT_USER_ERROR,
+    flush_output,
+    look_here_last,
+    open_closed_streams,
+    report_failure,
+)
 from lockstep.core.topology import Topology, from_environment
 
 USAGE = """\
@@ -55,12 +61,24 @@ ELSEWHERE = {
 """What commands of other libraries are called here."""
 
 
-def _run(name: str, argv: Sequence[str]) -> int:
+AT_WORK = ("train", "verify", "bench", "run", "doctor")
+"""Commands whose exit status says what came of what they started; of others it is 0 when nobody reads on."""
+
+
+def _run(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"lockstep {__version__}")
+        return 0
+    look_here_last()
+    name = words[0]
     if name not in COMMANDS:
         close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
         raise ValueError(f"{name!r} is no command; {hint}")
-    return importlib.import_module(f"lockstep.commands.{name}").main(argv)
+    return importlib.import_module(f"lockstep.commands.{name}").main(words[1:])
 
 
 def _topology() -> Topology:
@@ -73,25 +91,24 @@ def _topology() -> Topology:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
+    open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(USAGE)
-        return 0 if words else 2
-    if words[0] == "--version":
-        print(f"lockstep {__version__}")
-        return 0
-    look_here_last()
+    works = bool(words) and words[0] in AT_WORK
     try:
-        return _run(words[0], words[1:])
+        code = _run(words)
+        if not works:
+            sys.stdout.flush()
+        return code
     except ValueError as error:
         report_failure(" ".join(str(error).split()), secondary=_topology().local_rank > 0)
         return EXIT_USER_ERROR
     except (RunError, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # whoever read our output has left (`| head`)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError) and not works:  # whoever read our output has left (`| head`)
             return 0
         report_failure(" ".join(str(error).split()))
         return EXIT_FAILURE
     except KeyboardInterrupt:
         report_failure("interrupted")
         return 130
+    finally:
+        flush_output()

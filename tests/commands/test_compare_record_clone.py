@@ -101,6 +101,9 @@ def test_a_comparison_is_drawn(capsys, tmp_path):
         (["a", "a"], ["a", "a"]),
         (["runs/a", "a"], ["runs/a", "a"]),
         (["x/a.json", "y/a.json", "b.json"], ["x/a", "y/a", "b"]),
+        (["r/a", "r/a.json"], ["a", "a.json"]),
+        (["r/a.json", "b", "r/a"], ["a.json", "b", "a"]),
+        (["a", "r/a.json"], ["a", "r/a"]),
     ],
 )
 def test_runs_of_one_name_are_told_apart(runs, names):
@@ -117,11 +120,12 @@ def test_what_cannot_be_compared_is_refused(trained, capsys, tmp_path):
 
 
 def test_what_is_not_alike_is_told(capsys, tmp_path):
-    for size, more in ((5, ()), (6, ("--stochastic",))):
-        config = tmp_path / f"{size}.yaml"
+    for size, sampled in ((5, False), (6, True)):
+        config, file = tmp_path / f"{size}.yaml", tmp_path / f"of{size}.json"
         config.write_text(json.dumps({"env": {"id": "Snake-v0", "kwargs": {"size": size}}}))
-        words = ("--policy", "random", "--episodes", 5, "--json", tmp_path / f"of{size}.json", *more)
-        printed(capsys, "eval", config, *words)
+        printed(capsys, "eval", config, "--policy", "random", "--episodes", 5, "--json", file)
+        assert (facts := json.loads(file.read_text()))["stochastic"] is None  # which chance is in any case
+        file.write_text(json.dumps(facts | {"stochastic": sampled}))
     printed(capsys, "eval", "Snake-v0", "--policy", "random", "--episodes", 5, "--json", tmp_path / "of10.json")
     settings = tmp_path / "10.yaml"
     settings.write_text(json.dumps({"env": {"id": "Snake-v0", "kwargs": {"size": 10}}}))  # what it is by itself
@@ -211,6 +215,22 @@ def test_what_cannot_be_cloned_is_refused(greedy, trained, capsys, tmp_path):
     words = ("clone", tmp_path / "one.npz", "--validation", 0.6, *out)
     assert "validation: 0.6 holds out all 1 episodes" in refused(capsys, *words)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_clone_that_learns_no_numbers_is_refused(trained, capsys, tmp_path):
+    file, out = tmp_path / "a.npz", tmp_path / "runs" / "clone"
+    printed(capsys, "record", trained(*CARTPOLE).path, "--episodes", 3, "--out", file)
+    clone = ("clone", file, "--out", out, "--learning-rate")
+    for rate in ("inf", "nan"):
+        assert f"learning_rate: {rate}; use a finite number above 0" in refused(capsys, *clone, rate)
+    for rate, epochs, said in ((1e30, 3, "clone/loss is "), (1e39, 1, "isn't finite after the last epoch")):
+        words = (*clone, rate, "--epochs", epochs, "--batch", 10_000)
+        assert main([*map(str, words)]) == 1
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.endswith("; nothing is written; a smaller --learning-rate may help\n")
+        assert not out.exists()
+    printed(capsys, *clone, 1e-3, "--epochs", 1)  # under the same name
 
 
 class Harmful:

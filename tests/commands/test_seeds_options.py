@@ -12,7 +12,8 @@ from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart
 from lockstep.launch.start import start_run
-from lockstep.runs.directory import default_name, find_run
+from lockstep.runs.directory import find_run
+from lockstep.runs.making import default_name
 
 JAX_INSIDE = {"env": "lockstep/CartPole-v1", "engine": "jax"}
 
@@ -35,6 +36,11 @@ def refused(folder, *words):
         (("--seeds", "0-10000"), "command line: seeds: 0-10000: from the lower", "at most 10,000"),
         (("--seeds", "five"), "command line: seeds: 'five': numbers are wanted", "0-4, or 0,3,7"),
         (("--seeds", "1", "--log.jsonl", "x.jsonl"), f"log.jsonl: {Path('x.jsonl').absolute()}", "leave it out"),
+        (
+            ("--seeds-at-once", "3", "--total-steps", "128"),
+            "seeds_at_once: 3, but there is one seed",
+            "give --seeds 0-4",
+        ),
         (("--seeds", "1", "--devices", "2"), "devices: 2 is for engine jax", "add --engine jax"),
         (("--seeds", "1", "--num-envs", "8", "--num-shards", "3"), "num_shards: 8 environments", "2 or 4"),
     ],
@@ -53,7 +59,7 @@ def test_a_group_is_resumed_with_the_seeds_it_has(tmp_path):
     for name in ("seed_2", "seed_10"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(Config().model_dump_json())
-    check_resumed_seeds(tmp_path, [10, 2])
+    assert check_resumed_seeds(tmp_path, [10, 2]) == [2, 10]
     with pytest.raises(ValueError, match=r"^seeds: 2 with --resume .*, which has seeds 2, 10; leave seeds out$"):
         check_resumed_seeds(tmp_path, [2])
     with pytest.raises(ValueError, match=r"^seeds: 2, 10 with --resume .*seed_2, which is one run; leave seeds out$"):

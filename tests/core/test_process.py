@@ -12,10 +12,12 @@ import pytest
 from lockstep.core.process import (
     command_that_ends_with_us,
     end_with_parent,
+    open_closed_streams,
     read_failure,
     report_done,
     report_failure,
     said_error,
+    say,
 )
 
 SAYS = [sys.executable, "-c", "print('here')"]
@@ -84,3 +86,50 @@ def test_a_failure_is_said_on_standard_error_where_its_file_cannot_be_written(tm
     report_failure("the disk is full")
     assert capsys.readouterr().err == ""
     assert read_failure(str(tmp_path / "error.json")) == ("the disk is full", False)
+
+
+def test_what_is_said_is_heard_at_once(capsys):
+    say("an error")
+    say("a line", sys.stdout)
+    assert capsys.readouterr() == ("a line\n", "an error\n")
+
+
+def test_what_nobody_can_read_changes_nothing():
+    """Python itself would end with 120, for what is left in the buffer."""
+    program = """if True:
+        import sys
+        from lockstep.core.process import flush_output, say
+        say("an error")
+        print("what is buffered")
+        say("a line", sys.stdout)
+        flush_output()
+        print("later")
+        sys.exit(7)"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    variables = {**os.environ, "PYTHONUNBUFFERED": ""}
+    ended = subprocess.run([sys.executable, "-c", program], stdout=writing, stderr=writing, env=variables)
+    os.close(writing)
+    assert ended.returncode == 7
+
+
+def test_streams_that_are_closed_lead_nowhere(tmp_path):
+    program = """if True:
+        import os, sys
+        from lockstep.core.process import open_closed_streams
+        open_closed_streams()
+        print("a line", flush=True)
+        print("an error", file=sys.stderr)
+        said = [os.path.realpath(f"/dev/fd/{number}") for number in range(3)]
+        with open(sys.argv[1], "w") as file:
+            file.write(" ".join([*said, sys.stdin.read(), str(file.fileno() > 2), str(os.get_inheritable(1))]))"""
+    told = tmp_path / "told"
+    command = f"exec {shlex.join([sys.executable, '-c', program, str(told)])} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command]).returncode == 0
+    assert told.read_text() == "/dev/null /dev/null /dev/null  True True"
+
+
+def test_streams_that_are_open_stay_as_they_are():
+    before = sys.stdin, sys.stdout, sys.stderr
+    open_closed_streams()
+    assert (sys.stdin, sys.stdout, sys.stderr) == before

@@ -57,6 +57,19 @@ def test_loopback_is_an_address_of_this_host_alone(address, loopback):
     assert from_environment(torchrun(0, 2, 0, 2, MASTER_ADDR=address)).loopback is loopback
 
 
+@pytest.mark.parametrize(
+    ("rank", "address", "place"), [(1, "node-0", (0, 1)), (0, "10.0.0.5", (0, 1)), (1, "::1", (1, 2))]
+)
+def test_without_local_variables_ranks_are_here_if_they_meet_here_and_else_alone_on_their_hosts(rank, address, place):
+    topology = from_environment({"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address})
+    assert (topology.local_rank, topology.local_world_size) == place
+
+
+def test_one_local_variable_is_enough_to_be_on_this_host():
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0"}
+    assert from_environment(environ).local_world_size == 2
+
+
 def test_without_local_variables_every_rank_is_on_this_host():
     assert from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Topology(1, 2, 1, 2, launched=True, restarts=True)
 

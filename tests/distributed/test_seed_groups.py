@@ -6,10 +6,25 @@ import signal
 
 import numpy as np
 import pytest
-from command_line import CARTPOLE, SMALL, copy_of, ending, error_line, lockstep, running, wait_until
+from command_line import (
+    CARTPOLE,
+    GATED,
+    NEEDS_PROC,
+    SMALL,
+    assert_no_orphans,
+    copy_of,
+    ending,
+    error_line,
+    lockstep,
+    marked,
+    metrics_of,
+    running,
+    wait_until,
+)
 
 import lockstep as library
 from lockstep.runs.curves import interquartile_mean
+from lockstep.runs.directory import RunDirectory
 
 SEEDS = ("--seeds", "3,5")
 
@@ -125,6 +140,49 @@ def test_a_seed_that_fails_leaves_the_others_to_finish(tmp_path):
     assert "the third seed" in error_line(ended)
     assert json.loads((group / "seed_5" / "summary.json").read_text())["status"] == "finished"
     assert [seed["seed"] for seed in json.loads((group / "summary.json").read_text())["seeds"]] == [5]
+
+
+@NEEDS_PROC
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_seeds_have_started_neither_holds_a_group_up_nor_outlives_it(tmp_path, at_once):
+    left = tmp_path / "left"
+    words = ("--total-steps", 128, "--seeds-at-once", at_once, "--name", "group")
+    ended = lockstep("train", "lingering:Lingering", *SMALL, *SEEDS, *words, cwd=tmp_path, LEFT=str(left))
+    assert ended.code == 0, ended.stderr
+    assert "over" not in left.read_text()
+    assert_no_orphans(ended)
+
+
+def test_a_seed_that_is_refused_by_itself_leaves_the_others_to_finish(trained, tmp_path):
+    path = copy_of(trained(*CARTPOLE, *SEEDS, "--stop-at-step", 512), tmp_path / "group")
+    elsewhere = RunDirectory(path / "seed_3")
+    elsewhere.lock()
+    try:
+        ended = lockstep("train", "--resume", path, "--seeds-at-once", 1, "--quiet", cwd=tmp_path)
+    finally:
+        elsewhere.unlock()
+    assert ended.code == 1
+    assert "seed_3: run " in error_line(ended)
+    assert "is being written by another process" in error_line(ended)
+    summaries = [json.loads((path / f"seed_{seed}" / "summary.json").read_text()) for seed in (3, 5)]
+    assert [summary["status"] for summary in summaries] == ["stopped at step", "finished"]
+
+
+@NEEDS_PROC
+def test_a_group_of_which_one_seed_was_stopped_says_so_in_its_exit_status(tmp_path):
+    gate, runs = tmp_path / "gate", tmp_path / "runs" / "group"
+    gate.touch()
+    words = (*GATED, *SEEDS, "--total-steps", 768, "--seeds-at-once", 1, "--name", "group")
+    with running("train", *words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
+        wait_until(lambda: len(metrics_of(runs / "seed_3")) == 4, "four iterations of the first seed")
+        (seed,) = (pid for pid in marked(mark) if pid != process.pid)
+        os.kill(seed, signal.SIGTERM)
+        gate.unlink()
+        ended = ending(process, mark)
+    assert ended.code == 143, ended.stderr
+    summaries = [json.loads((runs / each / "summary.json").read_text()) for each in ("seed_3", "seed_5", ".")]
+    stopped = "stopped by signal 15"
+    assert [summary["status"] for summary in summaries] == [stopped, "finished", stopped]
 
 
 @pytest.mark.long

@@ -430,8 +430,11 @@ def test_checkpoints_are_kept_and_removed_as_asked(tmp_path):
     (tmp_path / "step_30" / "notes.txt").write_text("precious")
     (tmp_path / "step_60" / "manifest.json").write_text("{}")
     (tmp_path / "step_90").mkdir()
-    CheckpointFolder(dataclasses.replace(runner, overwrite=True), {})
-    assert {path.name for path in tmp_path.iterdir()} == {"step_30", "step_60", "step_90"}
+    overwriting = CheckpointFolder(dataclasses.replace(runner, overwrite=True), {})
+    assert {path.name for path in tmp_path.iterdir()} == names | {"step_90"}
+    overwriting.save(state, history, 1, 80)
+    assert {path.name for path in tmp_path.iterdir()} == {"step_30", "step_60", "step_80", "step_90"}
+    assert (ljax.load_metadata(tmp_path, step=80) or {})["update"] == 1
     (tmp_path / "step_60").rename(aside_of(tmp_path / "step_60"))  # as a crash between two renames leaves it
     CheckpointFolder(dataclasses.replace(runner, resume=True), {})
     assert (tmp_path / "step_60" / "manifest.json").read_text() == "{}"

@@ -15,6 +15,18 @@ from lockstep.launch.redact import without_secrets
         ("env.kwargs.password=geheim", "env.kwargs.password=***"),
         ("""--env.kwargs {"my_token":"geheim","size":5}""", """--env.kwargs {"my_token":***,"size":5}"""),
         ("--env.kwargs.SECRET --seed 3", "--env.kwargs.SECRET --seed 3"),
+        ("--env.kwargs.secret_key geheim", "--env.kwargs.secret_key ***"),
+        (
+            "--env.kwargs.private-key=geheim --env.kwargs.pwd geheim",
+            "--env.kwargs.private-key=*** --env.kwargs.pwd ***",
+        ),
+        ("--env.kwargs.accessToken geheim wandbApiKey=geheim", "--env.kwargs.accessToken *** wandbApiKey=***"),
+        ("--checkpoint.mirror s3://u:ge/heim@host/runs", "--checkpoint.mirror s3://***@host/runs"),
+        ("--checkpoint.mirror s3://u:ge@geheim@host/runs", "--checkpoint.mirror s3://***@host/runs"),
+        ("--env.kwargs {hfKey:geheim,size:5}", "--env.kwargs {hfKey:***,size:5}"),
+        ("--env.kwargs {auth:[a,geheim],size:5}", "--env.kwargs {auth:***"),
+        ("--env.kwargs {token:{value:geheim}}", "--env.kwargs {token:***"),
+        (r"""--env.kwargs {"token":"a\"geheim","size":5}""", """--env.kwargs {"token":***,"size":5}"""),
     ],
 )
 def test_secrets_are_hidden(words, kept):
@@ -28,6 +40,9 @@ def test_secrets_are_hidden(words, kept):
         "CartPole-v1 --seed 3 --name a",
         "--checkpoint.mirror s3://bucket/runs",
         "--env.kwargs.keyboard a x=b@c {tokenize:1}",
+        "--checkpoint.mirror http://host:9000/bucket/a@2",
+        "--network.custom low.key:Net --ppo.loss my_keys:loss",
+        "--env.kwargs {monkey:1,hotkey:x}",
     ],
 )
 def test_everything_else_stays(words):

@@ -1,6 +1,8 @@
 """What decides whether and how ranks are started again; ``tests/distributed/test_restarts.py`` kills some."""
 
+import io
 import json
+import signal
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -101,6 +103,84 @@ def test_kills_for_memory_and_errors_are_the_programs_own_the_second_time(tmp_pa
     code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (KILLED, [1])], max_restarts=9)
     assert (code, len(rows)) == (1, 1)
     assert capsys.readouterr().err.count("twice without a newer state in between") == 2
+
+
+class Holding(FakeServer):
+    """Ranks that leave a state in memory and are killed; ``following`` happens to the next ones."""
+
+    def __init__(self, path, monkeypatch, following):
+        super().__init__(path, monkeypatch, [(KILLED, [1])])
+        self.following = following
+
+    def start(self, nproc, log_dir, *, assignment, environment):
+        if not self.outcomes:
+            self.following()
+        state(Assignment.from_json(assignment).memory, 256)
+        return super().start(nproc, log_dir, assignment=assignment, environment=environment)
+
+
+def twice_interrupted():
+    for _ in range(2):
+        signal.raise_signal(signal.SIGINT)
+    pytest.fail("nothing was interrupted")
+
+
+def fails():
+    raise OSError("the disk of temporary files is full")
+
+
+def holding(path, monkeypatch, following, places=lambda: 1, **options):
+    """Restarts of ranks that leave a state in memory, which is nowhere else."""
+    (path / "checkpoints").mkdir()
+    server = cast("Any", Holding(path, monkeypatch, following))
+    assignment = Assignment(Config(num_envs=1, num_steps=1), path, RunOptions(**{"max_restarts": 5, **options}))
+    return Restarts(assignment, server, lambda: server, places), server
+
+
+@pytest.mark.parametrize(("following", "error"), [(twice_interrupted, KeyboardInterrupt), (fails, OSError)])
+def test_states_in_memory_are_saved_whatever_ends_the_restarts(tmp_path, monkeypatch, following, error):
+    restarts, server = holding(tmp_path, monkeypatch, following)
+    with pytest.raises(error):
+        restarts.train(1)
+    assert newest_state([tmp_path / "checkpoints"]) == State(256, tmp_path / "checkpoints" / "step_256")
+    assert server.closed
+
+
+def test_states_in_memory_are_saved_where_places_cannot_be_counted(tmp_path, monkeypatch):
+    restarts, _ = holding(tmp_path, monkeypatch, fails, places=fails, nproc="1:2")
+    with pytest.raises(OSError, match="full"):
+        restarts.train(1)
+    assert newest_state([tmp_path / "checkpoints"]).step == 256
+
+
+def test_nothing_interrupts_the_saving(tmp_path, monkeypatch):
+    write = restart.write_directory
+
+    def write_interrupted(*arguments):
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+        write(*arguments)
+
+    monkeypatch.setattr(restart, "write_directory", write_interrupted)
+    restarts, _ = holding(tmp_path, monkeypatch, fails, max_restarts=1)
+    restarts._rows.append({})  # as many as are allowed
+    assert restarts.train(1) == 1
+    assert newest_state([tmp_path / "checkpoints"]).step == 256
+
+
+class Unread(io.StringIO):
+    """A pipe whose reader has left."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_ranks_are_started_again_though_nobody_reads_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr", Unread())
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (DONE, [1])], max_restarts=5)
+    assert (code, len(rows)) == (0, 1)
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (KILLED, [1])], max_restarts=1)
+    assert (code, len(rows)) == (1, 1)
 
 
 def test_what_failures_have_in_common():

@@ -4,12 +4,13 @@ import json
 import os
 import signal
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lockstep.launch.native_errors import NativeErrors
-from lockstep.launch.supervise import NOT_BEGUN, StopSignals, failure_message, watch
+from lockstep.launch.supervise import NOT_BEGUN, StopSignals, failure_message, forwarding, watch
 
 
 class Ended:
@@ -110,3 +111,54 @@ def test_a_signal_that_meets_a_rank_on_its_way_out_stopped_a_run_that_is_written
     signals = StopSignals()
     signals.received.append(signal.SIGTERM)
     assert watch(ranks, signals, trains=True).message == message
+
+
+def listeners(*coming):
+    """Ranks to which signals are sent, and what reaches them; while the first is, others come."""
+    sent, waiting = [], list(coming)
+
+    def send(number):
+        sent.append(number)
+        while waiting:
+            signal.raise_signal(waiting.pop(0))
+
+    ranks: Any = SimpleNamespace(send=send, kill=lambda: sent.append("kill"))
+    return ranks, sent
+
+
+def test_a_signal_that_comes_while_another_is_passed_on_reaches_ranks_once():
+    ranks, sent = listeners(signal.SIGINT)
+    with forwarding() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signals.go_to(ranks)
+    assert sent == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_the_second_interrupt_kills_wherever_it_comes():
+    ranks, sent = listeners(signal.SIGINT)
+    with forwarding() as signals:
+        signals.go_to(ranks)
+        signal.raise_signal(signal.SIGINT)
+    assert sent == [signal.SIGINT, "kill", signal.SIGINT]
+    others, heard = listeners()
+    signals.go_to(others)  # they get what came before them, too
+    assert heard == [signal.SIGINT, "kill", signal.SIGINT]
+
+
+def interrupt_twice():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        signal.raise_signal(number)
+
+
+def test_the_second_interrupt_ends_what_may_wait_for_long_and_nothing_else():
+    with forwarding() as signals:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        entered = False
+        with pytest.raises(KeyboardInterrupt), signals.interruptible():
+            entered = True
+        assert not entered
+        signal.raise_signal(signal.SIGINT)
+    with forwarding() as signals, pytest.raises(KeyboardInterrupt), signals.interruptible():
+        interrupt_twice()
+    assert signals.received == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]

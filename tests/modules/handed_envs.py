@@ -1,5 +1,8 @@
 """An environment that users might write, to be handed to ``lockstep.train``."""
 
+import gc
+import os
+
 import gymnasium
 import numpy as np
 
@@ -31,6 +34,26 @@ class Counting(gymnasium.Env):
 
 def short(length=5):
     return Counting(length)
+
+
+def overhearing(file):
+    """Writes down which variables of Lockstep's an environment sees."""
+    with open(file, "a") as out:
+        out.writelines(f"{name}\n" for name in os.environ if name.startswith("LOCKSTEP_"))
+    return Counting()
+
+
+class Collected(Counting):
+    """Writes down at each reset when Python's collector begins to look."""
+
+    def __init__(self, file, length=10):
+        super().__init__(length)
+        self.file = file
+
+    def reset(self, *, seed=None, options=None):
+        with open(self.file, "a") as out:
+            out.write(f"{gc.get_threshold()}\n")
+        return super().reset(seed=seed, options=options)
 
 
 class Wrapped(gymnasium.Wrapper):

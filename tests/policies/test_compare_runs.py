@@ -132,6 +132,21 @@ def test_what_cannot_be_compared_is_refused():
         comparison([evaluated("a", [1, 2]), evaluated("b", [1, 2], "Other-v0")])
 
 
+def test_returns_that_are_no_numbers_are_not_compared():
+    with pytest.raises(ValueError, match="compare: a return of b is no finite number"):
+        comparison([evaluated("a", [1, 2]), evaluated("b", [3, math.nan])])
+
+
+def test_other_starts_of_episodes_are_said():
+    def started(name, seed):
+        plain = evaluated(name, SPREAD)
+        return Evaluated(name, plain.facts | ({} if seed is None else {"seed": seed}), plain.table)
+
+    found = comparison([started("a", 0), started("b", 7), started("c", 0), started("d", None)])
+    assert found["unlike"] == ["other starts of episodes: seed 0 (a), 7 (b)"]
+    assert in_words(found).endswith("seed 0 (a), 7 (b)")
+
+
 def test_an_environment_that_both_engines_have_by_two_names_is_pointed_out():
     with pytest.raises(ValueError, match=r"Game-v0, lockstep/Game-v0; --env\.backend gymnasium trains with engine jax"):
         comparison([evaluated("a", [1, 2]), evaluated("b", [1, 2], "lockstep/Game-v0")])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
@@ -64,6 +65,35 @@ def test_longer_episodes_are_cut():
     envs = Countdown([1, 3, 5])
     assert run_episodes(envs, always(1), 2)[:, :3].tolist() == [[1, 1, -1], [20, 2, 0], [200, 2, 0]]
     assert envs.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "what"), [(np.nan, "reward nan"), (-np.inf, "reward -inf"), (1.5e308, "rewards that add up to inf")]
+)
+def test_a_return_that_is_not_finite_is_refused_where_it_must_be(reward, what):
+    class Faulty(Countdown):
+        def step(self) -> None:
+            super().step()
+            self.buffers.rewards[1] = reward if self.steps >= 2 else 1e308
+
+    envs = Faulty([2, 5, 5])
+    envs.buffers.rewards = envs.buffers.rewards.astype(np.float64)
+    assert not np.isfinite(run_episodes(envs, always(0), 100)[1, 0])
+    envs = Faulty([1, 5, 5])
+    envs.buffers.rewards = envs.buffers.rewards.astype(np.float64)
+    with pytest.raises(EnvironmentFailureError) as caught:
+        run_episodes(envs, always(0), 100, finite=True)
+    line = f"environment Countdown-v0 gave {what} in step 2 of episode 1; lockstep check Countdown-v0 looks for such"
+    assert str(caught.value).startswith(line)
+
+
+def test_rewards_after_an_episode_are_nobodys_matter():
+    class Late(Countdown):
+        def step(self) -> None:
+            super().step()
+            self.buffers.rewards[0] = np.nan if self.steps > 1 else 7
+
+    assert run_episodes(Late([1, 3]), always(0), 100, finite=True)[:, 0].tolist() == [7, 0]
 
 
 def test_the_policy_decides_and_sees_the_current_observations():

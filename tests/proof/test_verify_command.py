@@ -37,6 +37,12 @@ def test_one_rank_two_and_three_are_the_same(folder):
     assert ended.stdout.endswith("verified: every tensor and every metric has the same bytes at every iteration\n")
 
 
+def test_one_world_size_twice_is_asked_whether_a_run_repeats(folder):
+    ended = verify(folder, "CartPole-v1", "--world-sizes", "1,1", "--json")
+    assert ended.code == 0, ended.stdout
+    assert [(row["world_size"], row["equal"]) for row in json.loads(ended.stdout)] == [(1, True), (1, True)]
+
+
 def test_a_loss_that_bypasses_the_reduction_is_caught(folder):
     ended = verify(folder, "unreduced:CartPole-v1", "--world-sizes", "1,2")
     assert ended.code == 1

@@ -7,6 +7,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+import handed_envs
 import numpy as np
 import pytest
 
@@ -65,6 +66,15 @@ def test_false_ends_the_run_with_the_state_of_that_iteration(engine, ranks):
     assert [told[1] for told in watching.told if told[0] == "checkpoint"] == ["step_512", "step_768"]
     undisturbed = lockstep.train("CartPole-v1", engine=engine, name="undisturbed", **SMALL)
     assert run.resume(quiet=True).summary["state_sha256"] == undisturbed.summary["state_sha256"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_environments_do_not_see_who_listens(tmp_path, ranks):
+    """Or the command that one of them starts would call this process too."""
+    seen = tmp_path / "seen"
+    env = {"kwargs": {"file": str(seen)}}
+    lockstep.train(handed_envs.overhearing, env=env, nproc=ranks, callbacks=[Watching(last=1)], **SMALL)
+    assert "LOCKSTEP_CALLBACKS" not in seen.read_text().split()
 
 
 def test_evaluations_are_told_apart(tmp_path, monkeypatch):

@@ -17,11 +17,13 @@ import handed_envs
 import imageio
 import numpy as np
 import pytest
+from command_line import NEEDS_PROC, wait_until
 from command_line import train as command_line_train
 
 import lockstep
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
+from lockstep.core.machine import SELDOM, USUAL
 from lockstep.python import start
 from lockstep.python.arguments import in_plain_words
 from lockstep.python.handed import handed
@@ -54,6 +56,26 @@ def test_a_run_has_the_policy_and_the_config_of_now(runs):
     assert run.resume(total_steps=2048).summary["global_step"] == 2048
     for each in (run, watched):
         assert (each.policy.global_step, each.config.total_steps) == (2048, 2048)
+
+
+@NEEDS_PROC
+def test_what_an_environment_has_started_does_not_hold_its_caller_up(runs, tmp_path, monkeypatch):
+    """It ends with the run; what it has put into a session of its own may go on, and say what nobody hears."""
+    left = tmp_path / "left"
+    monkeypatch.setenv("LEFT", str(left))
+
+    def running():
+        said = [Path(f"/proc/{pid}/cmdline") for pid in left.read_text().split()]
+        return [int(file.parent.name) for file in said if file.exists() and file.read_bytes()]
+
+    try:
+        run = lockstep.train("lingering:Lingering", name="left", num_steps=16, total_steps=128, quiet=True)
+        assert run.status == "finished"
+        assert "over" not in left.read_text()
+        wait_until(lambda: len(running()) == 1, "the end of what it has started in its session")
+    finally:
+        for pid in running():
+            os.killpg(pid, signal.SIGKILL)
 
 
 def test_an_environments_settings_stand_beside_a_config_or_a_resumed_run(runs):
@@ -293,3 +315,12 @@ def test_the_caller_stays_as_it_was(runs):
     thread.join()
     assert ended[0].status == "finished"
     assert around() == before
+
+
+def test_cycles_are_looked_for_as_usual_once_engine_jax_has_started(tmp_path):
+    seen = tmp_path / "seen"
+    env = {"kwargs": {"file": str(seen)}}
+    lockstep.train(handed_envs.Collected, env=env, engine="jax", name="collected", **SMALL)
+    thresholds = seen.read_text().splitlines()
+    assert str(SELDOM) in thresholds
+    assert thresholds[-1] == str(USUAL)

@@ -12,8 +12,9 @@ from lockstep.launch.defaults import request_of
 from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import CheckpointError, pack, to_files
 from lockstep.runs.checkpoint_writer import CheckpointWriter
-from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, create_run, default_name, find_run, is_writer
+from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, find_run, is_writer
 from lockstep.runs.lock import RunLock
+from lockstep.runs.making import create_run, default_name
 
 CONFIG = resolve(Config(seed=3))
 FILES = to_files({"policy/w": np.ones(2)}, {0: pack({"x": np.ones(1)})}, {"iteration": 1})
@@ -111,6 +112,36 @@ def test_a_run_that_never_got_anywhere_may_be_started_again(tmp_path):
     assert json.loads((path / "config.json").read_text())["seed"] == 4
 
 
+@pytest.mark.parametrize("torn", [".config.json.tmp", ".group.json.tmp"])
+def test_a_run_whose_beginning_was_killed_while_it_was_written_may_be_started_again(tmp_path, torn):
+    """By its name, or by a supervisor's words; a run that is no group keeps nothing of one."""
+    path = tmp_path / "runs" / "a"
+    path.mkdir(parents=True)
+    (path / torn).write_text('{"env": {')
+    (path / ".lock").touch()
+    words = ["CartPole-v1", "--runs-dir", str(path.parent), "--name", "a", "--resume", "auto"]
+    assert request_of(words).options.resume is None
+    assert everything_in(create(tmp_path)) == ["config.json"]
+    assert request_of(words).options.resume == str(path)
+
+
+def test_a_directory_that_is_no_run_is_not_said_to_be_one_that_goes_on(tmp_path):
+    path = tmp_path / "runs" / "a"
+    path.mkdir(parents=True)
+    (path / "thesis.tex").write_text("mine")
+    text = complaint(create, tmp_path)
+    assert text == f"name: run {path} exists already, with files that are no run's; choose another --name"
+
+
+def test_a_run_that_cannot_begin_leaves_nothing_behind_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a").symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        create_run(str(tmp_path / "runs"), "a", CONFIG).discard()
+        assert everything_in(tmp_path / "disk") == []
+
+
 def test_an_empty_directory_may_become_a_run(tmp_path):
     (tmp_path / "runs" / "a").mkdir(parents=True)
     assert everything_in(create(tmp_path)) == ["config.json"]
@@ -170,6 +201,7 @@ def test_a_run_that_is_not_there(tmp_path):
 LOCK = """
 import pathlib, sys
 from lockstep.runs.lock import RunLock
+from lockstep.runs.making import create_run, default_name
 from lockstep.runs.directory import RunDirectory
 run = RunDirectory(pathlib.Path(sys.argv[1]))
 run.lock()

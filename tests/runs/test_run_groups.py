@@ -1,7 +1,9 @@
 """What is said of a group of seeds as a whole, and what becomes of one that fails at its end."""
 
+import io
 import json
 import shutil
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +22,7 @@ from lockstep.launch.world import World
 from lockstep.runs.curves import METRIC
 from lockstep.runs.directory import RunDirectory, seeds_in
 from lockstep.runs.groups import begin_group, finish_group, seeds_of, status_of, together, together_in_turn
+from lockstep.runs.making import create_run
 from lockstep.runs.progress import Progress, plain_line
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import trusted_config
@@ -119,10 +122,26 @@ def test_a_seeds_summary_is_read_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "signalled", "failed"), [(0, 0, False), (143, 15, False), (-15, 15, False), (-15, 0, True), (-9, 15, True)]
+    ("code", "signalled", "failed"),
+    [
+        *((None, 0, False), (0, 0, False), (143, 15, False), (143, 0, False), (139, 0, True), (137, 15, True)),
+        *((-15, 15, False), (-15, 0, True), (-9, 15, True)),
+    ],
 )
-def test_a_seed_that_the_groups_signal_met_before_it_listened_was_stopped(tmp_path, code, signalled, failed):
+def test_a_seed_has_failed_that_neither_ended_nor_stopped_as_a_signal_asked(tmp_path, code, signalled, failed):
     assert SeedRun(tmp_path, code=code).failed(signalled) == failed
+
+
+def test_what_a_seed_says_is_kept_where_nobody_reads_it_any_more(tmp_path, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    lines = ["a warning\n", "lockstep: error: no good\n"]
+    run = SeedRun(tmp_path, cast(Any, SimpleNamespace(stderr=lines)), code=1)
+    monkeypatch.setattr("sys.stderr", Closed())
+    run._read()
+    assert (run.said, run.error) == (lines, "no good")
 
 
 def started(tmp_path, monkeypatch, train):
@@ -139,6 +158,17 @@ def test_a_group_of_which_nothing_was_trained_leaves_nothing(tmp_path, monkeypat
         raise ValueError("no good")
 
     assert not started(tmp_path, monkeypatch, refuse).exists()
+
+
+def test_a_group_in_a_place_that_is_a_link_leaves_nothing_there(tmp_path, monkeypatch):
+    def refuse(self):
+        raise ValueError("no good")
+
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "group").symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        assert started(tmp_path, monkeypatch, refuse).is_symlink()
+        assert not list((tmp_path / "disk").iterdir())
 
 
 def test_what_was_trained_outlives_an_error_at_the_end(tmp_path, monkeypatch):
@@ -173,11 +203,64 @@ def test_a_limit_in_hours_is_of_all_seeds_together(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SeedRun, "start", train_for_an_hour)
     monkeypatch.setattr(SeedRun, "has_ended", lambda self: True)
+    monkeypatch.setattr(groups, "adopt_orphans", lambda: None)
     paths = [tmp_path / f"seed_{seed}" for seed in range(4)]
     group = groups.Group(RunDirectory(tmp_path), paths, {"max_hours": 1.5}, None, 1, Progress())
     assert group._loop(tmp_path) == 0
     assert given == [1.5, 0.5]
     assert status_of(["finished", "stopped at time limit"], 4) == "stopped at time limit"
+
+
+@pytest.fixture
+def played(tmp_path, monkeypatch):
+    """Trains a group whose seeds end one after the other as they are told; gives which were started, in order."""
+    monkeypatch.setattr(groups, "adopt_orphans", lambda: None)
+    started, trained = [], []
+
+    def start(self, file, command):
+        self.process = cast(Any, "a process")
+        self.path.mkdir()
+        (self.path / "config.json").touch()
+        started.append(self.path.name)
+
+    def play(at_once, seeds):
+        def has_ended(self):
+            code, error = seeds[self.path.name]
+            if code != 2 and self not in trained:  # it has trained, and is seen to end at the next look
+                trained.append(self)
+                (self.path / "metrics.jsonl").write_text('{"iteration": 1, "global_step": 8}\n')
+                return False
+            self.said, self.code = [f"lockstep: error: {error}\n"], code
+            return True
+
+        monkeypatch.setattr(SeedRun, "start", start)
+        monkeypatch.setattr(SeedRun, "has_ended", has_ended)
+        monkeypatch.setattr(groups.Group, "_show", lambda self: None)
+        group = groups.Group(RunDirectory(tmp_path), [tmp_path / name for name in seeds], {}, None, at_once, Progress())
+        assert group._loop(tmp_path) == 0
+        return started
+
+    return play
+
+
+DONE, ALIKE = (0, ""), (2, "engine: none")
+
+
+@pytest.mark.parametrize(
+    ("at_once", "seeds", "count"),
+    [
+        (1, [ALIKE, ALIKE, ALIKE], 1),
+        (1, [(2, "run group/seed_0 is being written"), DONE, DONE], 3),
+        (1, [(2, "run group/seed_0 is being written"), (2, "run group/seed_1 is being written"), DONE], 3),
+        (1, [DONE, (2, "licence: none is free"), DONE, DONE], 4),
+        (1, [DONE, ALIKE, ALIKE, DONE], 3),
+        (2, [(2, "licence: none is free"), DONE, DONE, DONE], 4),  # while nobody knows yet whether the other one trains
+        (2, [ALIKE, ALIKE, DONE], 2),
+    ],
+)
+def test_seeds_wait_no_longer_once_they_would_be_refused_as_well(played, at_once, seeds, count):
+    named = {f"seed_{number}": each for number, each in enumerate(seeds)}
+    assert played(at_once, named) == list(named)[:count]
 
 
 WORDS = ("CartPole-v1", "--num-envs", "8", "--num-shards", "4", "--name", "group", "--resume", "auto")
@@ -262,6 +345,36 @@ def test_a_group_goes_on_with_all_its_seeds_by_its_name(asked):
     group = asked(*WORDS, "--seeds", "0-3").directory.path
     lose_some(group)
     assert len(asked("--resume", "group").runs) == len(seeds_in(group)) == 4
+
+
+def test_a_group_killed_while_its_config_was_written_begins_by_the_same_words(asked, tmp_path):
+    (tmp_path / "group").mkdir()
+    (tmp_path / "group" / ".config.json.tmp").write_text('{"env": {')
+    paths = [run.path for run in asked(*WORDS, "--seeds", "0-1").runs]
+    assert paths == seeds_in(tmp_path / "group")
+    assert sorted(each.name for each in (tmp_path / "group").iterdir()) == [
+        *("config.json", "group.json", "seed_0", "seed_1"),
+    ]
+
+
+def test_a_request_that_is_refused_makes_no_group_of_a_run_that_has_trained_nothing(asked, tmp_path, monkeypatch):
+    run = create_run(str(tmp_path), "single", request_of(["CartPole-v1", "--num-envs", "8"]).config)
+    run.unlock()
+    with pytest.raises(ValueError, match=r"^ppo\.gamma: run .*single was started with .* can't be resumed with 0\.5"):
+        asked("--resume", "single", "--seeds", "0-2", "--ppo.gamma", "0.5")
+    assert [each.name for each in run.path.iterdir()] == ["config.json"]
+
+    def refuse(self):
+        raise ValueError("no good")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(groups.Group, "train", refuse)
+        with pytest.raises(ValueError, match="no good"):
+            asked("--resume", "single", "--seeds", "0-2", "--total-steps", "4096")
+    assert [each.name for each in run.path.iterdir()] == ["config.json"]
+    assert stored_config(run.path).total_steps != 4096
+    group = asked("--resume", "single", "--seeds", "0-2", "--total-steps", "4096")
+    assert [stored_config(each.path).total_steps for each in group.runs] == [4096] * 3
 
 
 def test_groups_of_before_are_of_the_seeds_they_have(asked):

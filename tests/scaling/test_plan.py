@@ -55,6 +55,7 @@ def test_strong_is_one_config_at_every_size():
 
 def test_what_is_no_part_of_an_iteration_is_off():
     config = {"eval": {"interval": 2}, "log": {"jsonl": "x.jsonl"}, "proof": {"interval": 3, "trace": True}}
+    config["checkpoint"] = {"seconds": 0.02}
     sized = plan_of(config=config).sized(2)
     assert (sized.eval.interval, sized.checkpoint.interval, sized.log.tensorboard, sized.log.jsonl) == (
         0,
@@ -63,6 +64,7 @@ def test_what_is_no_part_of_an_iteration_is_off():
         None,
     )
     assert (sized.log.timing, sized.proof.trace, sized.proof.interval) == (True, False, 3)
+    assert sized.checkpoint.seconds is None
 
 
 def test_steps_of_a_run():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +27,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not 0 <= options.validation < 1:
         raise ValueError(f"validation: {options.validation} of the episodes; use 0 up to, but not, 1")
-    if not options.learning_rate > 0:
-        raise ValueError(f"learning_rate: {options.learning_rate}; use a number above 0")
+    if not (options.learning_rate > 0 and math.isfinite(options.learning_rate)):
+        raise ValueError(f"learning_rate: {options.learning_rate}; use a finite number above 0")
     settings = CloneSettings(options.epochs, options.batch, options.learning_rate, options.seed, options.validation)
     trust = ["--trust"] if options.trust else []
     network = None if options.like is None else request_of([options.like, *trust]).config.network

@@ -11,15 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
+from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one
+from lockstep.core.files import as_json
+from lockstep.core.process import say
 from lockstep.launch.resume import differences, may_change
 from lockstep.policies.comparison import Evaluated, EvaluatedGroup, comparison, draw, in_words
 from lockstep.policies.evaluation import evaluate
 from lockstep.policies.policy import load_policy
-from lockstep.policies.results import check_files, facts_of, read_json, save_figure, written
+from lockstep.policies.results import check_files, facts_of, is_evaluation, read_json, save_figure, write_text, written
 from lockstep.report.settings import seeds_in_words
 from lockstep.runs.directory import SEED, find_run, seeds_in
 from lockstep.training.own_loss.recorded import told_apart
+
+EPISODES, SEED_OF_STARTS = 100, 0
 
 
 class Recorded(NamedTuple):
@@ -35,23 +39,23 @@ def main(argv: Sequence[str]) -> int:
     if options.json and any(Path(place, options.json).is_dir() for place in ("", options.runs_dir)):
         options.runs, options.json = [options.json, *options.runs], ""  # `compare --json RUN RUN`
     json_file = Path(options.json) if options.json else None
-    if json_file is not None and _is_evaluation(json_file):
+    if json_file is not None and is_evaluation(json_file):
         raise ValueError(f"json: {json_file} is an evaluation and would be lost; to print, put --json behind the runs")
     if len(options.runs) < 2:
         raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
-    check_files(json_file, None, options.plot)
+    check_files(json_file, None, options.plot, "plot")
+    _check_asked(options)
     called = dict(zip(options.runs, short_names(options.runs), strict=True))
     pairs = [_evaluated(run, called[run], options) for run in options.runs]
     them = [evaluated for evaluated, _ in pairs]
     recorded = {evaluated.name: record for evaluated, record in pairs if record is not None}
     found = comparison(them) | {"settings": settings_that_differ(recorded)}
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=1) + "\n")
+        write_text(json_file, as_json(found, indent=1) + "\n")
     if options.plot is not None:
         save_figure(draw(them, found), options.plot)
     words = [in_words(found), *settings_in_words(found["settings"])]
-    print(json.dumps(found) if options.json == "" else "\n".join(words) + written(json_file, options.plot))
+    print(as_json(found) if options.json == "" else "\n".join(words) + written(json_file, options.plot))
     return 0
 
 
@@ -64,26 +68,40 @@ def _parser() -> CommandParser:
         nargs="+",
         help="runs, or files of lockstep eval --json FILE, or groups of seeds; the first is the measure",
     )
-    add_policy_options(parser, seed=0)
-    parser.add_argument("--episodes", type=at_least_one, default=100, help="of each run (default: 100)")
+    add_policy_options(parser, seed=SEED_OF_STARTS)
+    parser.add_argument("--episodes", type=at_least_one, help=f"of each run (default: {EPISODES})")
     parser.add_argument("--json", nargs="?", const="", help="print one JSON object, or write it")
     parser.add_argument("--plot", type=Path, help="draw distributions and means into a png, svg or pdf")
     return parser
 
 
-def _is_evaluation(path: Path) -> bool:
-    """Whether a file is there that ``lockstep eval --json FILE`` has written."""
-    try:
-        read_json(path)
-    except ValueError:
-        return False
-    return True
+def _asked(options: Namespace) -> dict[str, Any]:
+    """Options that were given of those that say how runs play, by the name of what they say in an evaluation."""
+    given = {"episodes": options.episodes, "seed": options.seed, "stochastic": options.stochastic or None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_asked(options: Namespace) -> None:
+    """Raises a one-line ``ValueError`` where an option says something of none of the arguments."""
+    runs = [run for run in options.runs if not _is_file(run)]
+    if not runs and (names := list(_asked(options))):
+        raise ValueError(f"{names[0]}: these files are of episodes that are played already; leave --{names[0]} out")
+    whole = [run for run in runs if find_run(run, options.runs_dir, single=False)[1] == LATEST]
+    if not whole and options.checkpoint != LATEST:
+        raise ValueError(f"checkpoint: {options.checkpoint} is asked for, and none of these is a whole run")
+
+
+def _is_file(run: str) -> bool:
+    return Path(run).suffix == ".json"
 
 
 def _evaluated(run: str, name: str, options: Namespace) -> tuple[Evaluated, Recorded | None]:
     """Reads an evaluation's file, or has a run, or each of a group, play; the first one's settings speak for all."""
-    if Path(run).suffix == ".json":
+    if _is_file(run):
         facts, table = read_json(Path(run))
+        vain = [f"--{key}" for key, value in _asked(options).items() if facts.get(key) not in (value, None)]
+        if vain:
+            say(f"lockstep: warning: {', '.join(vain)}: without effect on {run}, whose episodes are played already")
         return Evaluated(name, facts, table), None
     seeds = seeds_in(find_run(run, options.runs_dir, single=False)[0])
     if not seeds:
@@ -96,10 +114,15 @@ def _evaluated(run: str, name: str, options: Namespace) -> tuple[Evaluated, Reco
 
 
 def _played(run: str | Path, options: Namespace) -> tuple[dict[str, Any], np.ndarray, Recorded]:
-    policy = load_policy(run, options.checkpoint, options.runs_dir, trust=options.trust)
-    record = Recorded(policy.config.model_dump(mode="json"), find_run(str(run), options.runs_dir)[0])
-    table = evaluate(policy, options.episodes, options.seed, not options.stochastic)
-    return facts_of(policy, table, not options.stochastic), table, record
+    path, which = find_run(str(run), options.runs_dir)
+    if which != LATEST and options.checkpoint != LATEST:
+        say(f"lockstep: warning: --checkpoint: without effect on {run}, which is a checkpoint itself")
+    checkpoint = options.checkpoint if which == LATEST else LATEST
+    policy = load_policy(run, checkpoint, options.runs_dir, trust=options.trust)
+    seed = SEED_OF_STARTS if options.seed is None else options.seed
+    table = evaluate(policy, options.episodes or EPISODES, seed, not options.stochastic)
+    facts = facts_of(policy, table, not options.stochastic) | {"seed": seed}
+    return facts, table, Recorded(policy.config.model_dump(mode="json"), path)
 
 
 def settings_that_differ(recorded: Mapping[str, Recorded]) -> dict[str, dict[str, Any]]:
@@ -135,16 +158,21 @@ def settings_in_words(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def short_names(runs: Sequence[str]) -> list[str]:
-    """What runs are called: the last part of each path, and as much before it as tells different paths apart."""
-    paths = [Path(run).with_suffix("") if run.endswith(".json") else Path(run) for run in runs]
+    """What runs are called: the last part of each path, and as much before it as tells different paths apart.
+
+    Files go without their suffix, where that doesn't make them another argument.
+    """
+    others = {Path(run) for run in runs if not _is_file(run)}
+    stems = [Path(run).with_suffix("") if _is_file(run) else Path(run) for run in runs]
+    paths = [Path(run) if _is_file(run) and stem in others else stem for run, stem in zip(runs, stems, strict=True)]
 
     def called(path: Path, parts: int) -> str:
         return "/".join(path.parts[-parts:]) or str(path)
 
     out = []
     for path in paths:
-        others = {other for other in paths if other != path}
+        different = {other for other in paths if other != path}
         most = len(path.parts)
-        enough = (n for n in range(1, most) if called(path, n) not in {called(other, n) for other in others})
+        enough = (n for n in range(1, most) if called(path, n) not in {called(other, n) for other in different})
         out.append(called(path, next(enough, most)))
     return out

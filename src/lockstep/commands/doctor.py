@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_script_arguments
 from lockstep.commands.run import script_of
+from lockstep.core.process import flush_output, say
 from lockstep.core.topology import from_environment
 from lockstep.doctor.examination import Examination, examine, examine_as_rank
 from lockstep.doctor.judge.diagnosis import Diagnosis
@@ -114,11 +115,11 @@ def _holds_report(path: Path) -> bool:
 
 def _tell(options: argparse.Namespace, script: Script, diagnosis: Diagnosis) -> int:
     """Print and write the report; returns the exit status."""
-    sys.stderr.flush()
+    flush_output()
     if options.json == "-":
-        print(json.dumps(diagnosis.to_json()), flush=True)
+        say(json.dumps(diagnosis.to_json()), sys.stdout)
         return diagnosis.status
     if options.json is not None:
         Path(options.json).write_text(json.dumps(diagnosis.to_json(), indent=2) + "\n")
-    print(screen(diagnosis, " ".join(script.words[:2] if script.is_module else script.words[:1])), flush=True)
+    say(screen(diagnosis, " ".join(script.words[:2] if script.is_module else script.words[:1])), sys.stdout)
     return diagnosis.status

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
+from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one
+from lockstep.core.files import as_json
 from lockstep.launch.defaults import request_of
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
 from lockstep.policies.evaluation import BATCH, evaluate, start_of
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         title = f"{options.policy or options.run}: {facts['environment']}, {facts['episodes']} episodes"
         save_figure(draw_histogram(title, table), options.histogram)
     words = in_words(actor, facts) + written(json_file, options.csv, options.histogram)
-    print(json.dumps(facts) if prints_json else words)
+    print(as_json(facts) if prints_json else words)
     return 0
 
 
@@ -66,9 +66,17 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def actor_of(options: argparse.Namespace) -> Actor:
-    """Loads the policy that options name: a run's, or a baseline for the environment of a run, config file or id."""
+    """Loads the policy that options name: a run's, or a baseline for the environment of a run, config file or id.
+
+    Raises:
+        ValueError: there is none, or an option would say nothing of a baseline; one line.
+    """
     if options.policy is None:
         return load_policy(options.run, options.checkpoint, options.runs_dir, trust=options.trust)
+    if options.checkpoint != LATEST:
+        raise ValueError(f"checkpoint: {options.checkpoint} is asked for, and --policy {options.policy} has none")
+    if options.stochastic:
+        raise ValueError(f"stochastic: --policy {options.policy} has no most likely actions; leave --stochastic out")
     inside = Path(options.runs_dir) / options.run
     target = str(inside) if (inside / "config.json").is_file() else options.run
     return Baseline(options.policy, request_of([target, *(["--trust"] if options.trust else [])]).config)

@@ -14,6 +14,8 @@ def at_least_one(text: str) -> int:
     return number
 
 
+LATEST = "latest"
+"""The checkpoint that is meant where none is named."""
 UNKNOWN = "unrecognized arguments: "
 INSTEAD = {
     "--n-eval-episodes": "write --episodes",
@@ -40,17 +42,20 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def add_policy_options(parser: argparse.ArgumentParser, seed: int | None = None) -> None:
-    """Lets a command say which checkpoint, from where, and how its actions are chosen; ``seed`` None is the run's."""
+    """Lets a command say which checkpoint, from where, and how its actions are chosen.
+
+    An option ``seed`` that isn't given is None, and stands for this ``seed``, or where that is None for the run's own.
+    """
     add_checkpoint(parser)
     said = "the run's" if seed is None else seed
-    parser.add_argument("--seed", type=int, default=seed, help=f"of the episodes' starts (default: {said})")
+    parser.add_argument("--seed", type=int, help=f"of the episodes' starts (default: {said})")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
     add_trust(parser)
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Lets a command say which checkpoint, and where runs lie."""
-    parser.add_argument("--checkpoint", default="latest", help="latest, best or a step number (default: latest)")
+    parser.add_argument("--checkpoint", default=LATEST, help="latest, best or a step number (default: latest)")
     parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep.commands.eval import actor_of
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
 from lockstep.policies.baselines import BASELINES
-from lockstep.policies.recordings import check_suffix, record, write_recording
+from lockstep.policies.recordings import check_place, record, write_recording
 from lockstep.policies.results import facts_of, in_words
 
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--episodes", type=at_least_one, default=100, help="how many (default: 100)")
     parser.add_argument("--out", type=Path, required=True, help="file to write, .npz or .safetensors")
     options = parser.parse_args(argv)
-    check_suffix(options.out)
+    check_place(options.out)
     actor = actor_of(options)
     name = options.policy or options.run
     recording = record(actor, name, options.episodes, options.seed, not options.stochastic)

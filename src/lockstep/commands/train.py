@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.commands.next_steps import next_steps
@@ -15,6 +17,7 @@ from lockstep.config.command_line import Request
 from lockstep.config.files import config_text
 from lockstep.config.help import train_help
 from lockstep.config.run import RunOptions
+from lockstep.core.process import say
 from lockstep.launch.defaults import request_of
 from lockstep.launch.environment import environment_lines
 from lockstep.launch.mirrored import Mirrors, mirrors
@@ -24,7 +27,7 @@ from lockstep.report.packages import check_installed
 from lockstep.runs.directory import REPORT, SUMMARY, is_writer
 from lockstep.runs.listing import read_object
 from lockstep.runs.stored import stored_config
-from lockstep.training.audience import COMMAND_VARIABLE
+from lockstep.training.audience import ADDRESS_VARIABLE, COMMAND_VARIABLE
 
 _HELP, _PRINT, _ENVIRONMENT = ("-h", "--help", "--help-all"), "--print-config", "--print-environment"
 
@@ -36,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)
             command = ["train", *argv] if said is None else json.loads(said)
-            request = request_of(argv, bring=functools.partial(_brought, held))
+            audience = os.environ.pop(ADDRESS_VARIABLE, None)  # for this run's ranks, not for what environments start
+            request = replace(request_of(argv, bring=functools.partial(_brought, held)), audience=audience)
             if request.options.report:
                 check_installed()
             return start_run(request, held, command, report)
@@ -44,14 +48,18 @@ def main(argv: Sequence[str]) -> int:
         request = request_of(words)
         if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
             resolve(request.config, request.options.nproc if isinstance(request.options.nproc, int) else 1)
-        print(config_text(request.config), end="")
-        return 0
+        return _show(config_text(request.config).removesuffix("\n"))
     if _ENVIRONMENT in argv:
         request = request_of(words)
-        print("\n".join(environment_lines(request.config, request.options)))
-        return 0
+        return _show("\n".join(environment_lines(request.config, request.options)))
     request = request_of(words, needs_env=False)
-    print(train_help(request.config, request.options, everything=_HELP[-1] in argv))
+    return _show(train_help(request.config, request.options, everything=_HELP[-1] in argv))
+
+
+def _show(text: str) -> int:
+    """Prints what was asked for instead of a run; returns the exit status."""
+    with contextlib.suppress(BrokenPipeError):  # whoever reads it has enough
+        print(text, flush=True)
     return 0
 
 
@@ -65,11 +73,11 @@ def report(path: Path, options: RunOptions, code: int) -> None:
     if not (path / SUMMARY).is_file():
         return
     if not options.quiet:
-        print(next_steps(path, read_object(path / SUMMARY), stored_config(path, warn=False)), flush=True)
+        say(next_steps(path, read_object(path / SUMMARY), stored_config(path, warn=False)), sys.stdout)
     if options.report:
         _write_page(path, options.quiet)
     if code in STOPPED_BY_SIGNAL:
-        print("lockstep: stopped by a signal, with a checkpoint", file=sys.stderr)
+        say("lockstep: stopped by a signal, with a checkpoint")
 
 
 def _write_page(run: Path, quiet: bool) -> None:
@@ -80,7 +88,7 @@ def _write_page(run: Path, quiet: bool) -> None:
 
         write_report([(run, run.name)], path)
     except Exception as error:
-        print(f"lockstep: warning: {path} isn't written: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        say(f"lockstep: warning: {path} isn't written: {' '.join(str(error).split())}")
         return
     if not quiet:
-        print(f"report:    {path}", flush=True)
+        say(f"report:    {path}", sys.stdout)

@@ -10,7 +10,7 @@ import copy
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,45 @@ def _switch(flag: str, inline: str | None, words: _Words) -> Switch | None:
     return found
 
 
+@dataclass(frozen=True)
+class Part:
+    """An option of a command line, as its words and the setting they give; of a switch or another word without path."""
+
+    words: list[str]
+    path: str
+    value: Any
+
+
+def parts_of(argv: Sequence[str]) -> Iterator[Part]:
+    """Splits a command line; errors as :func:`parse_arguments`."""
+    words = _Words(argv)
+    while words.left:
+        before = words.left.copy()
+        path, value = _taken(words)
+        yield Part(before[: len(before) - len(words.left)], path, value)
+
+
+def _taken(words: _Words) -> tuple[str, Any]:
+    """Takes the next part: its path and value."""
+    flag, inline = words.next()
+    if not flag.startswith("--"):
+        return "", flag
+    if plain(flag) in CONFIG_FILE:
+        return "", inline if inline is not None else _needed(flag, words.values(1))[0]
+    switch = _switch(flag, inline, words)
+    if switch is not None:
+        return "", switch
+    following = words.left[0] if words.left and not words.left[0].startswith("--") else ""
+    leaf, negated = _leaf_of(flag, inline if inline is not None else following)
+    if leaf.kind == "flag":
+        if negated and inline is not None:
+            raise ValueError(f"{flag}: takes no value; {flag} alone says false")
+        return leaf.path, "false" if negated else (words.truth() or "true") if inline is None else inline
+    most = len(words.left) if leaf.kind == "list" else 1
+    given = [inline] if inline is not None else _needed(flag, words.values(most), leaf.kind == "list")
+    return leaf.path, _value(leaf, flag, given)
+
+
 def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Splits a command line into positional words and nested settings, which the config itself checks later.
 
@@ -128,30 +167,13 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     positional: list[str] = []
     settings: dict[str, Any] = {}
     switches: list[Switch] = []
-    words = _Words(argv)
-    while words.left:
-        flag, inline = words.next()
-        if not flag.startswith("--"):
-            positional.append(flag)
-            continue
-        if plain(flag) in CONFIG_FILE:
-            positional += [inline] if inline is not None else _needed(flag, words.values(1))
-            continue
-        switch = _switch(flag, inline, words)
-        if switch is not None:
-            switches.append(switch)
-            continue
-        following = words.left[0] if words.left and not words.left[0].startswith("--") else ""
-        leaf, negated = _leaf_of(flag, inline if inline is not None else following)
-        if leaf.kind == "flag":
-            if negated and inline is not None:
-                raise ValueError(f"{flag}: takes no value; {flag} alone says false")
-            value = "false" if negated else (words.truth() or "true") if inline is None else inline
+    for part in parts_of(argv):
+        if part.path:
+            merge(settings, nest(part.path.split("."), part.value))
+        elif isinstance(part.value, Switch):
+            switches.append(part.value)
         else:
-            most = len(words.left) if leaf.kind == "list" else 1
-            given = [inline] if inline is not None else _needed(flag, words.values(most), leaf.kind == "list")
-            value = _value(leaf, flag, given)
-        merge(settings, nest(leaf.path.split("."), value))
+            positional.append(part.value)
     add_switches(settings, switches)
     return positional, settings
 

@@ -64,6 +64,10 @@ class RankMismatchError(ValueError):
     everywhere = True
 
 
+class UnavailableError(ValueError):
+    """What the config demands can't be had on this machine, as training has shown; one line."""
+
+
 class NoSharedMemoryError(ValueError):
     """The config demands shared memory and the ranks have none; every rank raises it."""
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +48,38 @@ def replace_text(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+@contextlib.contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """Names a draft beside a file, of its suffix, which takes its place where the block ends well, else is removed."""
+    draft = path.with_name(f".{path.stem}.unfinished{path.suffix}")
+    draft.unlink(missing_ok=True)  # a link would be written through
+    try:
+        yield draft
+        sync_path(draft)
+        draft.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Puts a value into JSON; a number that isn't finite, for which JSON has no token, is null."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value as JSON, whole or not at all, unless the file says it already; an ``OSError`` names ``path``."""
+    """Writes a value by :func:`as_json`, whole or not at all, unless it is there; an ``OSError`` names ``path``."""
     text = _as_text(value)
     with contextlib.suppress(OSError, ValueError):
         if path.read_text() == text:
@@ -65,7 +97,7 @@ def try_json(path: Path, value: Any) -> None:
 
 
 def _as_text(value: Any) -> str:
-    return json.dumps(value, indent=2) + "\n"
+    return as_json(value, indent=2) + "\n"
 
 
 def new_directory(path: Path) -> Path:

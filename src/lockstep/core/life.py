@@ -49,9 +49,14 @@ class Sign(NamedTuple):
 
 
 class Life:
-    """Counts what this process does, in memory of its own, or in ``memory`` that the ranks of a host share."""
+    """Counts what this process does, in memory of its own, or in ``memory`` that the ranks of a host share.
+
+    Attributes:
+        trains: whether training has begun, so that what fails isn't what was asked for.
+    """
 
     def __init__(self) -> None:
+        self.trains = False
         self._words = memoryview(array("q", [0] * _WORDS))
         self.memory: mmap.mmap | None = None
 

@@ -11,9 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from lockstep.core.topology import error_file, started_by_lockstep
 
@@ -63,8 +63,15 @@ def started_at(pid: int) -> str:
 
 
 def look_here_last() -> None:
-    """Lets Python import modules of the working directory, where nothing of that name is installed."""
-    here = os.getcwd()
+    """Lets Python import modules of the working directory, where nothing of that name is installed.
+
+    Raises:
+        FileNotFoundError: the working directory has been removed; one line.
+    """
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError("the working directory has been removed; change to one that is there") from None
     sys.path[:] = [*(place for place in sys.path if place not in ("", here)), here]
 
 
@@ -74,6 +81,43 @@ def where_it_was_looked_for(error: Exception, module: str) -> str:
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return ""
     return f"; modules are looked for in the working directory, {os.getcwd()}, and in those of PYTHONPATH"
+
+
+def open_closed_streams() -> None:
+    """Opens ``/dev/null`` as each of standard input, output and error that this process was started without.
+
+    Else the next file that is opened gets the number of the missing one, and whoever prints fails.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # of free numbers it gets the lowest: this one
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Writes a line at once, where somebody reads it; where nobody can any more, nothing else changes.
+
+    ``stream``: None is standard error.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr if stream is None else stream, flush=True)
+
+
+def flush_output() -> None:
+    """Writes out what is buffered of standard output and error; what nobody can read goes to ``/dev/null``.
+
+    So does what follows: Python flushes both once more when it ends, and would make a failure of it.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def tell_of_faults() -> None:
@@ -116,7 +160,7 @@ def no_silent_exit() -> Iterator[None]:
     def leave(code: int) -> NoReturn:
         if code == 0 and os.getpid() == own:
             report_failure(f"this process {UNDONE}")
-            sys.stderr.flush()
+            flush_output()
             code = EXIT_FAILURE
         original(code)
 
@@ -169,13 +213,18 @@ def kill_session(leader: int) -> None:
             _kill(pid)
 
 
-def kill_children() -> None:
-    """Kill this process's children until there are none, those that it adopted in between too."""
+def children() -> set[int]:
+    """The processes whose parent this one is; none where there is no ``/proc``."""
     own = os.getpid()
-    while children := [pid for pid, parent in _processes(_PARENT).items() if parent == own]:
-        for pid in children:
+    return {pid for pid, parent in _processes(_PARENT).items() if parent == own}
+
+
+def kill_children(spared: Set[int] = frozenset()) -> None:
+    """Kill this process's children but those ``spared`` until there are none, those that it adopted in between too."""
+    while found := children() - spared:
+        for pid in found:
             _kill(pid)
-        for pid in children:
+        for pid in found:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 
@@ -203,7 +252,7 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
         except OSError:  # the disk is full, or somebody has tidied up: nobody else will say it
             path = None
     if path is None or not (secondary or started_by_lockstep()):
-        print(f"{ERROR_PREFIX}{message}", file=sys.stderr, flush=True)
+        say(f"{ERROR_PREFIX}{message}")
 
 
 def report_done() -> None:
@@ -239,8 +288,7 @@ def said_error(stderr: str, code: int) -> str:
 
 def leave_at_once(code: int) -> NoReturn:
     """End this process without what libraries do at the end of one."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(code)
 
 

@@ -137,8 +137,9 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
             raise ValueError(f"launcher variables: {name} is not set but the other of RANK and WORLD_SIZE is; unset it")
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        local_rank = int(environ.get("LOCAL_RANK", rank))
-        local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
+        here = _places_here(environ, rank, world_size)
+        local_rank = int(environ.get("LOCAL_RANK", here[0]))
+        local_world_size = int(environ.get("LOCAL_WORLD_SIZE", here[1]))
     except ValueError as error:
         raise ValueError(
             f"launcher variables: RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers ({error})"
@@ -154,6 +155,16 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
     memory = int(environ[MEMORY_VARIABLE]) if MEMORY_VARIABLE in environ else None
     ours = {"memory": memory, "store_file": environ.get(STORE_VARIABLE), "restarts": True}
     return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store, again, **ours)
+
+
+def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int, int]:
+    """Guesses local rank and local world size where a launcher says neither: all ranks are here if they meet here.
+
+    Else each has a host of its own, as the pods of a Kubernetes job have.
+    """
+    alone = "LOCAL_RANK" not in environ and "LOCAL_WORLD_SIZE" not in environ
+    elsewhere = environ.get("MASTER_ADDR", LOOPBACK[0]) not in LOOPBACK
+    return (0, 1) if alone and elsewhere else (rank, world_size)
 
 
 def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]:

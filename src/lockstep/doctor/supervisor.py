@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.core.process import PARENT_VARIABLE, kill_session
+from lockstep.core.process import ERROR_PREFIX, PARENT_VARIABLE, kill_session, say
 from lockstep.doctor.watch.side_store import (
     ENDED,
     LEFT,
@@ -173,7 +172,7 @@ def await_verdict(store: Path, rank: int) -> int:
             _await(lambda: not store.exists())  # a launcher ends the others when the first has ended badly
             return verdict["status"]
         time.sleep(POLL_SECONDS)
-    print(f"lockstep: error: doctor: rank 0 gave no verdict within {VERDICT_SECONDS:g} s", file=sys.stderr)
+    say(f"{ERROR_PREFIX}doctor: rank 0 gave no verdict within {VERDICT_SECONDS:g} s")
     return 1
 
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from lockstep.core.life import life
 from lockstep.jax.checkpoint import FILES, load_checkpoint, load_metadata, others_in, recover, save_checkpoint
-from lockstep.jax.config import RunnerConfig, in_users_names
+from lockstep.jax.config import RunnerConfig
+from lockstep.jax.facts import check_facts
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import say
 from lockstep.jax.ppo import PPOTrainState
@@ -27,7 +28,9 @@ class Found(NamedTuple):
 
 
 class CheckpointFolder:
-    """A runner's ``checkpoint_dir``; ``facts`` are the settings that a checkpoint to go on from has, by dotted name.
+    """A runner's ``checkpoint_dir``; ``facts`` are what a checkpoint to go on from shares (:mod:`lockstep.jax.facts`).
+
+    With ``overwrite`` the checkpoints that it holds are removed when the first new one is saved, not before.
 
     Raises:
         ValueError: it holds checkpoints, and neither ``resume`` nor ``overwrite`` was asked for; one line.
@@ -37,6 +40,7 @@ class CheckpointFolder:
         assert runner.checkpoint_dir is not None
         self._runner, self._facts, self.path = runner, facts, Path(runner.checkpoint_dir)
         self._last = 0
+        self._replaced: list[Path] = []
         problem = None
         try:
             for final in left_aside(self.path) if is_writer(this_process()) else ():
@@ -46,11 +50,10 @@ class CheckpointFolder:
         if problem := next(filter(None, gather_json(problem)), None):  # nobody looks before that
             raise CheckpointError(problem)
         held = checkpoints_in(self.path) if self.path.is_dir() else []
-        names = gather_json([path.name for path in held])[0]  # all have looked before anything is removed
-        if runner.overwrite and is_writer(this_process()):
-            for path in held:
-                _remove(path)
-        elif names and not (runner.resume or runner.overwrite):
+        names = gather_json([path.name for path in held])[0]
+        if runner.overwrite:
+            self._replaced = held
+        elif names and not runner.resume:
             raise ValueError(
                 f"checkpoint_dir: {self.path} holds checkpoints ({names[0]}); give resume=True to go on from the "
                 "newest, overwrite=True to remove them, or another directory"
@@ -87,16 +90,10 @@ class CheckpointFolder:
             raise ValueError(
                 f"resume: {path} is no checkpoint of a training with checkpoint_dir; name another directory"
             )
-        for name, value in self._facts.items():
-            if theirs.get(name) != value:
-                raise ValueError(
-                    in_users_names(
-                        f"{name}: {value}, but {path} was trained with {theirs.get(name)}; leave it as it was"
-                    )
-                )
+        check_facts(self._facts, theirs, path)
 
     def save(self, state: PPOTrainState, history: PPOMetricsHistory, updates: int, timesteps: int) -> None:
-        """Saves a state after some updates of this training; a collective. Older ones are removed.
+        """Saves a state after some updates of this training; a collective. Older ones are removed, and replaced ones.
 
         Raises:
             CheckpointError: it can't be written.
@@ -109,11 +106,15 @@ class CheckpointFolder:
             "keep": period is not None and timesteps // period > self._last // period,
             "history": {name: [float(x) for x in values] for name, values in history.items()},
         }
-        save_checkpoint(self.path, state, step=timesteps, metadata=said)
+        saved = save_checkpoint(self.path, state, step=timesteps, metadata=said)
         self._last = timesteps
         life.progressed()
         if is_writer(this_process()):
+            for path in self._replaced:
+                if path != saved:
+                    _remove(path)
             self._prune()
+        self._replaced = []
 
     def _prune(self) -> None:
         for path in checkpoints_in(self.path)[self._runner.max_checkpoints :]:

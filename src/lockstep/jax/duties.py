@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lockstep.jax.checkpoint_folder import CheckpointFolder, Found
 from lockstep.jax.config import RunnerConfig
 from lockstep.jax.engine_state import template_of
 from lockstep.jax.evaluation import Evaluator
+from lockstep.jax.facts import facts_of
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, say
 from lockstep.jax_engine.distributed.processes import this_process
@@ -38,7 +38,7 @@ class Duties:
         self._steps, self._total = config.steps_per_iteration, config.num_iterations
         if runner.plot and not can_plot():
             raise ValueError(MISSING_PLOT.format("plot: the picture"))
-        self._folder = None if runner.checkpoint_dir is None else CheckpointFolder(runner, settings_of(training))
+        self._folder = None if runner.checkpoint_dir is None else CheckpointFolder(runner, facts_of(training))
         self._evaluator = None if runner.eval_every is None else Evaluator(training.program, runner.eval_episodes)
         self.marks = [n for n in range(1, self._total) if self._evaluates(n) or self._saves(n)]
 
@@ -113,22 +113,3 @@ def progress_line(row: Metrics, updates: int, total: int, steps: int, seconds: f
     if seconds:
         parts.append(f"{steps / seconds:,.0f} steps/s")
     return " · ".join(parts)
-
-
-def settings_of(training: Training) -> dict[str, Any]:
-    """Gives the settings that a training must share with one it goes on from, by dotted name.
-
-    How long it is isn't among them, unless the learning rate falls until then.
-    """
-    config = training.config
-    out = _flat(config.model_dump(mode="json"))
-    if config.ppo.schedule == "constant":
-        out.pop("total_steps")
-    return out
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in settings.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return out

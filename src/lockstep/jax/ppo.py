@@ -248,6 +248,22 @@ def _rows(state: PPOTrainState, observations: Any) -> tuple[Array, tuple[int, ..
     return normalized(layout, rows, scale, CLIP_OBSERVATIONS), lead
 
 
+def check_state(given: Any) -> None:
+    """Raises a one-line ``ValueError`` for what is neither a train state to go on from nor None."""
+    if given is None:
+        return
+    if not isinstance(given, PPOTrainState):
+        raise ValueError(
+            f"train_state: {type(given).__name__} was given; give the PPOTrainState of PPO.init, of a training or of "
+            "load_checkpoint"
+        )
+    if np.shape(given.step):
+        raise ValueError(
+            f"train_state: its step is of shape {np.shape(given.step)}, as replicate makes it; give "
+            "lockstep.jax.unreplicate(train_state)"
+        )
+
+
 def nothing_seen(size: int) -> Normalizer:
     """Statistics of nothing."""
     return Normalizer(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))

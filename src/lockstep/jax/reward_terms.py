@@ -66,6 +66,11 @@ class RewardTermsWrapper(Wrapper):
             _check(name, term)
         self._terms = dict(terms)
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """The terms' weights by name."""
+        return {name: float(weight) for name, (weight, _) in self._terms.items()}
+
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
         """See :meth:`Wrapper.step`."""
         result = self._inner(key, state, action, params)

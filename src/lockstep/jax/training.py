@@ -28,13 +28,14 @@ from lockstep.jax.engine_state import (
 from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
-from lockstep.jax.ppo import PPOTrainState, check_spaces
+from lockstep.jax.ppo import PPOTrainState, check_spaces, check_state
 from lockstep.jax.settings import SettingError, in_one_line, names_of
 from lockstep.jax.wrappers.single import innermost
 from lockstep.jax_engine.distributed.mesh import check_divisible, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.adapter import FunctionalAdapter
+from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.nets.custom import custom_net
 from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
@@ -92,7 +93,8 @@ class Training:
                 "differ in last bits, and many CPU devices may wait for one another; call lockstep.jax.prepare_jax() "
                 "first"
             )
-        self.runner = runner
+        self.runner, self.env = runner, env
+        self.env_params = default_params(env) if env_params is None else env_params
         mesh = make_mesh(fsdp, devices, customs.axis_name)
         adapter = FunctionalAdapter(env, env_params, name=type(innermost(env)).__name__)
         if adapter.limit_note is not None:
@@ -116,11 +118,7 @@ class Training:
         ``done`` of the given state's updates belong to this training: random numbers and schedules go on after them.
         """
         program, run = self.program, self.run
-        if given is not None and not isinstance(given, PPOTrainState):
-            raise ValueError(
-                f"train_state: {type(given).__name__} was given; give the PPOTrainState of PPO.init, of a training or "
-                "of load_checkpoint"
-            )
+        check_state(given)
         run.before = 0 if given is None else int(given.step) - done
         state = init_state(program.config, program.net, program.layout)
         if given is not None:
@@ -195,6 +193,7 @@ class Training:
         self, given: PPOTrainState | None = None, look: Callable[[Iteration, Pending, Metrics], None] | None = None
     ) -> tuple[PPOTrainState, PPOMetricsHistory]:
         """Trains from the beginning; ``look`` sees every update as it is fetched."""
+        check_state(given)
         duties = Duties(self, self.runner)
         found = duties.found()
         done = 0 if found is None else found.updates
@@ -295,6 +294,7 @@ def train_ppo_multigpu(
         if not isinstance(value, kind):
             raise SettingError(f"{name}: {type(value).__name__} was given; give a {kind.__name__}")
     check_environment(env)
+    check_state(train_state)
     try:
         training = Training(env, env_params, ppo_config, runner_config)
         check_spaces(training.config, training.program.net, obs_shape, n_actions)

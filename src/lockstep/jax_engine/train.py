@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.life import Part, life
+from lockstep.core.machine import collect_as_usual
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.processes import gather_json, leaving_together, wait_for_all
@@ -35,6 +36,7 @@ class Trainer:
         request: signals received.
 
     Attributes:
+        began: iterations done before this session.
         dispatched: iterations done or under way.
         pending: calls of the program that are under way, the oldest first.
         copies: what devices held after an iteration that has been compared and taken over, or None: all the same.
@@ -49,7 +51,7 @@ class Trainer:
         self.options = options
         self.request = request
         self.config = session.config
-        self.dispatched = session.iteration
+        self.began = self.dispatched = session.iteration
         self.pending: deque[Any] = deque()
         self.copies: dict[int, Copies | None] = {}
         self.schedule = Schedule(
@@ -114,7 +116,10 @@ class Trainer:
             for trainer in trainers if waiting else ():
                 trainer.set_aside(done)
 
-        while not self.waits and count < self.session.run.capacity and not self.schedule.ends(done + count):
+        compiled = done > self.began  # the first call compiles, which is no part of more than one iteration's time
+        while (
+            compiled and not self.waits and count < self.session.run.capacity and not self.schedule.ends(done + count)
+        ):
             count += 1
         asked = max(stop_code(self.request, self.options, self.recorder.started), self.recorder.asks())
         self.pending.append(self.session.run.dispatch(done, count, asked, before))
@@ -146,6 +151,7 @@ class Trainer:
         Raises:
             NonFiniteError: a loss or gradient was not finite.
         """
+        collect_as_usual()
         session, numbers = self.session, numbers_of(iteration, self.config)
         session.iteration = iteration.number + 1
         session.global_step += self.config.steps_per_iteration
@@ -165,7 +171,7 @@ class Trainer:
         if self.recorder.timing is not None:
             row = {"iteration": iteration.number + 1, "steps": steps, "t_iter": [seconds]}
             row |= {name.removeprefix("time/"): [value] for name, value in parts.items()} | peak_memory()
-            self.recorder.timing.log(row | {"ended": time.monotonic()})
+            self.recorder.timing.log(row | {"ended": iteration.ended})
         return parts | {"time/t_iter": seconds, "time/global_fps": steps / seconds if seconds else 0.0}
 
     def evaluate(self) -> Record:

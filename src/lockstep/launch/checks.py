@@ -20,8 +20,10 @@ from lockstep.runs.trackers import check_trackers
 from lockstep.training.own_loss.fingerprint import same_loss
 
 
-def check_limits(options: RunOptions, config: Config) -> None:
-    """Raises a one-line ``ValueError`` if the run's name or its end contradict the rest."""
+def check_limits(options: RunOptions, config: Config, is_group: bool = False) -> None:
+    """Raises a one-line ``ValueError`` if the name or the end of a run, or of a group of seeds, contradict the rest."""
+    if options.seeds_at_once is not None and not is_group:
+        raise ValueError(f"seeds_at_once: {options.seeds_at_once}, but there is one seed; give --seeds 0-4 as well")
     if options.resume is not None and options.name is not None:
         raise ValueError(f"name: {options.name} with --resume {options.resume}; a resumed run keeps its name")
     stop = options.stop_at_step

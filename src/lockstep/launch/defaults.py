@@ -16,7 +16,8 @@ from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
-from lockstep.runs.directory import CONFIG, has_begun
+from lockstep.runs.directory import CONFIG
+from lockstep.runs.making import has_begun
 from lockstep.runs.trackers.service import flattened
 from lockstep.runs.trust import check_trusted
 
@@ -26,7 +27,8 @@ class RunRequest:
     """Holds a request whose config is whole, but not resolved, and the nested settings that were given explicitly.
 
     ``note`` is what was decided for the user, a line each: defaults for an environment without a preset, an array
-    environment in place of Gymnasium's. ``description`` is there where the environment had to be looked at.
+    environment in place of Gymnasium's. ``description`` is there where the environment had to be looked at;
+    ``audience`` where somebody listens to the run's records.
     """
 
     config: Config
@@ -34,6 +36,7 @@ class RunRequest:
     overrides: dict[str, Any]
     note: str | None = None
     description: EnvDescription | None = None
+    audience: str | None = None
 
 
 def request_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +10,12 @@ from pathlib import Path
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import is_url
 from lockstep.core.files import sync_path
-from lockstep.core.process import at_failure
+from lockstep.core.process import at_failure, say
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.resume import differences, is_respelt, may_change
 from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, has_begun
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
+from lockstep.runs.making import has_begun
 from lockstep.runs.mirror.copier import Mirror
 from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
 from lockstep.runs.mirror.lease import Lease
@@ -162,7 +162,7 @@ def bring(place: Place, path: Path, quiet: bool) -> None:
         run.unlock()
     if not quiet:
         what = "its beginning" if step is None else f"step {step:,}"
-        print(f"brought {place.url} here, at {what}: {path}", file=sys.stderr)
+        say(f"brought {place.url} here, at {what}: {path}")
 
 
 def _check_same(path: Path, here: Config, there: Config, url: str) -> None:

@@ -105,9 +105,6 @@ def write_natively_elsewhere() -> None:
     given = os.environ.pop(VARIABLE, None)
     if given is None:
         return
-    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
-        os.close(int(given))
-        return
     own = os.dup(2)
     sys.stderr.flush()
     os.dup2(int(given), 2)

@@ -17,7 +17,7 @@ from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import PeerFailureError, RunError, memory_full
 from lockstep.core.life import Part, life
-from lockstep.core.machine import keep_freed_memory
+from lockstep.core.machine import collect_seldom, keep_freed_memory
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
@@ -26,6 +26,7 @@ from lockstep.core.process import (
     look_here_last,
     name_process,
     no_silent_exit,
+    open_closed_streams,
     report_done,
     report_failure,
     tell_of_faults,
@@ -87,8 +88,11 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     """Train this rank's part; every failure becomes one report and an exit code."""
     if topology.world_size == 1:  # of several, the launcher names the one that ended
         tell_of_faults()
+    life.trains = False
     try:
         config = assignment.config
+        if config.engine == "jax":  # which traces large programs before its first iteration
+            collect_seldom()
         engine = engine_module(config.engine)
         path = assignment.path.absolute()  # environments may change the working directory
         run = RunDirectory(
@@ -123,22 +127,11 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     except KeyboardInterrupt:
         report_failure("interrupted at once; --resume goes on from the last checkpoint, if there is one")
         return 130
-    except (RunError, ValueError, OSError) as error:
-        if os.environ.get("LOCKSTEP_TRACEBACK"):
-            traceback.print_exc()
-        said_by_another = getattr(error, "everywhere", False) and not is_writer(topology)
-        report_failure(" ".join(str(error).split()), secondary=said_by_another)
-        bad_input = isinstance(error, ValueError) and not isinstance(error, CheckpointError)  # found before the start
-        return EXIT_USER_ERROR if bad_input else EXIT_FAILURE
     except SystemExit:
         report_failure("an environment or a network called sys.exit before the run was done")
         return EXIT_FAILURE
     except Exception as error:
-        full = memory_full(error, assignment.config.device)
-        if full is not None and os.environ.get("LOCKSTEP_TRACEBACK"):
-            traceback.print_exc()
-        report_failure(full or "this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
-        return EXIT_FAILURE
+        return _failed(error, assignment.config.device, is_writer(topology))
     report_done()
     if result.signal is not None and (topology.starts_again or (is_writer(topology) and not topology.restarts)):
         # of torchrun's ranks all: 0 would be the run's end, while it has told one host to leave and starts the others
@@ -147,8 +140,28 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     return 0
 
 
+def _failed(error: Exception, device: str, writer: bool) -> int:
+    """Reports an error that is being handled: in a line, or with its traceback if nobody foresaw it."""
+    foreseen = isinstance(error, RunError | OSError) or _is_bad_input(error)
+    line = " ".join(str(error).split()) if foreseen else memory_full(error, device)
+    if line is None:
+        report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
+        return EXIT_FAILURE
+    if os.environ.get("LOCKSTEP_TRACEBACK"):
+        traceback.print_exc()
+    report_failure(line, secondary=getattr(error, "everywhere", False) and not writer)
+    return EXIT_USER_ERROR if _is_bad_input(error) and not isinstance(error, CheckpointError) else EXIT_FAILURE
+
+
+def _is_bad_input(error: Exception) -> bool:
+    """Whether an error refuses what was asked for: each that does until training begins, then ours of that kind."""
+    ours = type(error).__module__.partition(".")[0] == "lockstep"
+    return isinstance(error, ValueError) and (ours or not life.trains)
+
+
 def main() -> int:
     """Entry of a rank that ``lockstep train --nproc`` started: a file that holds the assignment is its argument."""
+    open_closed_streams()
     end_with_parent()
     look_here_last()
     write_natively_elsewhere()

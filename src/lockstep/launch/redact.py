@@ -6,14 +6,18 @@ import re
 from collections.abc import Iterable
 
 HIDDEN = "***"
-_USER = re.compile(r"(://)[^/\s@]*@")
-"""A user and a password in a URL."""
+_USER = re.compile(r"(://)(?:[^/\s@:]*:(?!\d+/)\S*|[^/\s@]*)@")
+"""A user and a password in a URL; the password may hold a slash or an @ that nobody has escaped."""
 _QUERY = re.compile(r"(://[^?\s]*\?)\S+")
-_NAMES = r"(?:api[_-]?key|access[_-]?key|auth|credentials?|pass|passwd|password|secret|token)s?"
-_NAME = re.compile(rf"(?:^|[._-]){_NAMES}$", re.IGNORECASE)
-"""How the name of a setting ends whose value is a secret."""
-_PAIR = re.compile(rf"""(\b(?:\w+[._-])?{_NAMES}["']?\s*:\s*)("[^"]*"|'[^']*'|[^\s,}}]+)""", re.IGNORECASE)
-"""The same inside a mapping."""
+_NAMES = r"(?:api[_-]?key|auth|credential|key|pass|passphrase|passwd|password|pwd|secret|token)s?"
+_NAME = re.compile(rf"(?:^|[._-]|(?<=[a-z0-9])(?=[A-Z]))(?i:{_NAMES})$")
+"""How the name of a setting ends whose value is a secret: as a word of its own, ``hf_key`` or ``accessToken``."""
+_PAIR = re.compile(
+    rf"""((?:\b|[_-]|(?<=[a-z0-9])(?=[A-Z]))(?i:{_NAMES})["']?\s*:(?!//)\s*)"""
+    r"""([\[{|>&!].*|"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^\s,}]+)""",
+    re.DOTALL,
+)
+"""The same inside a mapping; where its value is no scalar, what follows is hidden to the end."""
 
 
 def without_secrets(words: Iterable[str]) -> tuple[str, ...]:
@@ -28,8 +32,10 @@ def without_secrets(words: Iterable[str]) -> tuple[str, ...]:
         elif equals and _is_secret(name):
             word = f"{name}={HIDDEN}"
         hides_next = is_option and not equals and _is_secret(name)
-        for pattern, shown in ((_USER, rf"\1{HIDDEN}@"), (_QUERY, rf"\1{HIDDEN}"), (_PAIR, rf"\1{HIDDEN}")):
+        for pattern, shown in ((_USER, rf"\1{HIDDEN}@"), (_QUERY, rf"\1{HIDDEN}")):
             word = pattern.sub(shown, word)
+        if "{" in word:  # ``module.key:Class`` is no mapping
+            word = _PAIR.sub(rf"\1{HIDDEN}", word)
         out.append(word)
     return tuple(out)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from lockstep.config.run import RunOptions
 from lockstep.core.errors import KilledError, RunError
 from lockstep.core.files import sync_path
 from lockstep.core.private import only_we_write
+from lockstep.core.process import say
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.rank import Assignment
 from lockstep.launch.spawn import threads_of
@@ -147,23 +147,38 @@ class Restarts:
         self._has_cut = False  # what lies behind the state that was asked for
 
     def train(self, nproc: int) -> int:
-        """Trains on ``nproc`` ranks at first; returns the launcher's exit code."""
+        """Trains on ``nproc`` ranks at first; returns the launcher's exit code.
+
+        The newest state is on the disk then, whatever ends this.
+        """
         with forwarding() as signals, temporary_directory(in_memory=True) as memory:
-            state, ranks = State(), nproc
-            while True:
-                kills = killed_for_memory()
-                outcome = self._attempt(memory, state, ranks, signals)
-                if outcome.message is None:
-                    return exit_code(outcome, signals)
-                for_memory = outcome.killed and killed_for_memory() > kills
-                self.fewer += for_memory
-                done, state, before, ranks = self._done(memory), self._newest(memory), ranks, self.ranks(nproc)
-                own = for_memory or not outcome.killed
-                over = outcome.message if signals.received else self._over(outcome, state, own, ranks < before)
-                if over is not None:
-                    self._save(state)
-                    return exit_code(replace(outcome, message=over), signals)
-                self._note(outcome.message, state, before, ranks, done)
+            try:
+                return self._train(nproc, memory, signals)
+            except BaseException:  # a second Ctrl-C while ranks start, too
+                try:
+                    self._server.close()
+                finally:
+                    self._save(self._newest(memory))
+                raise
+
+    def _train(self, nproc: int, memory: Path, signals: StopSignals) -> int:
+        state, ranks = State(), nproc
+        while True:
+            kills = killed_for_memory()
+            outcome = self._attempt(memory, state, ranks, signals)
+            if outcome.message is None:
+                return exit_code(outcome, signals)
+            for_memory = outcome.killed and killed_for_memory() > kills
+            self.fewer += for_memory
+            done, state, before = self._done(memory), self._newest(memory), ranks
+            with signals.interruptible():
+                ranks = self.ranks(nproc)
+            own = for_memory or not outcome.killed
+            over = outcome.message if signals.received else self._over(outcome, state, own, ranks < before)
+            if over is not None:
+                self._save(state)
+                return exit_code(replace(outcome, message=over), signals)
+            self._note(outcome.message, state, before, ranks, done)
 
     def _done(self, memory: Path) -> int:
         """Steps of the last iteration that the last ranks logged; 0: they ended before they began."""
@@ -193,10 +208,11 @@ class Restarts:
             mine = replace(mine, states=state.path.parent, resume_from=state.path.name)
         with temporary_directory() as logs:
             try:
-                if self._server.closed:
-                    self._server = self._another()
-                threads = threads_of(mine.config.threads)
-                served = self._server.start(ranks, logs, assignment=mine.to_json(), environment=threads)
+                with signals.interruptible():
+                    if self._server.closed:
+                        self._server = self._another()
+                    threads = threads_of(mine.config.threads)
+                    served = self._server.start(ranks, logs, assignment=mine.to_json(), environment=threads)
             except RunError as error:
                 self._server.close()
                 return Outcome(str(error), killed=isinstance(error, KilledError))
@@ -215,13 +231,13 @@ class Restarts:
         manifest, run = manifest_of(state.path), self._assignment.path
         if manifest is None:
             return
-        files = {name: (state.path / name).read_bytes() for name in manifest["files"]}
         facts = {name: fact for name, fact in manifest.items() if name not in ("format", "files")}
         try:
+            files = {name: (state.path / name).read_bytes() for name in manifest["files"]}
             sync_path(run / METRICS_JSONL)
             write_directory(run / CHECKPOINTS / state.path.name, files, facts)
         except (OSError, CheckpointError) as error:
-            print(f"lockstep: warning: the state in memory is lost: {error}", file=sys.stderr)
+            say(f"lockstep: warning: the state in memory is lost: {error}")
 
     def options_left(self) -> RunOptions:
         """The options of the next ranks, with what is left of ``max_hours``."""
@@ -268,9 +284,7 @@ class Restarts:
         )
         place = {"memory": "in memory", "disk": "on the disk", "beginning": "the beginning"}[state.where]
         first = (why.splitlines() or ["a rank failed without a message"])[0]
-        print(
+        say(
             f"lockstep: restart {len(self._rows)} of {self._assignment.options.max_restarts}: {first}; "
-            f"{after} rank{'' if after == 1 else 's'} from iteration {iteration:,} ({place}), {again:,} done again",
-            file=sys.stderr,
-            flush=True,
+            f"{after} rank{'' if after == 1 else 's'} from iteration {iteration:,} ({place}), {again:,} done again"
         )

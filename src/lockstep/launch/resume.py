@@ -11,11 +11,13 @@ from lockstep.config.checks import counted
 from lockstep.config.files import merge
 from lockstep.config.keys import FREE, validate
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.process import say
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.launch.checks import same_reference
 from lockstep.runs.checkpoint import checkpoints_in, find_training_state
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, create_run, open_run, seeds_in
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, open_run, seeds_in
 from lockstep.runs.groups import remember_seeds
+from lockstep.runs.making import create_run
 from lockstep.runs.stored import stored_config, written_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import records_differ
@@ -137,13 +139,14 @@ def open_directory(
     if not checkpoints_in(path / CHECKPOINTS):
         which = None  # it ended before its first checkpoint: it begins again
         if writer and not options.quiet:
-            print(f"run {path} has no checkpoint yet; it begins again")
+            say(f"run {path} has no checkpoint yet; it begins again", sys.stdout)
     else:
         found = find_training_state(path / CHECKPOINTS, which or "latest", warn=False)
         done = found.state["global_step"]
         _check_more(path, done, stored.total_steps, config.total_steps)
         if writer and not options.quiet and done >= config.total_steps:
-            print(f"run {path} has done {done:,} of {config.total_steps:,} steps; --total-steps N trains it further")
+            goes_on = "--total-steps N trains it further"
+            say(f"run {path} has done {done:,} of {config.total_steps:,} steps; {goes_on}", sys.stdout)
         if found.state.get("cloned"):
             raise ValueError(
                 f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "
@@ -152,12 +155,12 @@ def open_directory(
     _check_second_log(stored.log.jsonl, config.log.jsonl, path)
     if writer and config.reduction == "fast" and stored.collectives != config.collectives:
         change = f"collectives was {stored.collectives} and is {config.collectives} from here on"
-        print(f"lockstep: warning: {change}; with reduction fast the order of sums follows it", file=sys.stderr)
+        say(f"lockstep: warning: {change}; with reduction fast the order of sums follows it")
     if writer and stored.total_steps != config.total_steps:
         change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
         follows = follows_length(config)
         note = "schedules follow it, so a new run of this config.json is another run"
-        print(f"lockstep: {'warning: ' if follows else ''}{change}{f'; {note}' if follows else ''}", file=sys.stderr)
+        say(f"lockstep: {'warning: ' if follows else ''}{change}{f'; {note}' if follows else ''}")
     return (open_run(path, config, options.trust, later=True) if writer else RunDirectory(path, is_writer=False)), which
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.network import wait_for_name
-from lockstep.core.process import end_with_parent, leave_at_once
+from lockstep.core.process import end_with_parent, leave_at_once, say
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.envs.describe import describe
@@ -39,7 +40,6 @@ from lockstep.runs.groups import seeds_of
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import remember_names
-from lockstep.training.audience import ADDRESS_VARIABLE
 from lockstep.training.past import utc_date
 
 STOPPED_BY_SIGNAL = (129, 130, 143)
@@ -108,12 +108,10 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
     if options.resume is None or topology.launched:
         return request, None
     path, _ = find_run(options.resume, options.runs_dir, single=False)
-    if options.is_group:
-        check_resumed_seeds(path, options.seeds_from(config.seed))
-    seeds = seeds_of(path)
+    seeds = check_resumed_seeds(path, options.seeds_from(config.seed)) if options.is_group else seeds_of(path)
     if not seeds:
         return request, None
-    if ADDRESS_VARIABLE in os.environ:
+    if request.audience is not None:
         raise ValueError(f"callbacks: {path} is a group of {len(seeds)} seeds; resume each seed by itself")
     config = stored_config(path)
     return request, (path, world_of(options, config, topology), "as they are resumed")
@@ -146,7 +144,7 @@ def prepare(
     if request.note is not None and path is None:
         lines.append(request.note)
     if lines and writer and not options.quiet:
-        print("\n".join(lines))
+        say("\n".join(lines), sys.stdout)
     check_limits(options, config)
     if writer:
         check_company(config)
@@ -158,8 +156,7 @@ def prepare(
     if writer and not options.trust:
         remember_names(config)
     settled = options.model_copy(update={"devices": world.devices})
-    audience = os.environ.pop(ADDRESS_VARIABLE, None)  # for these ranks, not for what environments start
-    return Assignment(config, run.path, settled, which, audience=audience), run, world, server
+    return Assignment(config, run.path, settled, which, audience=request.audience), run, world, server
 
 
 def _checked_by(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,12 +11,14 @@ from pathlib import Path
 from typing import Protocol
 
 from lockstep.core.process import (
+    ERROR_PREFIX,
     EXIT_FAILURE,
     EXIT_USER_ERROR,
     UNDONE,
     is_done,
     killed_by,
     read_failure,
+    say,
     stop_signals,
 )
 from lockstep.core.temporary import temporary_directory
@@ -96,7 +97,8 @@ class Outcome:
 class StopSignals:
     """Passes stop signals on to ranks, those too that come before there are any; the second Ctrl-C kills.
 
-    Ranks may be followed by others, which get what came before them as well.
+    Ranks may be followed by others, which get what came before them as well. Each gets every signal once, whenever it
+    comes: a handler runs between any two steps of what it interrupts.
 
     Attributes:
         received: their numbers, in the order in which they came.
@@ -105,28 +107,57 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: list[int] = []
         self._ranks: Ranks | None = None
+        self._sent = 0
+        self._sends = self._may_interrupt = False
 
     def go_to(self, ranks: Ranks) -> None:
         """Pass on what came, and what will come."""
-        self._ranks = ranks
-        for number in self.received:
-            ranks.send(number)
+        self._sends = True  # not the handler, yet
+        self._ranks, self._sent = ranks, 0
+        self._sends = False
+        self._pass_on()
 
     def leave(self) -> None:
         """Pass nothing more on to ranks that have ended."""
         self._ranks = None
 
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Lets a second Ctrl-C end the block, which may wait for long, by a ``KeyboardInterrupt``; else none comes."""
+        self._may_interrupt = True
+        try:
+            self._interrupt()
+            yield
+        finally:
+            self._may_interrupt = False
+
+    def _interrupt(self) -> None:
+        if self.received.count(signal.SIGINT) > 1:
+            raise KeyboardInterrupt
+
+    def _pass_on(self) -> None:
+        while self._ranks is not None and self._sent < len(self.received):
+            self._sends = True  # what comes meanwhile is seen below
+            try:
+                self._send_rest(self._ranks)
+            finally:
+                self._sends = False
+
+    def _send_rest(self, ranks: Ranks) -> None:
+        while self._sent < len(self.received):
+            before, number = self.received[: self._sent], self.received[self._sent]
+            self._sent += 1
+            if number == signal.SIGINT and number in before:
+                ranks.kill()
+            ranks.send(number)
+
     def __call__(self, number: int, _frame: object) -> None:
         """The signal handler."""
-        again = number == signal.SIGINT and signal.SIGINT in self.received
         self.received.append(number)
-        if self._ranks is None:
-            if again:
-                raise KeyboardInterrupt
-            return
-        if again:
-            self._ranks.kill()
-        self._ranks.send(number)
+        if not self._sends:
+            self._pass_on()
+        if self._may_interrupt and number == signal.SIGINT:
+            self._interrupt()
 
 
 @contextmanager
@@ -153,10 +184,12 @@ def supervise(
         trains: whether a rank says when it is done, so that exit code 0 alone means nothing.
 
     Returns:
-        0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, else 1; one rank's own error is shown, once.
+        0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, 2 if ranks that train refused what they were
+        given, else 1; one rank's own error is shown, once.
     """
     with temporary_directory() as directory, forwarding() as signals:
-        ranks = start(directory)
+        with signals.interruptible():
+            ranks = start(directory)
         try:
             return exit_code(watch(ranks, signals, interrupted, not_begun, trains), signals)
         finally:
@@ -184,9 +217,15 @@ def watch(
         message = interrupted
     elif asked:
         message = not_begun
-    stopped, ended = bool(received) and message in (interrupted, not_begun), list(codes.values())
-    first = next((code for code in ended if code), 0)
-    return Outcome(message, stopped, first == EXIT_USER_ERROR, -signal.SIGKILL in ended)
+    stopped = bool(received) and message in (interrupted, not_begun)
+    bad_input = trains and _first_code(ranks, codes) == EXIT_USER_ERROR
+    return Outcome(message, stopped, bad_input, -signal.SIGKILL in codes.values())
+
+
+def _first_code(ranks: Ranks, codes: Mapping[int, int | None]) -> int | None:
+    """Exit code of the first rank to fail, but for those that say that another has; None: they all do."""
+    told = {rank: read_failure(ranks.message_file(rank)) for rank, code in codes.items() if code}
+    return next((codes[rank] for rank, failure in told.items() if failure is None or not failure[1]), None)
 
 
 def exit_code(outcome: Outcome, signals: StopSignals) -> int:
@@ -194,8 +233,10 @@ def exit_code(outcome: Outcome, signals: StopSignals) -> int:
     signalled = 128 + signals.received[0] if signals.received else 0
     if outcome.message is None:
         return signalled
-    print(f"lockstep: error: {outcome.message}", file=sys.stderr, flush=True)
-    return signalled if outcome.stopped else EXIT_FAILURE
+    say(f"{ERROR_PREFIX}{outcome.message}")
+    if outcome.stopped:
+        return signalled
+    return EXIT_USER_ERROR if outcome.bad_input else EXIT_FAILURE
 
 
 def _wait(ranks: Ranks, trains: bool) -> tuple[dict[int, int | None], list[int]]:

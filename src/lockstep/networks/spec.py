@@ -8,7 +8,7 @@ Actor and critic are two of them, or share all but the head. Weights are ``[out,
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lockstep.config.run import Config
@@ -50,7 +50,8 @@ class ImageEncoder:
         return "nature" if min(leaf.image_shape[1:]) >= NATURE_SMALLEST else "simple"
 
     def check(self, layout: ObservationLayout) -> None:
-        """Raise a one-line ``ValueError`` if an image is too small for its encoder."""
+        """Raise a one-line ``ValueError`` if an image is too small for its encoder, or two would share parameters."""
+        owners: dict[str, str] = {}
         for leaf in layout.leaves:
             if leaf.kind == "image" and self.resolved(leaf) == "nature" and min(leaf.image_shape[1:]) < NATURE_SMALLEST:
                 raise ValueError(
@@ -58,6 +59,13 @@ class ImageEncoder:
                     f"and {leaf.name or 'the observation'} has {leaf.image_shape[1]} x {leaf.image_shape[2]}; use "
                     "simple, residual or impala"
                 )
+            for parameter in self.shapes(replace(layout, leaves=(leaf,)), "actor"):
+                other = owners.setdefault(parameter, leaf.name)
+                if other != leaf.name:
+                    raise ValueError(
+                        f"observation keys {other!r} and {leaf.name!r}: parameters of their images would have one name "
+                        f"({parameter.removeprefix('actor.')}); rename one"
+                    )
 
     def scaled(self, channels: int) -> int:
         """A number of channels or features at this width."""
@@ -224,6 +232,23 @@ class PolicyNet:
         for name in ("actor", "critic") if self.critic else ("actor",):
             out |= layer_shapes(name, self.sizes(name))
         return out | self._log_std_shape()
+
+    def check_custom(self, name: str, shapes: Shapes) -> None:
+        """Checks the parameters of a user's own module, which ``name`` names in errors.
+
+        Raises:
+            ValueError: one has the name of ours beside them; one line.
+        """
+        for taken in self._log_std_shape():
+            if taken in shapes:
+                begins, instead = "may be set by initial_state", "leave it out or rename it"
+                if name.startswith("network.custom"):
+                    begins = "begins at network.log_std_init"
+                    instead = "leave it out, or give your own out with network.state_dependent_std"
+                raise ValueError(
+                    f"{name} has a parameter {taken}, which is the name of ours beside the module: the log standard "
+                    f"deviation of continuous actions, which {begins}; {instead}"
+                )
 
     def _log_std_shape(self) -> Shapes:
         return {} if self.discrete or self.state_dependent_std else {"log_std": (self.action.outputs,)}

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.config.sections import NetworkConfig
+from lockstep.core.errors import NonFiniteError
 from lockstep.core.fingerprint import sha256_of
 from lockstep.policies.recordings import read_recording
-from lockstep.runs.checkpoint import to_files
+from lockstep.runs.checkpoint import POLICY, to_files
 from lockstep.runs.checkpoint_writer import commit
-from lockstep.runs.directory import CONFIG, create_run
+from lockstep.runs.directory import CONFIG
+from lockstep.runs.making import create_run
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import JsonlTracker
 from lockstep.runs.trust import check_trusted
+
+LESS = "nothing is written; a smaller --learning-rate may help"
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ def clone(
 
     Raises:
         ValueError: there is no such recording, the run exists, the networks can't learn so; one line.
+        NonFiniteError: the loss isn't finite, or the parameters aren't; there is no run then.
     """
     recording = read_recording(episodes)
     config = _config(recording.facts["config"], settings, network)
@@ -63,8 +71,9 @@ def clone(
     run = create_run(str(out.parent), out.name, config)
     try:
         metrics = JsonlTracker(run.path / METRICS_JSONL)
-        arrays, last = engine.clone(config, recording, settings, metrics.log)
+        arrays, last = engine.clone(config, recording, settings, _checked(metrics.log))
         metrics.close()
+        _check_parameters(arrays)
         state = {
             **{"iteration": 0, "global_step": 0, "optimizer_steps": 0, "wall_time": 0.0, "score": None},
             **{"learning_rate": settings.learning_rate, "restarted_environments": []},
@@ -84,9 +93,32 @@ def clone(
             "params_sha256": sha256_of({name: a for name, a in arrays.items() if name.startswith("policy/")}),
         }
         run.write_summary(summary)
+    except NonFiniteError:
+        (run.path / METRICS_JSONL).unlink(missing_ok=True)
+        run.discard()
+        raise
     finally:
         run.unlock()
     return summary
+
+
+def _checked(log: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """Returns ``log`` for the records of epochs, which raises a ``NonFiniteError`` of a loss that isn't finite."""
+
+    def logged(record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if isinstance(value, float) and not np.isfinite(value):
+                raise NonFiniteError(f"{name} is {value:g} in epoch {record['iteration']}; {LESS}")
+        log(record)
+
+    return logged
+
+
+def _check_parameters(arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises a ``NonFiniteError`` where the last step has left parameters that aren't finite."""
+    for name, array in arrays.items():
+        if name.startswith(POLICY) and not np.isfinite(array).all():
+            raise NonFiniteError(f"{name} isn't finite after the last epoch; {LESS}")
 
 
 def _config(recorded: dict[str, Any], settings: CloneSettings, network: NetworkConfig | None) -> Config:

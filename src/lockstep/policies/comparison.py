@@ -168,8 +168,8 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
     """Each policy in numbers, and all but the first one against the first, as JSON would have it.
 
     Raises:
-        ValueError: there are less than two, they played different environments, or groups are mixed with single
-            policies; one line.
+        ValueError: there are less than two, they played different environments, groups are mixed with single policies,
+            or a return isn't finite; one line.
     """
     if len(all_of_them) < 2:
         raise ValueError(f"compare: {len(all_of_them)} of them; give two or more runs or evaluations")
@@ -178,6 +178,9 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
         twins = any(f"lockstep/{place}" in places for place in places)
         hint = "; --env.backend gymnasium trains with engine jax in Gymnasium's too" if twins else ""
         raise ValueError(f"compare: these played in different environments: {', '.join(sorted(places))}{hint}")
+    for each in all_of_them:
+        if each.values("return") is None:
+            raise ValueError(f"compare: a return of {each.name} is no finite number")
     metrics, first = metrics_of(all_of_them), all_of_them[0]
     for other in all_of_them[1:]:
         if other.unit != first.unit:
@@ -221,6 +224,9 @@ def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
         if None not in ways and ways[0] != ways[1]:
             said = ["sampled" if way else "most likely" for way in ways]
             lines.append(f"other choice of actions: {said[0]} ({first.name}), {said[1]} ({other.name})")
+        seeds = [each.facts.get("seed") for each in (first, other)]
+        if None not in seeds and seeds[0] != seeds[1]:
+            lines.append(f"other starts of episodes: seed {seeds[0]} ({first.name}), {seeds[1]} ({other.name})")
     return lines
 
 

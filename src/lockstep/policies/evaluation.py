@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
 
 from lockstep.config.engines import engine_module
+from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.episodes import success_rate
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import fail_now
 from lockstep.envs.describe import describe
@@ -24,23 +27,34 @@ BATCH = 256
 """Environments of one batch: more episodes than these are played batch after batch."""
 
 
-def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_steps: int) -> np.ndarray:
+def run_episodes(
+    envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_steps: int, finite: bool = False
+) -> np.ndarray:
     """Plays one episode, of ``max_steps`` at most, in each environment, stepped together in a batch of fixed shape.
 
-    ``act`` maps observation rows ``[E, width]`` to rows of actions.
+    Args:
+        envs: the environments.
+        act: maps observation rows ``[E, width]`` to rows of actions.
+        max_steps: after which an episode is cut.
+        finite: whether a return that isn't finite is refused.
 
     Returns:
         float64 ``[E, 4]``: return, length, success (1 task solved, -1 not solved, 0 not said), and score (points of
         the game at its end, NaN if it has none).
+
+    Raises:
+        EnvironmentFailureError: an environment failed, or a return isn't finite and must be; one line.
     """
     b = envs.buffers
     envs.reset()
     out, live = np.zeros((envs.num_envs, COLUMNS)), np.ones(envs.num_envs, np.bool_)
-    for _ in range(max_steps):
+    for step in range(max_steps):
         b.actions[:] = act(b.observations)
         envs.step()
         life.progressed()
         out[live, 0] += b.rewards[live]
+        if finite and not math.isfinite(out[:, 0].sum()):
+            _check_returns(envs, out[:, 0], step + 1)
         out[live, 1] += 1
         out[live, 2] = b.successes[live]
         out[live, 3] = b.scores[live]
@@ -48,6 +62,17 @@ def run_episodes(envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_st
         if not live.any():
             break
     return out
+
+
+def _check_returns(envs: HostEnvs, returns: np.ndarray, step: int) -> None:
+    """Names the first of the environments whose reward, or sum of rewards, isn't finite after so many steps."""
+    for row in np.flatnonzero(~np.isfinite(returns))[:1]:
+        reward, name = float(envs.buffers.rewards[row]), envs.description.id
+        what = f"rewards that add up to {returns[row]:g}" if math.isfinite(reward) else f"reward {reward:g}"
+        hint = "" if is_handed(name) else f"; lockstep check {name} looks for such numbers"
+        raise EnvironmentFailureError(
+            f"environment {name} gave {what} in step {step} of episode {envs.env_ids[row]}{hint}"
+        )
 
 
 def success_of(value: float) -> bool | None:
@@ -93,7 +118,7 @@ def evaluate(
         float64 ``[episodes, 4]``, see :func:`run_episodes`.
 
     Raises:
-        EnvironmentFailureError: an environment raised, died or hung.
+        EnvironmentFailureError: an environment raised, died or hung, or gave a reward that isn't finite.
     """
     start = start_of(actor, seed)
     actor.reset(start)
@@ -128,6 +153,6 @@ def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) ->
         return actor.native(rows, deterministic)
 
     try:
-        return run_episodes(envs, act, config.eval.max_steps)
+        return run_episodes(envs, act, config.eval.max_steps, finite=True)
     finally:
         envs.close()

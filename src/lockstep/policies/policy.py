@@ -16,7 +16,7 @@ from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.networks.spec import carry_size
-from lockstep.policies.rows import action_rows, checked_rows, part_shapes, random_rows
+from lockstep.policies.rows import action_rows, checked_rows, native_batch, part_shapes, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, find_run
 from lockstep.runs.trust import trusted_config
@@ -101,7 +101,7 @@ class Policy:
         own = carry_size(self.config.network.recurrent, self.config.network.recurrent_size)
         if own and before.shape[1] > own:  # the critic's memory, which acting alone doesn't need
             self._carry[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
-        return self.action.native(actions[0]) if single else self.action.natives(actions)
+        return self.action.native(actions[0]) if single else native_batch(self.action, actions)
 
     def predict(
         self,
@@ -333,7 +333,10 @@ def load_policy(
     config = trusted_config(path, trust, unused=("ppo.loss",))  # which is for training
     if network is not None and not is_wanted_again("network.custom", network, config.network.custom, path):
         network = None
-    found = find_training_state(path / CHECKPOINTS, str(checkpoint) if which == "latest" else which)
+    asked = str(checkpoint)
+    if which != "latest" and asked not in ("latest", which.removeprefix("step_")):
+        raise ValueError(f"checkpoint: {asked} is asked for, and {run} is a checkpoint itself; leave one of them out")
+    found = find_training_state(path / CHECKPOINTS, asked if which == "latest" else which)
     try:
         return Policy(config, found, engine, network)
     except KeyError as error:

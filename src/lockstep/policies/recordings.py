@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from lockstep.core.files import draft_of
 from lockstep.envs.describe import describe
 from lockstep.policies.baselines import Actor
 from lockstep.policies.evaluation import play_batch, start_of
@@ -104,16 +105,35 @@ def check_suffix(path: Path) -> None:
         raise ValueError(f"recording: {path} must end in {' or '.join(SUFFIXES)}")
 
 
+def check_place(path: Path) -> None:
+    """Raise a one-line ``ValueError`` where a file's name doesn't say what it is, or something else has it."""
+    check_suffix(path)
+    if path.exists() and not (path.is_file() and _is_recording(path)):
+        raise ValueError(f"recording: {path} is there and no recording, and would be lost; name another file")
+
+
+def _is_recording(path: Path) -> bool:
+    try:
+        if path.suffix == ".npz":
+            with zipfile.ZipFile(path) as file:
+                return {f"{name}.npy" for name in (*ARRAYS, FACTS)} <= set(file.namelist())
+        with safe_open(path, framework="numpy") as file:
+            return FACTS in (file.metadata() or {}) and set(ARRAYS) <= set(file.keys())
+    except (OSError, ValueError, zipfile.BadZipFile, SafetensorError):
+        return False
+
+
 def write_recording(path: Path, recording: Recording) -> None:
-    """Write a file of one of the :data:`SUFFIXES`."""
+    """Write a file of one of the :data:`SUFFIXES`, whole or not at all."""
     check_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(getattr(recording, name)) for name in ARRAYS}
     facts = json.dumps({"format": FORMAT, **recording.facts})
-    if path.suffix == ".npz":
-        np.savez_compressed(path, allow_pickle=False, **arrays, facts=np.array(facts))
-    else:
-        save_file(arrays, path, {FACTS: facts})
+    with draft_of(path.resolve()) as draft:
+        if path.suffix == ".npz":
+            np.savez_compressed(draft, allow_pickle=False, **arrays, facts=np.array(facts))
+        else:
+            save_file(arrays, draft, {FACTS: facts})
 
 
 def read_recording(path: Path) -> Recording:

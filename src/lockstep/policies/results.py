@@ -7,22 +7,30 @@ import importlib.util
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.core.files import as_json, draft_of, replace_text
 from lockstep.envs.description import arguments_of
 from lockstep.policies.baselines import Actor, Baseline
 from lockstep.policies.evaluation import success_of, summarize
 from lockstep.policies.policy import Policy
+from lockstep.runs.curves import CURVES_CSV, CURVES_JSON, CURVES_PNG
+from lockstep.runs.directory import OWN_NAMES, is_run
+from lockstep.runs.groups import GROUP_JSON
 
 COLUMN_NAMES = ("return", "length", "success", "score")
 BAR, MEAN = "#1f5fa8", "#d9822b"
 MOST_BINS = 40
 GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions", "atari"}
 """Settings of an environment that make it another game."""
+RECORDS = {*OWN_NAMES, GROUP_JSON, CURVES_CSV, CURVES_JSON, CURVES_PNG}
+"""Names that a run, or a group of them, gives to files of its own."""
+COMPARED = {"policies", "against", "differences"}
+"""What a comparison says, of :func:`lockstep.policies.comparison.comparison`."""
 
 
 def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dict[str, Any]:
@@ -30,7 +38,8 @@ def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dic
     env = actor.config.env
     settings = env.model_dump(mode="json", include=GAME) | {"kwargs": arguments_of(env)}
     facts = {"environment": env.id, "env_settings": settings}
-    return summarize(table) | facts | {"stochastic": not deterministic, "global_step": actor.global_step}
+    sampled = None if isinstance(actor, Baseline) else not deterministic  # which has no most likely action
+    return summarize(table) | facts | {"stochastic": sampled, "global_step": actor.global_step}
 
 
 def in_words(actor: Actor, facts: dict[str, Any]) -> str:
@@ -51,14 +60,60 @@ def in_words(actor: Actor, facts: dict[str, Any]) -> str:
     )
 
 
-def check_files(json_file: Path | None, csv_file: Path | None, histogram: Path | None) -> None:
-    """Raise a one-line ``ValueError`` where a file's name doesn't say what it is, or a histogram can't be drawn."""
-    suffixes = (("json", json_file, (".json",)), ("csv", csv_file, (".csv",)))
-    for option, path, known in (*suffixes, ("histogram", histogram, (".png", ".svg", ".pdf"))):
+def check_files(json_file: Path | None, csv_file: Path | None, picture: Path | None, option: str = "histogram") -> None:
+    """Checks the files that a command is to write, of which ``option`` names the picture.
+
+    Raises:
+        ValueError: a name doesn't say what it is, something that no such command has written would be lost, or a
+            picture can't be drawn; one line.
+    """
+    files = (("json", json_file, (".json",)), ("csv", csv_file, (".csv",)), (option, picture, (".png", ".svg", ".pdf")))
+    for name, path, known in files:
         if path is not None and path.suffix not in known:
-            raise ValueError(f"{option}: {path} must end in {' or '.join(known)}")
-    if histogram is not None:
-        check_plot("histogram")
+            raise ValueError(f"{name}: {path} must end in {' or '.join(known)}")
+    for (name, path, _), (is_ours, what) in zip(files, OURS, strict=True):
+        if path is None:
+            continue
+        if path.name in RECORDS and is_run(path.parent):
+            raise ValueError(f"{name}: {path} is the name of one of the run's own files; name another file")
+        if path.exists() and not (path.is_file() and is_ours(path)):
+            raise ValueError(f"{name}: {path} is there and {what}, and would be lost; name another file")
+    if picture is not None:
+        check_plot(option)
+
+
+def is_evaluation(path: Path) -> bool:
+    """Whether a file is there that ``lockstep eval --json FILE`` has written."""
+    try:
+        read_json(path)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_result(path: Path) -> bool:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return is_evaluation(path) or (isinstance(found, dict) and found.keys() >= COMPARED)
+
+
+def _is_csv(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline(1000).startswith(b"episode,return,length")
+
+
+def _is_figure(path: Path) -> bool:
+    return b"atplotlib" in path.read_bytes()  # which says so in each of its formats
+
+
+OURS: tuple[tuple[Callable[[Path], bool], str], ...] = (
+    (_is_result, "neither an evaluation nor a comparison"),
+    (_is_csv, "no list of episodes"),
+    (_is_figure, "no picture of matplotlib's"),
+)
+"""Which file may be replaced by JSON, CSV and a picture, and what one is that may not."""
 
 
 def check_plot(option: str) -> None:
@@ -74,17 +129,20 @@ def written(*paths: Path | None) -> str:
 
 
 def columns_of(table: np.ndarray) -> dict[str, list[Any]]:
-    """An evaluation's table ``[n, 4]`` as lists by name; those of which no episode says anything are left out."""
+    """An evaluation's table ``[n, 4]`` as lists by name; those of which no episode says anything are left out.
+
+    A return or score that isn't finite is None.
+    """
     success = [success_of(value) for value in table[:, 2].tolist()]
-    scores = [None if math.isnan(value) else value for value in table[:, 3].tolist()]
-    lists = (table[:, 0].tolist(), table[:, 1].astype(int).tolist(), success, scores)
+    returns, scores = ([x if math.isfinite(x) else None for x in table[:, place].tolist()] for place in (0, 3))
+    lists = (returns, table[:, 1].astype(int).tolist(), success, scores)
     named = dict(zip(COLUMN_NAMES, lists, strict=True))
     return {name: values for name, values in named.items() if any(value is not None for value in values)}
 
 
 def write_json(path: Path, facts: Mapping[str, Any], table: np.ndarray) -> None:
     """Facts about an evaluation, and under ``per_episode`` a list of each column."""
-    _write(path, json.dumps({**facts, "per_episode": columns_of(table)}, indent=1) + "\n")
+    write_text(path, as_json({**facts, "per_episode": columns_of(table)}, indent=1) + "\n")
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], np.ndarray]:
@@ -112,12 +170,13 @@ def write_csv(path: Path, table: np.ndarray) -> None:
     columns, text = columns_of(table), io.StringIO()
     rows = zip(range(len(table)), *columns.values(), strict=True)
     csv.writer(text, lineterminator="\n").writerows([("episode", *columns), *rows])
-    _write(path, text.getvalue())
+    write_text(path, text.getvalue())
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, in a directory that is made where it lacks; behind a link, what that names."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    replace_text(path.resolve(), text)
 
 
 def edges_of(values: np.ndarray) -> np.ndarray:
@@ -147,6 +206,7 @@ def draw_histogram(title: str, table: np.ndarray) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as its file's name says."""
+    """Write a figure as its file's name says, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with draft_of(path.resolve()) as draft:
+        figure.savefig(draft, dpi=120)

@@ -126,3 +126,10 @@ def checked_rows(layout: ObservationLayout, action: ActionLayout, rows: np.ndarr
             if not all(part.any(1).all() for part in parts):
                 raise ValueError("action_mask: it allows no action")
     return rows
+
+
+def native_batch(action: ActionLayout, rows: np.ndarray) -> np.ndarray:
+    """What ``env.step`` takes of rows ``[n, …]``, an action each: within the bounds, at the space's precision."""
+    if action.discrete or action.dtype == "float32":
+        return action.natives(rows)
+    return np.array(action.native_rows(rows), action.dtype).reshape(-1, *action.shape)

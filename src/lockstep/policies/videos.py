@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import EnvConfig
+from lockstep.core.files import draft_of
 from lockstep.core.life import life
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
@@ -164,6 +165,7 @@ def play(
     """Plays episodes in a window (target None), into a video file, or as text (``"terminal"``).
 
     They start by ``seed``, or the run's own; actions are the most likely ones, or samples. In a terminal a key ends it.
+    A video appears under its name when it is whole.
 
     Returns:
         Of each that was played to its end its return, length, and score (None where the environment has none).
@@ -175,18 +177,19 @@ def play(
     prepare_rendering(has_screen())
     mode = "human" if target is None else "ansi" if target == "terminal" else "rgb_array"
     env = drawn_environment(config.env, mode)
-    fps = frames_per_second(env)
-    writer = video_writer(target, fps) if isinstance(target, Path) else Terminal(fps) if target else None
-    played = []
-    try:
+    fps, writer, played = frames_per_second(env), None, []
+    with contextlib.ExitStack() as stack:
+        stack.callback(env.close)
+        if isinstance(target, Path):
+            writer = video_writer(stack.enter_context(draft_of(target.resolve())), fps)
+        elif target:
+            writer = Terminal(fps)
+        if writer is not None:
+            stack.callback(writer.close)
         with contextlib.suppress(QuitPlay):
             for episode in range(episodes):
                 start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
                 played.append(play_episode(env, policy, writer, start, deterministic))
-    finally:
-        if writer is not None:
-            writer.close()
-        env.close()
     return played
 
 
@@ -221,17 +224,13 @@ def record_evaluation(policy: Policy, video: Path) -> float:
     """
     prepare_rendering(screen=False)
     env = drawn_environment(policy.config.env, "rgb_array")
-    unfinished = video.with_name(f".{video.stem}.unfinished.mp4")
-    unfinished.unlink(missing_ok=True)  # a link would be written through
-    try:
-        with contextlib.closing(video_writer(unfinished, frames_per_second(env))) as writer:
-            score, *_ = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)
-        unfinished.replace(video)
-        return score
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        env.close()
+    with (
+        contextlib.closing(env),
+        draft_of(video) as draft,
+        contextlib.closing(video_writer(draft, frames_per_second(env))) as writer,
+    ):
+        score, *_ = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)
+    return score
 
 
 class EvaluationVideos:

@@ -75,6 +75,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def run_trace(config: Config, world_size: int, iterations: int, directory: Path, processes: int = 1) -> Trace:
     """Trains ``iterations`` iterations on ``world_size`` ranks in fresh processes, tracing fingerprints."""
     name = f"world_size_{world_size}_processes_{processes}"
+    while (directory / name).exists():  # the same world size once more: whether the run repeats
+        name += "_again"
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
     command = command_that_ends_with_us("train", str(source), "--trust", *world_words(config, world_size, processes))

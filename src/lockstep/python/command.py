@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from lockstep.core.errors import RunError
-from lockstep.core.process import ERROR_PREFIX, EXIT_USER_ERROR, command_that_ends_with_us, said_error
+from lockstep.core.process import ERROR_PREFIX, EXIT_USER_ERROR, command_that_ends_with_us, kill_session, said_error
 from lockstep.core.topology import without_launcher
 
 POLL_SECONDS = 0.02
+READ_SECONDS = 2.0
+"""How long what a command has printed may take to be read, once it has ended and somebody else may hold its output."""
 STOPPED = range(129, 160)
 """Exit statuses of a command that a signal stopped."""
 
@@ -70,8 +72,9 @@ def run_command(
         if process.poll() is None:  # ``meanwhile`` raised
             process.send_signal(signal.SIGTERM)
             process.wait()
+        kill_session(process.pid)  # what it has started, and left
         for pump in pumps:
-            pump.join()
+            pump.join(READ_SECONDS)
     if interrupted:
         raise KeyboardInterrupt
     code = process.returncode

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import stat
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as unpack
 from safetensors.numpy import save
+
+from lockstep.core.process import say
 
 MANIFEST = "manifest.json"
 PYTREE = "pytree"
@@ -238,7 +239,7 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
             problem = str(error)
         else:
             for passed in problems if warn else ():
-                print(f"lockstep: warning: {passed}; passed over for {path.name}", file=sys.stderr)
+                say(f"lockstep: warning: {passed}; passed over for {path.name}")
             return checkpoint
         problems.append(problem)
     raise CheckpointError(

@@ -1,22 +1,20 @@
-"""Makes and opens the run directory, which has one writer, whatever the world size."""
+"""Opens and finds the run directory, which has one writer, whatever the world size."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import itertools
-import json
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
-from lockstep.core.files import new_directory, try_json, write_json
+from lockstep.core.files import try_json, write_json
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import PYTREE, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
@@ -100,7 +98,9 @@ class RunDirectory:
         """Remove a directory that was made for a run which can't begin, if nothing but its config is there."""
         self.unlock()
         if {path.name for path in self.path.iterdir()} <= {CONFIG}:
-            shutil.rmtree(self.path)
+            (self.path / CONFIG).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.rmdir()  # not a link to a directory
 
     def start_services(self, config: Config) -> None:
         """Start the trackers that aren't files: they may refuse, and so comes before anything of the run is changed."""
@@ -197,27 +197,6 @@ def is_writer(topology: Topology) -> bool:
     return topology.rank == 0
 
 
-def default_name(config: Config, seeds: Sequence[int] = ()) -> str:
-    """Environment, seeds and time, e.g. ``CartPole-v1-seed0-20260131-120000``."""
-    env = config.env.id.rpartition(":")[2].replace("/", "-")
-    named = f"seeds{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed{config.seed}"
-    return f"{env}-{named}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _untouched(path: Path) -> bool:
-    """Whether a directory is empty, or holds no more than a run of ours that never got through its first iteration."""
-    if not path.is_dir() or not {p.name for p in path.iterdir()} <= OWN_NAMES:
-        return False
-    metrics = path / METRICS_JSONL
-    if (metrics.is_file() and metrics.stat().st_size > 0) or any((path / CHECKPOINTS).glob("step_*")):
-        return False
-    config = path / CONFIG
-    try:
-        return not config.exists() or not config.stat().st_size or bool(Config.model_validate_json(config.read_text()))
-    except ValueError:
-        return False
-
-
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Makes what goes wrong with the file system in the block a ``ValueError`` of one line about ``path``."""
@@ -225,44 +204,6 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
-
-
-def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[int] = ()) -> RunDirectory:
-    """Make a run directory with its ``config.json``; it comes back locked. ``seeds`` stand in its default name.
-
-    If the name is taken, or the directory can't be written, it is a one-line ``ValueError``.
-    """
-    path = Path(runs_dir) / (name or default_name(config, seeds))
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path = new_directory(path) if name is None else path
-    run = RunDirectory(path)
-    with writing(path):
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"name: run {path} exists already, as a file; choose another --name")
-        path.mkdir(exist_ok=True)
-        if (odd := odd_entry(path)) is not None:
-            raise ValueError(f"name: run {path} exists already, and {odd}; choose another --name")
-        run.lock()
-    with contextlib.ExitStack() as stack, writing(path):
-        stack.callback(run.unlock)
-        if not _untouched(path):
-            raise ValueError(
-                f"name: run {path} exists already; --resume {path} continues it, another --name starts a new one"
-                + ("; several seeds of a name are --seeds 0-4" if _differs_in_seed(path, config) else "")
-            )
-        run.write_config(config)
-        stack.pop_all()
-    return run
-
-
-def _differs_in_seed(path: Path, config: Config) -> bool:
-    """Whether the config of the run in ``path`` is this one with another seed; what can't be read isn't."""
-    try:
-        there = json.loads((path / CONFIG).read_text())
-        return there.pop("seed") != config.seed and there == config.model_dump(mode="json", exclude={"seed"})
-    except (OSError, ValueError, AttributeError, KeyError):
-        return False
 
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
@@ -295,12 +236,6 @@ def open_run(path: Path, config: Config, trust: bool = False, later: bool = Fals
         run.unlock()
         raise ValueError(f"run {path}: {CONFIG} can't be written ({error.strerror or error})") from None
     return run
-
-
-def has_begun(path: Path) -> bool:
-    """Whether a directory is a run's of which something is left: more than a config that was lost at the start."""
-    empty = (path / CONFIG).is_file() and (path / CONFIG).stat().st_size == 0
-    return is_run(path) and not (empty and _untouched(path))
 
 
 def check_single(path: Path) -> None:

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 
 from lockstep.core.episodes import WINDOW
+from lockstep.core.process import say
 
 UNKNOWN = "–"
 LINE_INTERVAL = 2.0  # seconds between two plain lines
@@ -56,12 +57,12 @@ def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None, s
 class PlainProgress(Progress):
     """Prints a line at the first update, then at most one every two seconds, and the last state on closing.
 
-    When nobody reads any more (``| head``) it falls silent, and training goes on.
+    Where nobody reads any more (``| head``) training goes on.
     """
 
     def __init__(self, total_steps: int | None, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._total_steps = total_steps
-        self._stream: TextIO | None = stream
+        self._stream = stream
         self._clock = clock
         self._next_line = -math.inf
         self._unprinted: Mapping[str, Any] | None = None
@@ -75,12 +76,7 @@ class PlainProgress(Progress):
 
     def message(self, text: str) -> None:
         """Print ``text``."""
-        if self._stream is None:
-            return
-        try:
-            print(text, file=self._stream, flush=True)
-        except BrokenPipeError:
-            self._stream = None
+        say(text, self._stream)
 
     def close(self) -> None:
         """Print the last state unless it is there already."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from lockstep.config.files import read_file
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
+from lockstep.core.process import say
 from lockstep.runs.checkpoint import newest_manifest
 from lockstep.runs.directory import CHECKPOINTS, CONFIG
 
@@ -29,7 +29,7 @@ def stored_config(run: Path, warn: bool = True) -> Config:
             raise
         config, step = written
         if warn:
-            print(f"lockstep: warning: {file} can't be read; taken from checkpoint step_{step}", file=sys.stderr)
+            say(f"lockstep: warning: {file} can't be read; taken from checkpoint step_{step}")
         return config
     return validate(Config, settings, str(file))
 

@@ -104,7 +104,7 @@ class Plan:
         """Without what is no part of an iteration, and with each rank's times."""
         changes = {
             "eval": {"interval": 0, "record_video": False},
-            "checkpoint": {"interval": 0, "mirror": None},
+            "checkpoint": {"interval": 0, "seconds": None, "mirror": None},
             "proof": {"trace": False},
         }
         sections = {name: getattr(config, name).model_copy(update=values) for name, values in changes.items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from lockstep.core.errors import RankMismatchError
+from lockstep.core.process import say
 from lockstep.runs.checkpoint import Checkpoint, checkpoint_of, pack, to_files, unpack
 
 ANEW = -1
@@ -51,10 +51,9 @@ def agreed_beginning(
         return checkpoint
     sent = broadcast_bytes(b"")
     if steps[rank] > steps[0]:
-        print(
+        say(
             f"lockstep: warning: rank {rank} goes on from step {steps[0]:,} with rank 0, not from step "
-            f"{steps[rank]:,}, the newest on its own host",
-            file=sys.stderr,
+            f"{steps[rank]:,}, the newest on its own host"
         )
     return from_bytes(sent)
 

@@ -69,7 +69,10 @@ class Recorder:
         self.videos = EvaluationVideos(run, self.trackers, config.eval.record_video)
 
     def begin(self, lines: Iterable[str]) -> None:
-        """Shows lines and the trackers' places, warns of environments that began anew, keeps a new run's config."""
+        """Shows lines and the trackers' places, warns of environments that began anew, keeps a new run's config.
+
+        Training has begun then.
+        """
         for line in [*lines, *self.trackers.places()]:
             self.progress.message(line)
         restarted = self.session.restarted
@@ -79,6 +82,7 @@ class Recorder:
             self.run.warn(missing_in_words(self.missing_rows, self.counted.iteration))
         if self.is_new:
             self.trackers.text("config", f"```json\n{self.config.model_dump_json(indent=2)}\n```")
+        life.trains = True
 
     def warn_of_unread(self) -> None:
         """Warns of settings that nothing reads."""

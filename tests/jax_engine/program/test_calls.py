@@ -125,11 +125,19 @@ def test_each_call_takes_from_the_end_of_the_one_before_however_late_the_host_re
     clock.follow(EndsAt(now, 13.0))
     clock.begins()  # while the first is under way
     clock.follow(EndsAt(now, 17.0))
-    assert (clock.took(), clock.took()) == (3.0, 4.0)  # both are over when the host reads the first
+    assert (clock.shares(1), clock.shares(1)) == ([(3.0, 13.0)], [(4.0, 17.0)])  # the host reads when both are over
     now[0] = 100.0  # an evaluation, or a checkpoint
     clock.begins()
     clock.follow(EndsAt(now, 102.0))
-    assert clock.took() == 2.0
+    assert clock.shares(1) == [(2.0, 102.0)]
+
+
+def test_iterations_of_a_call_share_its_time_and_end_one_after_the_other():
+    now = [0.0]
+    clock = CallClock(lambda: now[0])
+    clock.begins()
+    clock.follow(EndsAt(now, 8.0))
+    assert clock.shares(4) == [(2.0, 2.0), (2.0, 4.0), (2.0, 6.0), (2.0, 8.0)]
 
 
 def test_a_call_that_fails_is_over_too():
@@ -141,7 +149,7 @@ def test_a_call_that_fails_is_over_too():
     for _ in range(2):  # and the thread goes on
         clock.begins()
         clock.follow(Fails())
-        assert clock.took() == 0.0
+        assert clock.shares(1) == [(0.0, 5.0)]
 
 
 def test_the_thread_of_a_clock_ends_with_it():

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import re
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
+from lockstep.core.process import say
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.stated import number, stated_mask
 from lockstep.envs.gymnasium.time_limit import without_time_limit
@@ -108,10 +108,10 @@ def close_environment(env: gymnasium.Env, name: str, limit: float = CLOSE_LIMIT)
         with _interrupted_after(limit):
             env.close()
     except (Exception, SystemExit) as error:
-        print(f"lockstep: warning: {environment_failure(name, 'close', error)}", file=sys.stderr, flush=True)
+        say(f"lockstep: warning: {environment_failure(name, 'close', error)}")
     except StillClosingError:
         said = f"{name} wasn't closed within {limit:g} s, and is left behind"
-        print(f"lockstep: warning: {said}", file=sys.stderr, flush=True)
+        say(f"lockstep: warning: {said}")
         return False
     return True
 
@@ -147,7 +147,7 @@ class KeyedEnv:
         if wanted.purpose == "reset" and wanted.env_ids[row] == 0:
             self._watched = WatchedEnv(self._bare, self._env.observation_space, self._description.id)
             if (said := own_statistics(self._env)) is not None:
-                print(f"lockstep: warning: {self._description.id}: {said}", file=sys.stderr, flush=True)
+                say(f"lockstep: warning: {self._description.id}: {said}")
         self.elapsed = 0
 
     @property

@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
-from lockstep.core.process import where_it_was_looked_for
+from lockstep.core.process import say, where_it_was_looked_for
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
@@ -147,7 +147,7 @@ def _unknown(env_id: str, error: Exception) -> str:
 def _show_once(message: str) -> None:
     """Print a warning the first time it comes; what a model file's author should read is left out."""
     if "deprecated" not in message:
-        print(f"lockstep: warning: MuJoCo: {message}", file=sys.stderr)
+        say(f"lockstep: warning: MuJoCo: {message}")
 
 
 def _calm_mujoco() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from lockstep.core.process import say
 from lockstep.envs.gymnasium.stated import as_array
 
 WATCHED_STEPS = 200
@@ -178,4 +178,4 @@ class WatchedEnv:
             return f"the observation can't be compared with its space: {type(error).__name__}: {text}"
 
     def _warn(self, said: str) -> None:
-        print(f"lockstep: warning: {self._name}: {said}", file=sys.stderr, flush=True)
+        say(f"lockstep: warning: {self._name}: {said}")

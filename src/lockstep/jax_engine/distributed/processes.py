@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from lockstep.core.errors import PeerFailureError, RankMismatchError
 from lockstep.core.life import life
 from lockstep.core.machine import check_facts_alike
 from lockstep.core.network import own_address
-from lockstep.core.process import ended_by_signals
+from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.setup.accelerators import on_this_machine
@@ -226,7 +225,7 @@ def quiet_connections() -> Iterator[None]:
     if jax.process_count() == 1:
         yield
         return
-    sys.stdout.flush()
+    flush_output()
     kept = os.dup(1)
     try:
         with open(os.devnull, "w") as nowhere:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -144,8 +145,8 @@ class HostRun:
         life.begin(Part.PROGRAM)
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         self._clock.update_ends(pending.laps)
-        laps, ended = pending.laps, finished(pending.episodes, pending.stated)
-        return [Iteration(pending.first, metrics, ended, laps.total, laps.parts)]
+        laps, told = pending.laps, finished(pending.episodes, pending.stated)
+        return [Iteration(pending.first, metrics, told, laps.total, time.monotonic(), laps.parts)]
 
     # --- the rollout ----------------------------------------------------------------------------------------------
 

@@ -147,6 +147,7 @@ def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> Cust
             f"{name} gave outputs of shape {output.shape} and values of shape {shape} for 2 "
             f"observations; needed are (2, {net.outputs}) and (2,)"
         )
+    net.check_custom(name, custom.shapes())
     return custom
 
 

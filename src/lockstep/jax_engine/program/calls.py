@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -42,6 +42,13 @@ class Pending:
     outputs: Outputs
 
 
+class Share(NamedTuple):
+    """An iteration's share of its call: all take the same; ``ended`` is by the monotonic clock."""
+
+    seconds: float
+    ended: float
+
+
 class CallClock:
     """Measures calls that are begun one ahead: each from the end of the one before, or from its begin if that was over.
 
@@ -51,7 +58,7 @@ class CallClock:
 
     THREAD = "lockstep calls"
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._mark, self._open = clock, clock(), 0
         self._calls: SimpleQueue[Any] = SimpleQueue()
         self._ends: SimpleQueue[float] = SimpleQueue()
@@ -69,11 +76,12 @@ class CallClock:
         """Watches for the end of the call that has begun, by arrays that it leaves and nothing takes over."""
         self._calls.put(outputs)
 
-    def took(self) -> float:
-        """Waits for the oldest call that was followed; returns its seconds."""
+    def shares(self, count: int) -> list[Share]:
+        """Waits for the oldest call that was followed; returns what each of its ``count`` iterations took of it."""
         self._open -= 1
         began, self._mark = self._mark, self._ends.get()
-        return self._mark - began
+        seconds = (self._mark - began) / count
+        return [Share(seconds, self._mark - seconds * later) for later in reversed(range(count))]
 
 
 def _watch(calls: SimpleQueue[Any], ends: SimpleQueue[float], clock: Callable[[], float]) -> None:

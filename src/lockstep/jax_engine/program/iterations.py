@@ -65,6 +65,7 @@ class Iteration:
         number: iterations done before it.
         numbers: Python numbers, or lists of them, by name; see :class:`lockstep.jax_engine.update.UpdateResult`.
         seconds: of the whole.
+        ended: when, by the monotonic clock.
         parts: seconds of its parts, which add up to the whole, where they can be told apart.
     """
 
@@ -72,6 +73,7 @@ class Iteration:
     numbers: dict[str, Any]
     episodes: Finished
     seconds: float
+    ended: float
     parts: dict[str, float] = field(default_factory=dict)
 
 

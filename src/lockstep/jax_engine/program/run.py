@@ -88,10 +88,10 @@ class DeviceRun:
         words = fetch(pending.outputs.metrics)  # type: ignore[arg-type]
         metrics = {name: x.tolist() for name, x in self._program.metrics.on_host(words).items()}
         episodes = finished(*(fetch(x)[: pending.count] for x in pending.outputs[1:]))
-        seconds = self._clock.took() / pending.count
+        shares = self._clock.shares(pending.count)
         return [
-            Iteration(pending.first + i, {name: x[i] for name, x in metrics.items()}, ended, seconds)
-            for i, ended in enumerate(episodes)
+            Iteration(pending.first + i, {name: x[i] for name, x in metrics.items()}, told, *share)
+            for i, (told, share) in enumerate(zip(episodes, shares, strict=True))
         ]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:

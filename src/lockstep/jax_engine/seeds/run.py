@@ -117,10 +117,11 @@ class SeedsRun:
         metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
         returns, marks = (fetch(x)[:, : pending.count] for x in pending.outputs[1:])
         episodes = [finished(*both) for both in zip(returns, marks, strict=True)]
-        seconds = self._clock.took() / pending.count
+        shares = self._clock.shares(pending.count)
 
         def one(i: int, k: int) -> Iteration:
-            return Iteration(pending.first + i, {name: x[k][i] for name, x in metrics.items()}, episodes[k][i], seconds)
+            told = {name: x[k][i] for name, x in metrics.items()}
+            return Iteration(pending.first + i, told, episodes[k][i], *shares[i])
 
         return [[one(i, k) for k in range(len(self.seeds))] for i in range(pending.count)]
 

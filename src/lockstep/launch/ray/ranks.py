@@ -245,8 +245,8 @@ class RayRanks:
         """Passes on what a rank has written, and notes how it ended."""
         for stream, text in ((sys.stdout, told.stdout), (sys.stderr, told.stderr)):
             if text:
-                stream.flush()
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
                     os.write(stream.fileno(), text)
         if told.native:
             os.set_blocking(self._native[rank], False)

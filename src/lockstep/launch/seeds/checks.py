@@ -11,8 +11,7 @@ from lockstep.config.sections import SERVICES
 from lockstep.core.topology import Topology
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.launch.defaults import RunRequest
-from lockstep.launch.seeds.making import begin_again, could_be_group
-from lockstep.runs.directory import seeds_in
+from lockstep.launch.seeds.making import could_be_group
 from lockstep.runs.groups import seeds_of
 
 
@@ -31,17 +30,17 @@ def check_seeds(request: RunRequest, topology: Topology) -> None:
         )
 
 
-def check_resumed_seeds(path: Path, seeds: Sequence[int]) -> None:
-    """Raises a one-line ``ValueError`` unless a run that is resumed is a group of just these seeds.
+def check_resumed_seeds(path: Path, seeds: Sequence[int]) -> list[int]:
+    """Returns the seeds, in order, that a run is to be resumed with; a group that was killed early may have none yet.
 
-    Of a group that was killed before any of its seeds was made, they are made now, so that it is seen to be one.
+    Raises:
+        ValueError: the run isn't a group of just these; one line.
     """
     there = seeds_of(path)
     if sorted(seeds) != there and (there or not could_be_group(path, seeds)):
         what = f"has seeds {', '.join(map(str, there))}" if there else "is one run"
         raise ValueError(f"seeds: {', '.join(map(str, seeds))} with --resume {path}, which {what}; leave seeds out")
-    if not seeds_in(path):
-        begin_again(path, seeds)
+    return sorted(seeds)
 
 
 def why_apart(options: RunOptions, config: Config, processes: int) -> str | None:

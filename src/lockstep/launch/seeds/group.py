@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
-import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
-from lockstep.core.process import EXIT_USER_ERROR
+from lockstep.core.process import EXIT_USER_ERROR, adopt_orphans, children, kill_children, say
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
@@ -25,14 +23,16 @@ from lockstep.launch.defaults import RunRequest
 from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
-from lockstep.launch.seeds.making import has_trained, make_seeds
+from lockstep.launch.seeds.making import has_trained, make_seeds, remove_if_empty, take_back
 from lockstep.launch.seeds.resuming import Change, changed_seeds, put_back, write_changes
 from lockstep.launch.seeds.seed_run import SeedRun
+from lockstep.launch.seeds.words import words_of_seed
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
-from lockstep.runs.directory import SEED, RunDirectory, create_run, open_run
+from lockstep.runs.directory import CONFIG, SEED, RunDirectory, open_run
 from lockstep.runs.groups import begin_group, finish_group, seeds_of, together_in_turn
 from lockstep.runs.listing import UnreadableError, config_of, last_record
+from lockstep.runs.making import create_run
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
@@ -62,21 +62,21 @@ def start_group(
     ``why`` says why they aren't agents of one program, ``command`` which words after ``lockstep`` asked.
 
     Returns:
-        The group's directory, and 0 or 128 + n of the signal that stopped it.
+        The group's directory, and 0 or 128 + n of the signal that stopped it, or one of its seeds.
 
     Raises:
         ValueError: it can't be as asked; one line, and nothing was made.
         RunError: some of the seeds failed; one line, and the others are done.
     """
-    options, made = request.options, path is None
+    options, is_new = request.options, path is None
     config = request.config if path is None else resumed_config(path, request.overrides, options.trust)
     check_engine_options(options, config)
-    changed, before, lines = dict[Path, Change](), None, list[str]()
+    changed, stored, lines = dict[Path, Change](), None, list[str]()
     if path is None:
         description = functools.cache(lambda: request.description or describe(config.env))
         config, lines = resolved_here(config, world, description)
         lines += [] if request.note is None else [request.note]
-    check_limits(options, config)
+    check_limits(options, config, is_group=True)
     check_company(config)
     config = with_reference(config, options.runs_dir)
     if path is None:
@@ -85,8 +85,10 @@ def start_group(
         seeds = options.seeds_from(config.seed)
         directory = create_run(options.runs_dir, options.name, config, seeds)
     else:
-        changed, before = changed_seeds(path, config, request.overrides, options), stored_config(path)
-        directory, seeds = open_run(path, config, options.trust), seeds_of(path)
+        changed, stored = changed_seeds(path, config, request.overrides, options), stored_config(path)
+        seeds = seeds_of(path) or sorted(options.seeds_from(request.config.seed))
+        directory = open_run(path, config, options.trust)
+    before = {entry.name for entry in directory.path.iterdir()} - ({CONFIG} if is_new else set())
     directory.command = None if command is None else without_secrets(["lockstep", *command])
     try:
         write_changes(changed, options.trust)
@@ -98,13 +100,14 @@ def start_group(
         progress = make_progress(config.total_steps * len(paths), options.quiet)
         for each in [*lines, line]:
             progress.message(each)
-        return directory.path, Group(directory, paths, settings_of(options), command, at_once, progress).train()
+        words = None if command is None else functools.partial(words_of_seed, command, options)
+        return directory.path, Group(directory, paths, settings_of(options), words, at_once, progress).train()
     except ValueError:
-        if made and not has_trained(directory.path):
-            shutil.rmtree(directory.path)
-        elif before is not None:
-            directory.write_config(before)
+        if stored is not None:
+            directory.write_config(stored)
             put_back(changed)
+        if take_back(directory, before) and is_new:
+            remove_if_empty(directory)
         raise
     finally:
         directory.unlock()
@@ -147,7 +150,7 @@ class Group:
         directory: the group's, locked.
         paths: of its runs.
         settings: options for each of them.
-        command: the words after ``lockstep`` that asked for the group; None: nobody typed them.
+        words: returns the words after ``lockstep`` that train one run by itself; None: nobody typed any.
         at_once: how many train at a time.
         progress: shows how far all are.
     """
@@ -157,17 +160,17 @@ class Group:
         directory: RunDirectory,
         paths: Sequence[Path],
         settings: Mapping[str, Any],
-        command: Sequence[str] | None,
+        words: Callable[[Path], Sequence[str]] | None,
         at_once: int,
         progress: Progress,
     ) -> None:
         self.directory, self.runs = directory, [SeedRun(path) for path in paths]
-        self._settings, self._command, self._at_once = dict(settings), command, at_once
+        self._settings, self._words, self._at_once = dict(settings), words, at_once
         self._progress, self._shown, self._began = progress, 0, time.monotonic()
         self._speed = Speed()
 
     def train(self) -> int:
-        """Trains them all; returns 0, or 128 + n of the signal that stopped them.
+        """Trains them all; returns 0, or 128 + n of the signal that stopped them, or else one of them alone.
 
         Raises:
             ValueError: the first of them couldn't be started, nor any other; its line.
@@ -181,13 +184,13 @@ class Group:
         ended = {run.path: summary for run in others if (summary := run.summary()) is not None}
         if ended:
             self._compare_losses()
-            seconds, say = time.monotonic() - self._began, self._progress.message
-            finish_group(self.directory, ended, len(self.runs), seconds, say, before)
+            seconds, show = time.monotonic() - self._began, self._progress.message
+            finish_group(self.directory, ended, len(self.runs), seconds, show, before)
         self._progress.close()
         if not failed:
             if signalled and not ended:
-                print(f"lockstep: error: interrupted (--resume {self.directory.path} goes on)", file=sys.stderr)
-            return 128 + signalled if signalled else 0
+                say(f"lockstep: error: interrupted (--resume {self.directory.path} goes on)")
+            return 128 + signalled if signalled else next((run.code for run in self.runs if run.code), 0)
         first, refused = failed[0], all(run.code in (None, EXIT_USER_ERROR) for run in self.runs)
         if refused:
             raise ValueError(first.error)
@@ -208,6 +211,8 @@ class Group:
     def _loop(self, folder: Path) -> int:
         """Runs them, so many at a time; returns the number of the signal that stopped them, or 0."""
         waiting, running, shown, passed_on = deque(self.runs), list[SeedRun](), 0.0, False
+        spared = children()  # of an environment that was looked at here
+        adopt_orphans()
         with stop_requests() as request:
             while waiting or running:
                 if request.signal is not None and not passed_on:
@@ -218,25 +223,36 @@ class Group:
                         run.process.send_signal(request.signal)
                 if self._hours_left() == LEAST_HOURS and len(waiting) < len(self.runs):
                     waiting.clear()
-                while waiting and len(running) < self._at_once:
+                doubtful = self._is_doubtful()
+                if doubtful and not running:
+                    waiting.clear()  # the others would be refused as well
+                while waiting and len(running) < self._at_once and not doubtful:
                     running.append(self._start(waiting.popleft(), folder))
                 ended = [run for run in running if run.has_ended()]
                 running = [run for run in running if run not in ended]
-                if any(run.code == EXIT_USER_ERROR for run in ended):
-                    waiting.clear()  # the others would be refused as well
+                if ended and not running:
+                    kill_children(spared)  # what seeds have started and left in sessions of its own
                 if time.monotonic() - shown > SHOW_SECONDS or ended:
                     shown = time.monotonic()
                     self._show()
                 time.sleep(POLL_SECONDS)
             return request.signal or 0
 
+    def _is_doubtful(self) -> bool:
+        """Whether no other seed is to be started after what those said that were refused.
+
+        That is: two said the same, or one did what isn't about itself, and nothing of the group has been trained.
+        """
+        refused = [run for run in self.runs if run.code == EXIT_USER_ERROR]
+        said = [run.error for run in refused if run.path.name not in run.error]
+        return len(set(said)) < len(said) or (bool(said) and not has_trained(self.directory.path))
+
     def _start(self, run: SeedRun, folder: Path) -> SeedRun:
         file = folder / f"{run.path.name}.json"
         left = self._hours_left()
         own = {"resume": str(run.path), "quiet": True, **({} if left is None else {"max_hours": left})}
         file.write_text(json.dumps({**self._settings, **own}))
-        seed = run.path.name.removeprefix(SEED)
-        run.start(file, None if self._command is None else _of_one(self._command, seed))
+        run.start(file, None if self._words is None else self._words(run.path))
         return run
 
     def _hours_left(self) -> float | None:
@@ -259,16 +275,3 @@ def settings_of(options: RunOptions) -> dict[str, Any]:
     """Returns the options that each run of a group gets, as in a config file; its settings are in its own."""
     given = {name: getattr(options, name) for name in PASSED if name in options.model_fields_set}
     return {**given, **({"trust": True} if options.trust else {})}
-
-
-def _of_one(command: Sequence[str], seed: str) -> list[str]:
-    """Returns the words that train one seed of the group by itself."""
-    words: list[str] = []
-    skip = False
-    for word in command:
-        name = word.partition("=")[0].replace("_", "-")
-        if skip or name in ("--seeds", "--num-seeds", "--seeds-at-once", "--seed", "--name"):
-            skip = not skip and "=" not in word
-            continue
-        words.append(word)
-    return [*words, "--seed", seed]

@@ -1,15 +1,18 @@
-"""The directories of a group's runs: what each has of the group's config, and how those are made that aren't there."""
+"""The directories of a group's runs: what each has of the group's config, and how they are made and taken back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import shutil
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lockstep.config.run import Config
 from lockstep.runs.checkpoint import checkpoints_in
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, SEED, RunDirectory, create_run, is_run, seeds_in
-from lockstep.runs.groups import remember_seeds
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, SEED, RunDirectory, is_run, seeds_in
+from lockstep.runs.groups import GROUP_JSON, remember_seeds
 from lockstep.runs.listing import last_record
+from lockstep.runs.making import create_run
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import remember_names
@@ -36,8 +39,6 @@ def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust:
     for seed, path in zip(seeds, paths, strict=True):
         own = config_of_seed(group.path, config, seed)
         if not is_run(path):
-            for torn in path.glob(f".{CONFIG}.*"):  # by whoever was killed while writing it
-                torn.unlink(missing_ok=True)
             create_run(str(group.path), path.name, own).unlock()
         if not trust:
             remember_names(own)
@@ -57,15 +58,29 @@ def could_be_group(path: Path, seeds: Sequence[int]) -> bool:
     return stored_config(path, warn=False).seed == seeds[0]
 
 
-def begin_again(path: Path, seeds: Sequence[int]) -> None:
-    """Makes the seeds of a group that ended before any was made.
+def take_back(group: RunDirectory, before: Collection[str]) -> bool:
+    """Removes seeds, and files of a group, that a refused session has made, unless one of these seeds has trained.
 
-    Raises:
-        ValueError: another process writes it; one line.
+    Args:
+        group: locked.
+        before: names that stood in its directory when the session began.
+
+    Returns:
+        Whether they were removed.
     """
-    group = RunDirectory(path)
-    group.lock()
-    try:
-        make_seeds(group, stored_config(path), seeds, trust=True)  # whoever goes on with them sees to what they name
-    finally:
-        group.unlock()
+    made = [entry for entry in group.path.iterdir() if entry.name not in before]
+    seeds = [entry for entry in made if entry.name.startswith(SEED)]
+    if any(map(has_trained, seeds)):
+        return False
+    for seed in seeds:
+        shutil.rmtree(seed, ignore_errors=True)
+    for file in {group.path / CONFIG, group.path / GROUP_JSON}.intersection(made):
+        file.unlink()
+    return True
+
+
+def remove_if_empty(group: RunDirectory) -> None:
+    """Leaves a group's directory to others, and removes it if nothing is there; a link to a directory stays."""
+    group.unlock()
+    with contextlib.suppress(OSError):
+        group.path.rmdir()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.files import nested
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.process import say
 from lockstep.launch.resume import open_directory, resumed_config
 from lockstep.launch.seeds.making import config_of_seed
 from lockstep.runs.directory import LOCK, open_run, seeds_in
@@ -61,7 +61,7 @@ def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], opt
 def write_changes(changed: Mapping[Path, Change], trust: bool) -> None:
     """Writes configs of runs before any goes on, for one may be long in its turn, and says what they change."""
     for line in dict.fromkeys(line for change in changed.values() for line in _in_words(*change)):
-        print(f"lockstep: {line}", file=sys.stderr)
+        say(f"lockstep: {line}")
     for run, (_, config) in changed.items():
         open_run(run, config, trust).unlock()
 

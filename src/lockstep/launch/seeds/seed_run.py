@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.process import ERROR_PREFIX, command_that_ends_with_us, said_error
+from lockstep.core.process import ERROR_PREFIX, STOP_SIGNALS, command_that_ends_with_us, kill_session, said_error, say
 from lockstep.core.topology import without_launcher
 from lockstep.runs.directory import SUMMARY
 from lockstep.runs.listing import UnreadableError, read_object
 from lockstep.training.audience import COMMAND_VARIABLE
+
+STOPPED = [128 + number for number in STOP_SIGNALS]
+"""Exit statuses of a run that a signal has stopped, with a checkpoint."""
+READ_SECONDS = 2.0
+"""How long what a seed has said may take to be read, once it has ended and somebody else may hold its output open."""
 
 
 @dataclass
@@ -55,7 +59,7 @@ class SeedRun:
         for line in self.process.stderr:
             self.said.append(line)
             if not line.startswith(ERROR_PREFIX) and line.strip():
-                print(f"{self.path.name}: {line}", end="", file=sys.stderr, flush=True)
+                say(f"{self.path.name}: {line.rstrip()}")
 
     @property
     def is_training(self) -> bool:
@@ -75,14 +79,18 @@ class SeedRun:
         assert self._reader is not None
         if self.process.poll() is None:
             return False
-        self._reader.join()
+        kill_session(self.process.pid)  # what it has started, and left
+        self._reader.join(READ_SECONDS)
         self.code = self.process.returncode
         return True
 
     def failed(self, signalled: int) -> bool:
-        """Whether it has ended otherwise than at its end, or by the signal that stopped the group (0: none did)."""
-        stopped = self.code is not None and (128 < self.code < 160 or self.code == -signalled)
-        return self.code is not None and self.code != 0 and not stopped
+        """Whether it has ended otherwise than at its end, or stopped as a signal asked.
+
+        Args:
+            signalled: the signal that stopped the group, which may have met the run before it listened; 0: none did.
+        """
+        return self.code not in (None, 0, *STOPPED) and not (signalled and self.code == -signalled)
 
     @property
     def error(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep.core.process import EXIT_FAILURE, PARENT_VARIABLE, STOP_SIGNALS, end_with_parent
+from lockstep.core.process import EXIT_FAILURE, PARENT_VARIABLE, STOP_SIGNALS, end_with_parent, flush_output, say
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -24,8 +23,7 @@ def fork(body: Callable[[], int]) -> int:
     signal handlers; a stop signal that reaches it before it has them waits.
     """
     parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         pid = os.fork()
@@ -59,16 +57,14 @@ def _leave(body: Callable[[], int]) -> NoReturn:
         code = body()
     except SystemExit as error:
         if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
+            say(error.code)
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BaseException:
         traceback.print_exc()
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        flush_output()
         os._exit(code)
 
 

@@ -28,10 +28,12 @@ from lockstep.core.errors import RunError
 from lockstep.core.process import (
     adopt_orphans,
     end_with_parent,
+    flush_output,
     kill_children,
     kill_session,
     look_here_last,
     name_process,
+    open_closed_streams,
     signal_name,
 )
 from lockstep.core.topology import LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE
@@ -282,6 +284,7 @@ def _in_one_line(error: Exception) -> str:
 
 def main() -> None:
     """Serves the launcher on the other end of the socket ``sys.argv[1]``."""
+    open_closed_streams()
     settings = ServerSettings(**json.loads(sys.argv[2]))
     end_with_parent(settings.parent, signal.SIGTERM)
     name_process("lockstep server")
@@ -300,8 +303,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):  # the launcher's death is seen by its number; its children get
         signal.signal(number, lambda *_: None)  # the default back, which they would not of an ignored signal
     server.serve()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(0)  # the store's thread may be in the middle of an import
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from lockstep.core.files import replace_text
+from lockstep.core.process import say
 from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, manifest_of, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, OWN_NAMES, SUMMARY, WANDB
 from lockstep.runs.mirror.fetch import steps_on
@@ -127,7 +127,7 @@ class Mirror:
                 wait = min(2 * wait, BACKOFF[1])
                 continue
             if self.error is not None:
-                print(f"lockstep: {self._place.url} is up to date again", file=sys.stderr, flush=True)
+                say(f"lockstep: {self._place.url} is up to date again")
             seen, wait, self.error = stamp, BACKOFF[0], None
             again = time.monotonic() + (time.monotonic() - began) * (1 / SHARE - 1)
             if over:
@@ -250,4 +250,4 @@ class Mirror:
 
 
 def _warn(text: str) -> None:
-    print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
+    say(f"lockstep: warning: {text}")

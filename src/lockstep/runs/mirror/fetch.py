@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from pathlib import Path
 
 from lockstep.core.files import write_synced
+from lockstep.core.process import say
 from lockstep.runs.checkpoint import MANIFEST, parsed_manifest, problem_with, step_of, strange_name
 from lockstep.runs.checkpoint_writer import write_directory
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, SUMMARY
@@ -108,5 +108,5 @@ def _bring_checkpoint(place: Place, step: int, run: Path) -> bool:
 
 
 def _pass_over(place: Place, name: str, why: str) -> bool:
-    print(f"lockstep: warning: {place.url}/{name}: {why}; passed over", file=sys.stderr)
+    say(f"lockstep: warning: {place.url}/{name}: {why}; passed over")
     return False

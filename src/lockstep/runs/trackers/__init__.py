@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config, LogConfig
+from lockstep.core.process import say
 from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv
 from lockstep.runs.trackers.files import REWRITTEN, PlainRecord, check_writable
 from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl, last_global_step_of
@@ -164,7 +164,7 @@ class RunTrackers(Tracker):
             except Exception as error:
                 del self._optional[name]
                 line = f"tracker {name} failed: {_reason(error)}; it is switched off, training goes on"
-                print(line, file=sys.stderr, flush=True)
+                say(line)
                 with suppress(Exception):
                     tracker.close()
 

@@ -6,7 +6,6 @@ device. So it may be captured once as a graph and replayed for every step of eve
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,9 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
+from lockstep.core.errors import UnavailableError
 from lockstep.core.life import life
+from lockstep.core.process import say
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.torch_engine.accelerated.decisions import clip, decide
 from lockstep.torch_engine.accelerated.report import Report, Sent
@@ -174,15 +175,13 @@ class AcceleratedUpdate:
         return replay
 
     def _launch_instead(self, error: CaptureError) -> None:
-        """Leaves graphs out from here on, with a warning; raises a ``ValueError`` where the user asked for them."""
+        """Leaves graphs out from here on, with a warning; raises an error where the user asked for them."""
         if self.config.cuda_graphs is True:
-            raise ValueError(
+            raise UnavailableError(
                 f"cuda_graphs: true, but an optimiser step can't be captured here ({error}); use cuda_graphs false"
             ) from error
         self.graphed = False
-        print(
+        say(
             f"lockstep: warning: an optimiser step can't be captured as a graph here, and is launched ({error}); "
-            "--no-cuda-graphs leaves this out",
-            file=sys.stderr,
-            flush=True,
+            "--no-cuda-graphs leaves this out"
         )

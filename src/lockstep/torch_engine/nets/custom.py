@@ -169,6 +169,7 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
             f"network.custom: {path} gave outputs of shape {tuple(output.shape[1:])} and values of shape "
             f"{tuple(values.shape[1:])} for 2 observations; needed are (2, {net.outputs}) and (2,)"
         )
+    net.check_custom(f"network.custom: {path}", custom.shapes())
     if any(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in changing):
         raise ValueError(
             f"network.custom: {path} keeps running statistics ({changing[0]}), which would differ between ranks; use "

@@ -1,0 +1,91 @@
+"""Makes the directory of a new run, where there is nothing of another one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.config.run import Config
+from lockstep.core.files import new_directory
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory, is_run, writing
+from lockstep.runs.groups import GROUP_JSON
+from lockstep.runs.links import odd_entry
+from lockstep.runs.trackers import METRICS_JSONL
+
+TORN = (f".{CONFIG}.tmp", f".{GROUP_JSON}.tmp")
+"""What a process leaves that is killed while it writes the first file of a run, or of a group."""
+
+
+def default_name(config: Config, seeds: Sequence[int] = ()) -> str:
+    """Environment, seeds and time, e.g. ``CartPole-v1-seed0-20260131-120000``."""
+    env = config.env.id.rpartition(":")[2].replace("/", "-")
+    named = f"seeds{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed{config.seed}"
+    return f"{env}-{named}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[int] = ()) -> RunDirectory:
+    """Make a run directory with its ``config.json``; it comes back locked. ``seeds`` stand in its default name.
+
+    If the name is taken, or the directory can't be written, it is a one-line ``ValueError``.
+    """
+    path = Path(runs_dir) / (name or default_name(config, seeds))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path = new_directory(path) if name is None else path
+    run = RunDirectory(path)
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"name: run {path} exists already, as a file; choose another --name")
+        path.mkdir(exist_ok=True)
+        if (odd := odd_entry(path)) is not None:
+            raise ValueError(f"name: run {path} exists already, and {odd}; choose another --name")
+        run.lock()
+    with contextlib.ExitStack() as stack, writing(path):
+        stack.callback(run.unlock)
+        if not _untouched(path):
+            raise ValueError(f"name: run {path} exists already{_what_then(path, config)}")
+        for torn in TORN:
+            (path / torn).unlink(missing_ok=True)
+        run.write_config(config)
+        stack.pop_all()
+    return run
+
+
+def _untouched(path: Path) -> bool:
+    """Whether a directory is empty, or holds no more than a run of ours that never got through its first iteration."""
+    if not path.is_dir() or not {p.name for p in path.iterdir()} <= {*OWN_NAMES, *TORN}:
+        return False
+    metrics = path / METRICS_JSONL
+    if (metrics.is_file() and metrics.stat().st_size > 0) or any((path / CHECKPOINTS).glob("step_*")):
+        return False
+    config = path / CONFIG
+    try:
+        return not config.exists() or not config.stat().st_size or bool(Config.model_validate_json(config.read_text()))
+    except ValueError:
+        return False
+
+
+def _what_then(path: Path, config: Config) -> str:
+    """Says what to do in place of beginning a run with this config in a directory that holds something."""
+    if not is_run(path):
+        return ", with files that are no run's; choose another --name"
+    several = "; several seeds of a name are --seeds 0-4" if _differs_in_seed(path, config) else ""
+    return f"; --resume {path} continues it, another --name starts a new one{several}"
+
+
+def _differs_in_seed(path: Path, config: Config) -> bool:
+    """Whether the config of the run in ``path`` is this one with another seed; what can't be read isn't."""
+    try:
+        there = json.loads((path / CONFIG).read_text())
+        return there.pop("seed") != config.seed and there == config.model_dump(mode="json", exclude={"seed"})
+    except (OSError, ValueError, AttributeError, KeyError):
+        return False
+
+
+def has_begun(path: Path) -> bool:
+    """Whether a directory is a run's of which something is left: more than a config that was lost at the start."""
+    empty = (path / CONFIG).is_file() and (path / CONFIG).stat().st_size == 0
+    return is_run(path) and not (empty and _untouched(path))

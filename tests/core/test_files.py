@@ -1,0 +1,46 @@
+"""Files that are there whole or not at all, and JSON that any reader takes."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lockstep.core.files import as_json, draft_of, write_json
+
+
+def strictly(text):
+    """Reads JSON as other programs do, for which NaN and Infinity are no words."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_number_that_is_not_finite_is_null(tmp_path):
+    value = {"a": math.nan, "b": [math.inf, {"c": -math.inf}, 1.5], "d": (2, np.float64("nan")), "e": None, "f": "NaN"}
+    plain = {"a": None, "b": [None, {"c": None}, 1.5], "d": [2, None], "e": None, "f": "NaN"}
+    write_json(tmp_path / "a.json", value)
+    assert strictly((tmp_path / "a.json").read_text()) == strictly(as_json(value)) == plain
+
+
+def test_finite_numbers_are_written_as_they_always_were(tmp_path):
+    value = {"a": [0.1, 1e300, -3], "b": {"c": True, "d": "ä"}, "e": ()}
+    write_json(tmp_path / "a.json", value)
+    assert (tmp_path / "a.json").read_text() == json.dumps(value, indent=2) + "\n"
+    assert as_json(value) == json.dumps(value)
+
+
+def test_a_draft_takes_the_files_place_when_it_is_whole(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("before")
+    with pytest.raises(RuntimeError), draft_of(file) as draft:
+        draft.write_text("half")
+        raise RuntimeError
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.txt", "before")]
+    with draft_of(file) as draft:
+        assert draft.suffix == ".txt"
+        draft.write_text("whole")
+        assert file.read_text() == "before"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.txt", "whole")]

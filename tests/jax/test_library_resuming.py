@@ -1,0 +1,148 @@
+"""What a training of the library door goes on from, and what it leaves alone: checkpoints, terms, parameters."""
+
+import json
+from typing import Any
+
+import corridors
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lockstep.jax as ljax
+from lockstep.runs.checkpoint import MANIFEST
+from lockstep.runs.checkpoint_writer import write_directory
+
+untyped: Any = ljax
+"""For what a type checker would refuse as well."""
+
+pytestmark = pytest.mark.quick
+PPO = ljax.PPOConfig(n_steps=8, n_minibatches=2, n_epochs=1, hidden_sizes=(4,))
+STEPS = 8 * 4
+
+
+def error_of(function, *args, **kwargs):
+    with pytest.raises(ValueError) as caught:
+        function(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def runner_of(updates=1, **settings):
+    return ljax.RunnerConfig(updates * STEPS, num_devices=1, num_envs=4, **settings)
+
+
+class Walk(ljax.Task):
+    """Corridors with reward terms and parameters of one's choice."""
+
+    def __init__(self, runner, terms=None, params=None, env=None):
+        super().__init__(PPO, runner)
+        self.terms, self.params, self.env = terms or {}, params, env or corridors.Corridor()
+
+    def environment(self):
+        return self.env, self.params
+
+    def reward_terms(self):
+        return {name: (weight, lambda t: t.reward) for name, weight in self.terms.items()}
+
+
+# --- overwriting -----------------------------------------------------------------------------------------------------
+
+
+def contents(directory):
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_checkpoints_that_are_overwritten_stay_as_long_as_nothing_is_trained(tmp_path):
+    Walk(runner_of(2, checkpoint_dir=tmp_path, checkpoint_interval=STEPS)).train()
+    before = contents(tmp_path)
+    wrong = ljax.PPO.init(jax.random.key(0), 7, 3, PPO)
+    runner = runner_of(1, checkpoint_dir=tmp_path, overwrite=True)
+    line = error_of(
+        ljax.train_ppo_multigpu, corridors.Corridor(), None, ppo_config=PPO, runner_config=runner, train_state=wrong
+    )
+    assert line.startswith("train_state: params['actor.0.weight'] is")
+    assert contents(tmp_path) == before
+    assert {path.name for path in tmp_path.iterdir()} == {f"step_{STEPS}", f"step_{2 * STEPS}"}
+    Walk(runner).train()
+    assert [path.name for path in tmp_path.iterdir()] == [f"step_{STEPS}"]
+    assert contents(tmp_path) != before
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"terms": {"a": 1.0}}, {"terms": {"a": 100.0}}, "reward_terms: a: 100.0, but {} was trained with 1.0"),
+        ({}, {"terms": {"a": 1.0}}, "reward_terms: a: 1.0, but {} was trained with none of this name"),
+        (
+            {"terms": {"a": 1}},
+            {"terms": {"a": 1}, "env": corridors.SixValues()},
+            "env: RewardTermsWrapper of SixValues, ",
+        ),
+        ({"terms": {"a": 1, "b": 1}}, {"terms": {"a": 1}}, "reward_terms: b: none of this name, but {} was trained wi"),
+        ({"params": {"slope": 0.5}}, {"params": {"slope": 2.0}}, "env_params: slope: 2.0, but {} was trained with 0.5"),
+        ({"params": (np.arange(3.0),)}, {"params": (np.ones(3),)}, "env_params: 0: float32[3] "),
+        ({"params": 1}, {"params": 2}, "env_params: the parameters: 2, but {} was trained with 1; leave it as it was"),
+    ],
+)
+def test_another_task_is_not_gone_on_with(tmp_path, then, now, said):
+    folder = {"checkpoint_dir": tmp_path / "c"}
+    Walk(runner_of(**folder), **then).train()
+    before = contents(tmp_path)
+    assert error_of(Walk(runner_of(2, resume=True, **folder), **now).train).startswith(
+        said.format(tmp_path / "c" / f"step_{STEPS}")
+    )
+    assert contents(tmp_path) == before
+
+
+def test_the_same_task_is_gone_on_with_however_its_numbers_are_written(tmp_path):
+    folder = {"checkpoint_dir": tmp_path / "c"}
+    Walk(runner_of(**folder), {"a": 1}, {"slope": 0.1, "way": np.arange(3)}).train()
+    params = {"slope": jnp.float32(0.1), "way": jnp.arange(3)}
+    state, history = Walk(runner_of(2, resume=True, **folder), {"a": 1.0}, params).train()
+    assert (int(state.step), len(history["total_loss"])) == (2, 2)
+
+
+def test_a_checkpoint_from_before_tasks_were_compared_is_gone_on_with(tmp_path):
+    folder = {"checkpoint_dir": tmp_path / "c"}
+    Walk(runner_of(**folder), {"a": 1.0}, 1).train()
+    saved = tmp_path / "c" / f"step_{STEPS}"
+    said = json.loads((saved / MANIFEST).read_text())
+    for name in ("reward_terms", "env_params", "env_classes"):
+        del said["metadata"]["settings"][name]
+    files = {path.name: path.read_bytes() for path in saved.iterdir() if path.name != MANIFEST}
+    write_directory(saved, files, {name: said[name] for name in ("kind", "metadata")}, [])
+    state, _ = Walk(runner_of(2, resume=True, **folder), {"a": 100.0}, 1).train()
+    assert int(state.step) == 2
+    settings = (ljax.load_metadata(tmp_path / "c", step=2 * STEPS) or {})["settings"]
+    assert (settings["reward_terms"], settings["env_params"]) == ({"a": 100.0}, {"the parameters": "1"})
+
+
+def test_a_parameter_that_an_edited_environment_has_more_is_no_other_task(tmp_path):
+    from lockstep.jax.facts import check_facts
+
+    then = {"env_params": {"a": "1"}}
+    check_facts({"env_params": {"a": "1", "b": "2"}}, then, tmp_path)
+    assert "env_params: a: 2" in error_of(check_facts, {"env_params": {"a": "2"}}, then, tmp_path)
+
+
+# --- states and networks that can't be -------------------------------------------------------------------------------
+
+
+def test_a_replicated_state_is_refused_before_anything_is_compiled(monkeypatch):
+    state = ljax.replicate(ljax.PPO.init(jax.random.key(0), 2, 2, PPO), n_devices=1)
+    line = "train_state: its step is of shape (1,), as replicate makes it; give lockstep.jax.unreplicate(train_state)"
+    with monkeypatch.context() as patch:
+        patch.setattr("lockstep.jax.training.Training", None)
+        given = {"ppo_config": PPO, "runner_config": runner_of(), "train_state": state}
+        assert error_of(ljax.train_ppo_multigpu, corridors.Corridor(), None, **given) == line
+    task = Walk(runner_of())
+    task.initial_state = lambda fresh: ljax.replicate(fresh, n_devices=1)
+    assert error_of(task.train) == line
+    task.initial_state = ljax.unreplicate
+    task = Walk(runner_of())
+    task.initial_state = lambda fresh: ljax.unreplicate(ljax.replicate(fresh, n_devices=1))
+    assert int(task.train()[0].step) == 1

@@ -1,0 +1,93 @@
+"""The command that a group keeps with each seed trains that seed by itself."""
+
+import contextlib
+
+import pytest
+
+from lockstep.config.command_line import read_request
+from lockstep.core.topology import Topology
+from lockstep.launch.defaults import request_of
+from lockstep.launch.seeds import group as groups
+from lockstep.launch.seeds.seed_run import SeedRun
+from lockstep.launch.start import group_of, prepare, start_run
+from lockstep.runs.progress import Progress
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """Gives the commands that the seeds of a group are started with, which begins by words or goes on by them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(groups, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(groups, "make_progress", lambda *_: Progress())
+    found = {}
+
+    def start(self, file, command):
+        found[self.path.name] = command
+
+    def has_ended(self):
+        self.code = 0
+        return True
+
+    monkeypatch.setattr(SeedRun, "start", start)
+    monkeypatch.setattr(SeedRun, "has_ended", has_ended)
+
+    def train(*words):
+        found.clear()
+        assert start_run(request_of(words), command=["train", *words]) == 0
+        return dict(found)
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "of_the_group",
+    [
+        ("--seeds", "3-4", "--name", "many"),
+        ("seeds=3-4", "name=many"),
+        ("--seeds=3-4", "--run-name", "many"),
+        ("--seeds", "3-4", "exp_name=many"),
+        ("--seed", "3", "--num_seeds=2", "--seeds-at-once", "1"),
+        ("+seed=3", "++num_seeds=2", "seeds_at_once=2"),
+        ("--seeds", "3-4", "--name", "many", "--resume", "auto"),
+        ("seeds=3-4", "name=many", "resume=auto"),
+    ],
+)
+def test_of_a_new_group_it_begins_a_run_of_that_seed(kept, of_the_group):
+    given = ("--n-steps", "16", "--quiet", "--network.hidden-sizes", "32", "16", "lr=1e-3")
+    for number, (name, words) in enumerate(kept("CartPole-v1", *of_the_group, *given).items()):
+        assert words == ["train", "CartPole-v1", *given, "--seed", str(3 + number)]
+        request = request_of(words[1:])
+        assert (f"seed_{request.config.seed}", request.config.num_steps) == (name, 16)
+        assert not request.options.is_group
+        assert (request.options.name, request.options.resume) == (None, None)
+
+
+def test_of_a_config_file_it_leaves_out_what_the_file_says_of_the_group(kept, tmp_path):
+    for options in ("seeds: 3-4\nname: many\n", "seed: 3\nnum_seeds: 2\nname: other\n"):
+        (tmp_path / "group.yaml").write_text(f"env: CartPole-v1\nnum_steps: 16\nquiet: true\n{options}")
+        words = kept("group.yaml")["seed_4"]
+        request = read_request(words[1:])
+        assert (request.config.seed, request.config.num_steps) == (4, 16)
+        assert (request.options.is_group, request.options.name) == (False, None)
+
+
+@pytest.mark.parametrize("resume", [("--resume", "many"), ("resume=runs/many/",), ("--resume=many", "--seeds", "3-4")])
+def test_of_a_resumed_group_it_goes_on_with_that_seed(kept, resume):
+    kept("CartPole-v1", "--seeds", "3-4", "--name", "many", "--num-steps", "16", "--quiet")
+    words = kept(*resume, "--total-steps", "4096", "--quiet")["seed_4"]
+    given = resume[0].removeprefix("--").removeprefix("resume").lstrip("=") or resume[1]
+    assert words == ["train", "--resume", f"{given.rstrip('/')}/seed_4", "--total-steps", "4096", "--quiet"]
+    trained = kept_alone(words)
+    assert trained.path.name == "seed_4"
+    assert trained.config.seed == 4
+
+
+def kept_alone(words):
+    """The run that words go on with, as they are prepared."""
+    request, group = group_of(request_of(words[1:]), Topology())
+    assert group is None
+    with contextlib.ExitStack() as stack:
+        assignment, run, _, _ = prepare(request, Topology(), stack)
+        stack.callback(run.unlock)
+    return assignment
