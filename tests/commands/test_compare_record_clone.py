@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import re
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from lockstep import load_policy
 from lockstep.cli import main
 from lockstep.commands.compare import short_names
 from lockstep.envs.arrays.players.snake import greedy_actions
+from lockstep.policies import cloning
 from lockstep.policies.recordings import read_recording
 
 PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
@@ -124,7 +127,8 @@ def test_what_is_not_alike_is_told(capsys, tmp_path):
         config, file = tmp_path / f"{size}.yaml", tmp_path / f"of{size}.json"
         config.write_text(json.dumps({"env": {"id": "Snake-v0", "kwargs": {"size": size}}}))
         printed(capsys, "eval", config, "--policy", "random", "--episodes", 5, "--json", file)
-        assert (facts := json.loads(file.read_text()))["stochastic"] is None  # which chance is in any case
+        facts = json.loads(file.read_text())
+        assert facts["stochastic"] is None  # it has no most likely action
         file.write_text(json.dumps(facts | {"stochastic": sampled}))
     printed(capsys, "eval", "Snake-v0", "--policy", "random", "--episodes", 5, "--json", tmp_path / "of10.json")
     settings = tmp_path / "10.yaml"
@@ -217,19 +221,23 @@ def test_what_cannot_be_cloned_is_refused(greedy, trained, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_clone_that_learns_no_numbers_is_refused(trained, capsys, tmp_path):
+def test_a_clone_that_learns_no_numbers_is_refused(trained, capsys, tmp_path, monkeypatch):
     file, out = tmp_path / "a.npz", tmp_path / "runs" / "clone"
     printed(capsys, "record", trained(*CARTPOLE).path, "--episodes", 3, "--out", file)
     clone = ("clone", file, "--out", out, "--learning-rate")
-    for rate in ("inf", "nan"):
-        assert f"learning_rate: {rate}; use a finite number above 0" in refused(capsys, *clone, rate)
-    for rate, epochs, said in ((1e30, 3, "clone/loss is "), (1e39, 1, "isn't finite after the last epoch")):
-        words = (*clone, rate, "--epochs", epochs, "--batch", 10_000)
-        assert main([*map(str, words)]) == 1
-        error = capsys.readouterr().err
-        assert said in error
-        assert error.endswith("; nothing is written; a smaller --learning-rate may help\n")
-        assert not out.exists()
+    for rate in ("inf", "nan", "1e+39", "0.0"):
+        assert f"learning_rate: {rate}; use a number above 0 and below 1e+37" in refused(capsys, *clone, rate)
+    assert main([*map(str, (*clone, 9e36, "--epochs", 3, "--batch", 10_000))]) == 1
+    line = r"clone/loss is (nan|inf) in epoch [23]; nothing is written; a smaller --learning-rate may help"
+    assert re.fullmatch(rf"lockstep: error: {line}\n", capsys.readouterr().err)
+    assert not out.exists()
+    engine = {"check": lambda *_: None, "learnt_episodes": lambda *_: 1}
+    engine["clone"] = lambda *_: ({"policy/a": np.zeros(3), "policy/b": np.array([1.0, np.nan])}, {"loss": 1.0})
+    with monkeypatch.context() as patched:
+        patched.setattr(cloning, "_engine", lambda: SimpleNamespace(**engine))
+        assert main([*map(str, (*clone, 1e-3))]) == 1
+    assert "policy/b isn't finite after the last epoch; nothing is written;" in capsys.readouterr().err
+    assert not out.exists()
     printed(capsys, *clone, 1e-3, "--epochs", 1)  # under the same name
 
 

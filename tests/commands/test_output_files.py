@@ -1,4 +1,4 @@
-"""Files that commands are asked to write: what else has their name is kept, and what was theirs until they are whole."""
+"""Files that commands are asked to write: other files are kept, and their own until the new ones are whole."""
 
 import errno
 import json

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.episodes import WINDOW, EpisodeCounter, RecentEpisodes
+from lockstep.core.episodes import WINDOW, EpisodeCounter, RecentEpisodes, first_episodes
 
 
 def rollouts(seed, count, steps, num_envs, done_probability):
@@ -179,3 +179,19 @@ def test_means_are_over_the_episodes_of_the_window_that_state_a_metric():
     assert "metrics" not in recent.to_json()
     older = recent.to_json()
     assert RecentEpisodes.from_json(older).stated == recent.stated
+
+
+# ---- groups
+
+
+def test_a_return_is_the_same_whichever_environments_are_beside_it():
+    random = np.random.default_rng(0)
+    scores, valid = random.normal(size=(100, 5)), np.ones((100, 5), bool)
+    valid[40:, 1] = False
+    none = np.zeros((100, 5))
+    together = first_episodes(valid, scores, none, range(5))
+    for env in range(5):
+        part = slice(env, env + 1)
+        alone = first_episodes(valid[:, part], scores[:, part], none[:, part], range(env, env + 1))
+        np.testing.assert_array_equal(alone, together[together[:, 1] == env])
+    np.testing.assert_array_equal(together[np.argsort(together[:, 1]), 2], np.where(valid, scores, 0.0).sum(0))

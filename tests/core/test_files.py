@@ -35,9 +35,14 @@ def test_finite_numbers_are_written_as_they_always_were(tmp_path):
 def test_a_draft_takes_the_files_place_when_it_is_whole(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("before")
-    with pytest.raises(RuntimeError), draft_of(file) as draft:
-        draft.write_text("half")
-        raise RuntimeError
+
+    def fail():
+        with draft_of(file) as draft:
+            draft.write_text("half")
+            raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="full"):
+        fail()
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.txt", "before")]
     with draft_of(file) as draft:
         assert draft.suffix == ".txt"

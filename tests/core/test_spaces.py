@@ -246,6 +246,12 @@ def test_what_of_the_choices_repeats(choices, pattern):
         (Dict({}), None, "is empty"),
         (Box(0, 1, (0,), np.float32), None, "is empty"),
         (Dict({"a/b": VECTOR}), None, "observation key 'a/b' holds a '/'"),
+        (Dict({1: VECTOR}), None, "observation key 1 is int and must be text; rename it"),
+        (Dict({"arm": Dict({2: VECTOR})}), None, "observation key 2 of 'arm' is int and must be text; rename it"),
+        (Dict({"": VECTOR}), None, "observation key '' is empty; rename it"),
+        (Dict({"a": VECTOR, "b": Dict({"": Dict({"c": VECTOR})})}), None, "observation key '' of 'b' is empty"),
+        (Box(0, 0, (5, 6, 3), np.uint8), None, "the observation is an image whose space Box(0, 0, (5, 6, 3), uint8)"),
+        (Dict({"a": Box(0, 0, (5, 6), np.uint8)}), None, "observation 'a' is an image whose space Box(0, 0, (5, 6), "),
         (Dict({"a": VECTOR}), "b", "env.action_mask: 'b' is no entry of the observation; there are ['a']"),
     ],
 )
@@ -254,6 +260,12 @@ def test_observations_that_are_refused(space, mask, said):
         observation_layout(space, mask)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_is_no_matter_where_only_text_is():
+    assert observation_layout(Dict({"a": VECTOR, "b": Dict({3: Text(4), "": Text(4)})})) == observation_layout(
+        Dict({"a": VECTOR})
+    )
 
 
 @pytest.mark.parametrize("space", [Dict({"a": VECTOR}), Box(0, 3, (2,), np.int32), Text(3)])
@@ -294,6 +306,28 @@ def test_actions_by_hand():
     box = action_layout(Box(np.array([-1.0, 0.0]), np.array([1.0, np.inf]), dtype=np.float64))
     assert (box.outputs, box.bounded) == (2, False)
     assert box.native(np.array([-3.0, 7.0], np.float32)).tolist() == [-1.0, 7.0]
+
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounded"),
+    [
+        (-1.0, 1.0, True),
+        (0.0, LARGEST, True),
+        (-LARGEST / 2, LARGEST / 2, True),
+        (-LARGEST, LARGEST, False),
+        (-LARGEST, 0.5 * LARGEST, False),
+        (0.0, np.inf, False),
+        (-1e200, 1e200, False),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_actions_are_bounded_where_float32_holds_the_span(low, high, bounded):
+    layout = action_layout(Box(np.array([low, 0.0]), np.array([high, 1.0]), dtype=np.float64))
+    assert layout.bounded == bounded
+    assert layout.within.tolist() == [bounded, True]
 
 
 # ---- JSON

@@ -181,6 +181,28 @@ def test_bounds_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="no finite bounds"):
         RescaleActionWrapper(ClipActionWrapper(Push())).action_space(None)
 
+    class Wide(Push):
+        def action_space(self, params):
+            return spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (1,), np.float32)
+
+    with pytest.raises(ValueError, match="no finite bounds"):
+        RescaleActionWrapper(Wide()).action_space(None)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2"])
+def test_frames_are_a_whole_number_of_at_least_one(count):
+    line = f"FrameStackWrapper: count: {count!r} must be a whole number, at least 1"
+    with pytest.raises(ValueError, match=re.escape(line)):
+        FrameStackWrapper(Walk(), count)
+    assert FrameStackWrapper(Walk(), 1).observation_space(None).shape == (1,)
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, float("nan")])
+def test_a_clip_is_above_zero(clip):
+    for kind in (ObservationNormalizationWrapper, RewardNormalizationWrapper):
+        with pytest.raises(ValueError, match=f"{kind.__name__}: clip {clip} must be above 0"):
+            kind(Walk(), clip=clip)
+
 
 def test_a_batch_goes_into_no_wrapper_of_one_environment():
     with pytest.raises(ValueError, match="FrameStackWrapper: it works on one environment"):
@@ -272,6 +294,44 @@ def test_moments_of_parts_are_those_of_the_whole():
         moments = moments.merged(jnp.asarray(part))
     np.testing.assert_allclose(moments.mean, samples.mean(0), rtol=1e-5)
     np.testing.assert_allclose(moments.variance, samples.var(0), rtol=1e-5)
+
+
+def merged_often(moments, size, batches, spread):
+    """Moments after batches of normal samples with mean 1."""
+
+    def one(n, moments):
+        return moments.merged(1.0 + spread * jax.random.normal(jax.random.fold_in(KEY, n), (size,)))
+
+    return jax.jit(lambda moments: jax.lax.fori_loop(0, batches, one, moments))(moments)
+
+
+@pytest.mark.parametrize(("size", "before"), [(1, 1 << 24), (3, (1 << 24) - 3), (16, 1 << 28), (2, 1 << 25)])
+def test_moments_follow_what_comes_after_more_samples_than_float32_counts(size, before):
+    old = RunningMoments(jnp.float32(before), jnp.float32(1.0), jnp.float32(4.0 * before))
+    after = merged_often(old, size, 1 << 18, 3.0)
+    kept = (1 - 1 / (1 << 20)) ** (1 << 18)  # of the old ones in a window of that many batches
+    np.testing.assert_allclose(after.variance, 4.0 * kept + 9.0 * (1 - kept), rtol=0.01)
+    np.testing.assert_allclose(after.mean, 1.0, atol=0.01)
+    assert float(after.count) <= max(1 << 24, size << 20)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_moments_of_fewer_samples_have_the_bits_that_they_always_had(size):
+    def always(moments, x):
+        count, mean = jnp.float32(len(x)), x.mean(0)
+        total, delta = moments.count + count, mean - moments.mean
+        m2 = moments.m2 + jnp.square(x - mean).sum(0) + jnp.square(delta) * (moments.count * count / total)
+        return RunningMoments(total, moments.mean + delta * (count / total), m2)
+
+    one, other = RunningMoments.empty((2,)), RunningMoments.empty((2,))
+    merge, as_always = jax.jit(lambda m, x: m.merged(x)), jax.jit(always)
+    for n in range(200):
+        x = jax.random.normal(jax.random.fold_in(KEY, n), (size, 2)) * 3 + 1
+        one, other = merge(one, x), as_always(other, x)
+        assert all(map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(other)))
+    full = RunningMoments(jnp.float32((1 << 24) - size), one.mean, one.m2)
+    assert all(map(np.array_equal, jax.tree.leaves(merge(full, x)), jax.tree.leaves(as_always(full, x))))
 
 
 def test_gymnax_environments_are_wrapped_without_their_own_reset():

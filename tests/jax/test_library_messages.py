@@ -218,6 +218,25 @@ def test_a_checkpoint_of_other_settings_is_refused_in_the_configs_names(tmp_path
     assert error_of(other.train).startswith(f"num_batches: 4, but {tmp_path}/step_32 was trained with 2; leave it")
 
 
+def test_a_config_that_changes_after_the_task_was_made_is_refused():
+    config = Own(num_envs=4, num_devices=1, rollout_length_steps=8, total_timesteps=32, hidden_sizes=[4])  # type: ignore[arg-type]
+    task = Walk(config)
+    config.height = 7.0
+    for name, value, then in (("learning_rate", 1.0, 3e-4), ("num_envs", 8, 4), ("resume", True, False)):
+        setattr(config, name, value)
+        line = (
+            f"config: {name} is {value!r} and was {then!r} when the task was made, which settled it; make a new task of"
+        )
+        for act in (task.train, task.run_distributed_training, task.verify_distributed_setup):
+            assert error_of(act).startswith(line)
+        setattr(config, name, then)
+    config.hidden_sizes.append(4)  # type: ignore[attr-defined]
+    assert error_of(task.train).startswith("config: hidden_sizes is [4, 4] and was [4] when")
+    config.hidden_sizes = (4,)
+    task.config = dataclasses.replace(config, hidden_sizes=[4])
+    assert int(task.train()[0].step) == 1
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -263,3 +263,45 @@ def test_a_template_that_isnt_bound_to_a_device_gives_arrays_that_arent(tmp_path
     loaded = load_checkpoint(tmp_path / "c", {"w": bound})["w"]
     assert loaded.committed
     assert loaded.sharding == bound.sharding
+
+
+def test_complex_numbers_come_back_bit_for_bit(tmp_path):
+    grid = np.arange(12.0).reshape(3, 4) + 1j * np.linspace(-1.0, 1.0, 12).reshape(3, 4)
+    saved = {
+        "number": 1.5 - 0.25j,
+        "scalar": np.complex128(complex(np.inf, -0.0)),
+        "grid": grid.T,
+        "empty": grid[:0],
+        "small": jnp.asarray(grid.astype(np.complex64)),
+    }
+    save_checkpoint(tmp_path / "c", saved)
+    fresh = {
+        "number": 0j,
+        "scalar": np.complex128(0),
+        "grid": np.zeros_like(grid.T),
+        "empty": grid[:0],
+        "small": jnp.zeros((3, 4), np.complex64),
+    }
+    loaded = load_checkpoint(tmp_path / "c", fresh)
+    assert bits(loaded) == bits(saved)
+    assert (type(loaded["number"]), type(loaded["scalar"])) == (complex, np.complex128)
+    with pytest.raises(CheckpointError, match="grid has shape"):
+        load_checkpoint(tmp_path / "c", fresh | {"grid": grid})
+
+
+@pytest.mark.parametrize(
+    ("leaf", "said"),
+    [
+        (2**70, "1180591620717411303424 is more than 64 bits hold"),
+        (np.array([None, 1], object), "its dtype is object"),
+        (np.zeros(2, np.longdouble), f"its dtype is {np.dtype(np.longdouble)}"),
+        (np.array(["abc"]), "its dtype is <U3"),
+    ],
+)
+def test_a_leaf_that_no_checkpoint_can_hold_is_named(tmp_path, leaf, said):
+    save_checkpoint(tmp_path / "c", {"w": np.ones(2)})
+    for tree, name in (({"w": np.ones(2), "deep": [0, leaf]}, "deep/1"), (leaf, "the leaf")):
+        with pytest.raises(CheckpointError) as caught:
+            save_checkpoint(tmp_path / "c", tree)
+        assert str(caught.value) == f"checkpoint: {name} can't be saved: {said}"
+    assert load_checkpoint(tmp_path / "c", {"w": np.zeros(2)})["w"].tolist() == [1.0, 1.0]

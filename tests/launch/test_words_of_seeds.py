@@ -18,7 +18,8 @@ def kept(tmp_path, monkeypatch):
     """Gives the commands that the seeds of a group are started with, which begins by words or goes on by them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(groups, "adopt_orphans", lambda: None)
+    for name in ("adopt_orphans", "kill_children"):  # this process has others
+        monkeypatch.setattr(groups, name, lambda: None)
     monkeypatch.setattr(groups, "make_progress", lambda *_: Progress())
     found = {}
 

@@ -73,7 +73,7 @@ def test_a_modules_own_log_std_is_not_replaced(engine):
 @pytest.mark.parametrize("engine", ["torch", "jax"])
 def test_a_modules_own_log_std_is_its_own_where_there_is_no_other(engine):
     for action, options in [
-        (action_layout(Discrete(3)), {}),
+        (action_layout(Discrete(2)), {}),
         (CONTINUOUS, {"state_dependent_std": True, "custom_kwargs": {"given": True}}),
     ]:
         config, net = made(engine, action, **options)
@@ -101,6 +101,4 @@ def test_two_images_never_share_an_encoder(engine, space, kind, said):
         return
     with pytest.raises(ValueError) as caught:
         ENGINES[engine].make_net(config, layout, action_layout(Discrete(2)))
-    assert sorted(str(caught.value).split("'")[1:4:2]) == sorted(said.split("'")[1:4:2])
-    assert "\n" not in str(caught.value)
-    assert "parameters of their images would have one name (encoder.a." in str(caught.value)
+    assert str(caught.value) == f"{said}; rename one"

@@ -7,6 +7,7 @@ import pytest
 from net_cases import CASES, Case, noise_of, rows_of
 
 from lockstep.config.run import Config
+from lockstep.core.spaces import ActionLayout
 from lockstep.jax_engine import policy as jax_policy
 from lockstep.jax_engine.state import make_net as jax_net
 from lockstep.torch_engine import policy as torch_policy
@@ -100,3 +101,13 @@ def test_a_network_that_does_not_fit_the_spaces_is_refused_alike():
         said.append(str(caught.value))
     assert said[0] == said[1]
     assert said[0].startswith("network.squash: needs continuous actions")
+
+
+def test_bounds_whose_span_float32_does_not_hold_are_none():
+    largest = float(np.finfo(np.float32).max)
+    config = Config.model_validate({"network": {"squash": True}})
+    for make in (torch_net, jax_net):
+        near, far = (ActionLayout("continuous", shape=(1,), low=(-x,), high=(x,)) for x in (largest / 2, largest))
+        assert make(config, CASES["categorical"].observation, near).squashed
+        with pytest.raises(ValueError, match="with finite bounds, whose span float32 holds, and they are"):
+            make(config, CASES["categorical"].observation, far)

@@ -147,3 +147,11 @@ def test_what_is_masked_is_never_sampled():
 
     assert forbidden(np.where(allowed, logits, np.float32(-1e8))) == 0
     assert forbidden(logits) > 100
+
+
+def test_random_actions_are_normal_where_float32_does_not_hold_the_span_between_bounds():
+    largest = float(np.finfo(np.float32).max)
+    wide = PolicyNet(VECTOR, ActionLayout("continuous", shape=(2,), low=(-largest, -1.0), high=(largest, 1.0)))
+    actions = np.asarray(distributions.random_actions(wide, jnp.zeros((DRAWS, 3)), jax.random.key(0)))
+    assert abs(actions[:, 0].std() - 1.0) < 0.05
+    assert abs(actions[:, 1].std() - 2 / np.sqrt(12)) < 0.05

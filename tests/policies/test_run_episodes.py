@@ -76,13 +76,12 @@ def test_a_return_that_is_not_finite_is_refused_where_it_must_be(reward, what):
             super().step()
             self.buffers.rewards[1] = reward if self.steps >= 2 else 1e308
 
-    envs = Faulty([2, 5, 5])
-    envs.buffers.rewards = envs.buffers.rewards.astype(np.float64)
-    assert not np.isfinite(run_episodes(envs, always(0), 100)[1, 0])
     envs = Faulty([1, 5, 5])
     envs.buffers.rewards = envs.buffers.rewards.astype(np.float64)
-    with pytest.raises(EnvironmentFailureError) as caught:
-        run_episodes(envs, always(0), 100, finite=True)
+    with np.errstate(over="ignore"):
+        assert not np.isfinite(run_episodes(envs, always(0), 100)[1, 0])
+        with pytest.raises(EnvironmentFailureError) as caught:
+            run_episodes(envs, always(0), 100, finite=True)
     line = f"environment Countdown-v0 gave {what} in step 2 of episode 1; lockstep check Countdown-v0 looks for such"
     assert str(caught.value).startswith(line)
 

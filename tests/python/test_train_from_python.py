@@ -317,7 +317,7 @@ def test_the_caller_stays_as_it_was(runs):
     assert around() == before
 
 
-def test_cycles_are_looked_for_as_usual_once_engine_jax_has_started(tmp_path):
+def test_cycles_are_looked_for_as_usual_once_engine_jax_has_started(runs, tmp_path):
     seen = tmp_path / "seen"
     env = {"kwargs": {"file": str(seen)}}
     lockstep.train(handed_envs.Collected, env=env, engine="jax", name="collected", **SMALL)

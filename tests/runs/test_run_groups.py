@@ -203,7 +203,7 @@ def test_a_limit_in_hours_is_of_all_seeds_together(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SeedRun, "start", train_for_an_hour)
     monkeypatch.setattr(SeedRun, "has_ended", lambda self: True)
-    monkeypatch.setattr(groups, "adopt_orphans", lambda: None)
+    spare_this_process(monkeypatch)
     paths = [tmp_path / f"seed_{seed}" for seed in range(4)]
     group = groups.Group(RunDirectory(tmp_path), paths, {"max_hours": 1.5}, None, 1, Progress())
     assert group._loop(tmp_path) == 0
@@ -211,10 +211,16 @@ def test_a_limit_in_hours_is_of_all_seeds_together(tmp_path, monkeypatch):
     assert status_of(["finished", "stopped at time limit"], 4) == "stopped at time limit"
 
 
+def spare_this_process(monkeypatch):
+    """Keeps a group that a test trains by itself from what it does to the children of its process."""
+    for name in ("adopt_orphans", "kill_children"):
+        monkeypatch.setattr(groups, name, lambda: None)
+
+
 @pytest.fixture
 def played(tmp_path, monkeypatch):
     """Trains a group whose seeds end one after the other as they are told; gives which were started, in order."""
-    monkeypatch.setattr(groups, "adopt_orphans", lambda: None)
+    spare_this_process(monkeypatch)
     started, trained = [], []
 
     def start(self, file, command):

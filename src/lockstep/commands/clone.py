@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_trust, at_least_one
 from lockstep.launch.defaults import request_of
 from lockstep.policies.cloning import CloneSettings, clone
+
+LARGEST_RATE = 1e37
+"""Ten times as much is what Adam's first step takes, and a float32 has to hold that."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if not 0 <= options.validation < 1:
         raise ValueError(f"validation: {options.validation} of the episodes; use 0 up to, but not, 1")
-    if not (options.learning_rate > 0 and math.isfinite(options.learning_rate)):
-        raise ValueError(f"learning_rate: {options.learning_rate}; use a finite number above 0")
+    if not 0 < options.learning_rate < LARGEST_RATE:
+        raise ValueError(f"learning_rate: {options.learning_rate}; use a number above 0 and below {LARGEST_RATE:g}")
     settings = CloneSettings(options.epochs, options.batch, options.learning_rate, options.seed, options.validation)
     trust = ["--trust"] if options.trust else []
     network = None if options.like is None else request_of([options.like, *trust]).config.network

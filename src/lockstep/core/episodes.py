@@ -76,7 +76,7 @@ def first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np.ndarray,
     float64 ``[T, E]``; the rest, and what comes back, is as in :meth:`EpisodeCounter.finished`.
     """
     lengths = valid.sum(0)
-    returns = np.where(valid, scores, 0.0).sum(0)
+    returns = np.add.accumulate(np.where(valid, scores, 0.0))[-1]  # in order, also of one environment: as in `_add`
     said = successes[lengths - 1, np.arange(len(lengths))]
     table = np.stack([lengths - 1, np.asarray(env_ids), returns, lengths, said], 1).astype(np.float64)
     return table[np.lexsort((table[:, 1], table[:, 0]))]

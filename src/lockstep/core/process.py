@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -213,18 +213,13 @@ def kill_session(leader: int) -> None:
             _kill(pid)
 
 
-def children() -> set[int]:
-    """The processes whose parent this one is; none where there is no ``/proc``."""
+def kill_children() -> None:
+    """Kill this process's children until there are none, those that it adopted in between too."""
     own = os.getpid()
-    return {pid for pid, parent in _processes(_PARENT).items() if parent == own}
-
-
-def kill_children(spared: Set[int] = frozenset()) -> None:
-    """Kill this process's children but those ``spared`` until there are none, those that it adopted in between too."""
-    while found := children() - spared:
-        for pid in found:
+    while children := [pid for pid, parent in _processes(_PARENT).items() if parent == own]:
+        for pid in children:
             _kill(pid)
-        for pid in found:
+        for pid in children:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
 

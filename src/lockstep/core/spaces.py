@@ -16,6 +16,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import ArrayLike
 
 SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of those"
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary and floating-point Box"
@@ -234,6 +235,11 @@ def _leaf(name: str, space: gymnasium.Space) -> Leaf:
     if isinstance(space, spaces.Box):
         if not is_image(space):
             return Leaf(name, "vector", shape)
+        if not np.max(space.high):
+            what = f"observation {name!r}" if name else "the observation"
+            raise ValueError(
+                f"{what} is an image whose space {_named(space)} allows nothing but 0; give its highest value"
+            )
         return Leaf(name, "image", shape, high=float(np.max(space.high)), channels_first=channels_first(space))
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return Leaf(name, "one_hot", shape, *_choices(space))
@@ -257,7 +263,12 @@ def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
         slashed = [key for key in space.spaces if "/" in str(key)]
         if slashed:
             raise ValueError(f"observation key {slashed[0]!r} holds a '/', which separates nested keys; rename it")
-        return [leaf for key, part in space.spaces.items() for leaf in _leaves(f"{prefix}{key}", part)]
+        found = {key: _leaves(f"{prefix}{key}", part) for key, part in space.spaces.items()}
+        for key in (key for key, leaves in found.items() if leaves):
+            if not isinstance(key, str) or not key:
+                what = "is empty" if isinstance(key, str) else f"is {type(key).__name__} and must be text"
+                raise ValueError(f"observation key {key!r}{f' of {name!r}' if name else ''} {what}; rename it")
+        return [leaf for leaves in found.values() for leaf in leaves]
     if isinstance(space, spaces.Tuple):
         return [leaf for n, part in enumerate(space.spaces) for leaf in _leaves(f"{prefix}{n}", part)]
     return [] if name and is_text(space) else [_leaf(name, space)]
@@ -334,8 +345,13 @@ class ActionLayout:
 
     @property
     def bounded(self) -> bool:
-        """Whether every component of a continuous action has finite bounds."""
-        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+        """Whether every component of a continuous action has finite bounds, see :attr:`within`."""
+        return bool(self.within.all())
+
+    @cached_property
+    def within(self) -> np.ndarray:
+        """Which components of a continuous action have finite bounds, bool ``[A]``; see :func:`bounded_within`."""
+        return bounded_within(self.low, self.high)
 
     def native(self, row: Any) -> Any:
         """What the environment takes, of one row; continuous actions are clipped to their bounds."""
@@ -369,6 +385,12 @@ class ActionLayout:
     @cached_property
     def _limits(self) -> tuple[np.ndarray, np.ndarray]:
         return np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+
+
+def bounded_within(low: ArrayLike, high: ArrayLike) -> np.ndarray:
+    """Says where bounds are finite, and so near one another that float32 holds their span."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.isfinite(np.asarray(high, np.float32) - np.asarray(low, np.float32))
 
 
 def action_layout(space: gymnasium.Space) -> ActionLayout:

@@ -83,7 +83,7 @@ def save_checkpoint(
     arrays: dict[str, np.ndarray] = {}
     kinds: dict[str, str] = {}
     for name, leaf in _saved_leaves(state).items():
-        arrays[name], kinds[name] = _to_host(placement.unreplicate(leaf) if unreplicate else leaf)
+        arrays[name], kinds[name] = _to_host(name, placement.unreplicate(leaf) if unreplicate else leaf)
     error = _written(directory, arrays, kinds, said_of_it) if is_writer(processes.this_process()) else None
     said = processes.gather_json(None if error is None else str(error))
     if error is not None:
@@ -303,11 +303,20 @@ def _kind(leaf: Any) -> str:
     return np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype).name
 
 
-def _to_host(leaf: Any) -> tuple[np.ndarray, str]:
-    """Copies a leaf to the host as safetensors know it, with its kind; what they don't know is saved as bits."""
-    kind = _kind(leaf)
-    array = placement.gathered(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-    return (array if array.dtype.kind in "biufc" else array.view(f"u{array.itemsize}")), kind
+def _to_host(name: str, leaf: Any) -> tuple[np.ndarray, str]:
+    """Copies a leaf to the host as safetensors know it, with its kind; what they don't know is saved as bits.
+
+    Complex numbers of 16 bytes are pairs of floats, along a last axis.
+    """
+    kind, array = _kind(leaf), placement.gathered(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    if array.dtype == np.complex128:
+        return np.ascontiguousarray(array).reshape(*array.shape, 1).view(np.float64), kind
+    known = array.dtype.kind in "biufc" and array.itemsize <= 8
+    try:
+        return array if known else array.view(f"u{array.itemsize}"), kind
+    except TypeError:
+        what = f"{leaf} is more than 64 bits hold" if isinstance(leaf, int) else f"its dtype is {array.dtype}"
+        raise CheckpointError(f"checkpoint: {name or 'the leaf'} can't be saved: {what}") from None
 
 
 def _restore(name: str, array: np.ndarray, kind: str, leaf: Any) -> Any:
@@ -319,6 +328,7 @@ def _restore(name: str, array: np.ndarray, kind: str, leaf: Any) -> Any:
         _check_shape(name, keys.shape, leaf.shape)
         return _place(keys, leaf)
     array = array if array.dtype.name == kind else array.view(jnp.dtype(kind))
+    array = array.reshape(array.shape[:-1]) if kind == "complex128" else array
     _check_shape(name, array.shape, np.shape(leaf))
     if isinstance(leaf, NUMBERS) and not isinstance(leaf, np.generic):
         return type(leaf)(array.item())

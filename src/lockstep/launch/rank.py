@@ -17,7 +17,7 @@ from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import PeerFailureError, RunError, memory_full
 from lockstep.core.life import Part, life
-from lockstep.core.machine import collect_seldom, keep_freed_memory
+from lockstep.core.machine import collect_as_usual, collect_seldom, keep_freed_memory
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
@@ -91,8 +91,10 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     life.trains = False
     try:
         config = assignment.config
-        if config.engine == "jax":  # which traces large programs before its first iteration
+        if config.engine == "jax":  # until its first iteration: large programs are traced before
             collect_seldom()
+        else:
+            collect_as_usual()
         engine = engine_module(config.engine)
         path = assignment.path.absolute()  # environments may change the working directory
         run = RunDirectory(
@@ -120,6 +122,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         with no_silent_exit():
             result = engine.train(config, run, topology, assignment.options, checkpoint)
         if "ale_py" in sys.modules:
+            gc.unfreeze()
             gc.collect()  # environments lie in cycles, and ale-py complains at the end of those that are left
     except PeerFailureError as error:
         report_failure(str(error), secondary=True)

@@ -68,6 +68,6 @@ def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
         if net.state_dependent_std:
             bias = last["actor"].replace("weight", "bias")
             arrays[bias][net.action.outputs :] = config.network.log_std_init
-    if "log_std" in net.shapes():
-        arrays["log_std"] = np.full(net.action.outputs, config.network.log_std_init, np.float32)
+    for name, shape in net.log_std_shape.items():
+        arrays[name] = np.full(shape, config.network.log_std_init, np.float32)
     return arrays

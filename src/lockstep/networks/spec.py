@@ -221,7 +221,7 @@ class PolicyNet:
     def shapes(self) -> Shapes:
         """Shape of every parameter, in the order in which they are stored."""
         if self.custom is not None:
-            return self.custom.shapes() | self._log_std_shape()
+            return self.custom.shapes() | self.log_std_shape
         out: Shapes = {}
         for trunk in self.trunks:
             out |= self.image.shapes(self.observation, trunk)
@@ -231,7 +231,7 @@ class PolicyNet:
                 out |= layer_shapes(trunk, self.sizes(trunk))
         for name in ("actor", "critic") if self.critic else ("actor",):
             out |= layer_shapes(name, self.sizes(name))
-        return out | self._log_std_shape()
+        return out | self.log_std_shape
 
     def check_custom(self, name: str, shapes: Shapes) -> None:
         """Checks the parameters of a user's own module, which ``name`` names in errors.
@@ -239,7 +239,7 @@ class PolicyNet:
         Raises:
             ValueError: one has the name of ours beside them; one line.
         """
-        for taken in self._log_std_shape():
+        for taken in self.log_std_shape:
             if taken in shapes:
                 begins, instead = "may be set by initial_state", "leave it out or rename it"
                 if name.startswith("network.custom"):
@@ -250,7 +250,9 @@ class PolicyNet:
                     f"deviation of continuous actions, which {begins}; {instead}"
                 )
 
-    def _log_std_shape(self) -> Shapes:
+    @property
+    def log_std_shape(self) -> Shapes:
+        """The log standard deviation of continuous actions by its name, where it is a parameter beside the networks."""
         return {} if self.discrete or self.state_dependent_std else {"log_std": (self.action.outputs,)}
 
 
@@ -272,7 +274,10 @@ def net_options(config: Config, observation: ObservationLayout, action: ActionLa
     network = config.network
     if network.squash and not (action.kind == "continuous" and action.bounded):
         what = "discrete" if action.discrete else f"continuous within {list(action.low)} and {list(action.high)}"
-        raise ValueError(f"network.squash: needs continuous actions with finite bounds and they are {what}")
+        raise ValueError(
+            "network.squash: needs continuous actions with finite bounds, whose span float32 holds, and they are "
+            f"{what}"
+        )
     encoder = ImageEncoder(network.image.kind, network.image.width, network.image.depth)
     encoder.check(observation)
     return {

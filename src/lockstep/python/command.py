@@ -14,7 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 from lockstep.core.errors import RunError
-from lockstep.core.process import ERROR_PREFIX, EXIT_USER_ERROR, command_that_ends_with_us, kill_session, said_error
+from lockstep.core.process import (
+    ERROR_PREFIX,
+    EXIT_USER_ERROR,
+    command_that_ends_with_us,
+    kill_session,
+    said_error,
+    say,
+)
 from lockstep.core.topology import without_launcher
 
 POLL_SECONDS = 0.02
@@ -59,7 +66,7 @@ def run_command(
     errors: list[str] = []
     pumps = [_pump(process.stderr, lambda line: _show_error(line, errors))]
     if process.stdout is not None:
-        pumps.append(_pump(process.stdout, lambda line: print(line, end="", flush=True)))
+        pumps.append(_pump(process.stdout, lambda line: say(line.removesuffix("\n"), sys.stdout)))
     interrupted = False
     try:
         while process.poll() is None:
@@ -100,7 +107,7 @@ def _show_error(line: str, errors: list[str]) -> None:
     """Shows a line of standard error, unless it is why the command fails, which is raised; keeps it in any case."""
     errors.append(line)
     if not line.startswith(ERROR_PREFIX):
-        print(line, end="", file=sys.stderr, flush=True)
+        say(line.removesuffix("\n"))
 
 
 def _pump(stream: IO[str] | None, show: Callable[[str], None]) -> threading.Thread:

@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import itertools
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
 from lockstep.core.files import try_json, write_json
+from lockstep.core.process import say
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import PYTREE, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
@@ -174,7 +174,7 @@ class RunDirectory:
     def warn(self, text: str) -> None:
         """One warning on standard error, quiet or not."""
         if self.is_writer:
-            print(f"lockstep: warning: {text}", file=sys.stderr, flush=True)
+            say(f"lockstep: warning: {text}")
 
     def write_config(self, config: Config) -> None:
         """Write ``config.json``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
 import logging
 from collections.abc import Callable, Sequence
@@ -48,7 +50,8 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
     :class:`Task`.
 
     Attributes:
-        config: as it was given; classes of one's own may add fields to it.
+        config: as it was given; classes of one's own may add fields to it. Its settings are settled when the task is
+            made: another value later is refused when training begins.
         num_devices: that the run is cut over; ``num_envs_per_device`` environments on each.
 
     Raises:
@@ -68,6 +71,7 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
             super().__init__(ppo, runner, axis_name=config.pmap_axis_name, log_devices_every=every)
         except ValueError as error:
             raise ValueError(in_configs_names(str(error))) from None
+        self._settled = _settings(config)
         self._tell(runner)
 
     def _tell(self, runner: RunnerConfig) -> None:
@@ -143,6 +147,7 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
 
     def train(self) -> tuple[PPOTrainState, PPOMetricsHistory]:
         """See :meth:`Task.train`."""
+        self._check_config()
         try:
             return super().train()
         except ValueError as error:
@@ -153,12 +158,22 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
 
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
         """See :meth:`Task.verify_distributed_setup`; the report is logged, line by line."""
+        self._check_config()
         report = super().verify_distributed_setup(verbose=False)
         for line in report.summary.splitlines() if verbose else ():
             logger.info("%s", line)
         return report
 
     # --- how ----------------------------------------------------------------------------------------------------------
+
+    def _check_config(self) -> None:
+        now = _settings(self.config)
+        for name, value in self._settled.items():
+            if now[name] != value:
+                raise ValueError(
+                    f"config: {name} is {now[name]!r} and was {value!r} when the task was made, which settled it; make "
+                    "a new task of the changed config"
+                )
 
     def environment(self) -> tuple[Any, Any]:
         """See :meth:`Task.environment`."""
@@ -249,6 +264,11 @@ class ActorCritic(eqx.Module):
         """Gives outputs ``[n, k]`` and values ``[n]``."""
         values = jax.vmap(self.model.critic)(observations)
         return jax.vmap(self.model.actor)(observations), values.reshape(len(values))
+
+
+def _settings(config: DistributedPPOConfig) -> dict[str, Any]:
+    """Copies the settings of a config, without fields that a class of a user's own adds."""
+    return {field.name: copy.copy(getattr(config, field.name)) for field in dataclasses.fields(DistributedPPOConfig)}
 
 
 def _positional(hook: Callable[..., Any]) -> int:

@@ -17,12 +17,19 @@ from lockstep.jax_engine.envs.functional import FINAL, found, outcome, strong
 from lockstep.jax_engine.envs.protocol import Tree
 
 EPSILON = 1e-8
+SAMPLES, BATCHES = 1 << 24, 1 << 20
+"""How much :class:`RunningMoments` hold."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RunningMoments:
-    """Count ``[]``, mean and sum of squared deviations ``m2`` (of one sample's shape), float32."""
+    """Count ``[]``, mean and sum of squared deviations ``m2`` (of one sample's shape), float32.
+
+    Up to :data:`SAMPLES` samples, or :data:`BATCHES` batches if those are more, all count alike. From then on they are
+    a window of :data:`BATCHES` batches, out of which older samples fade: float32 couldn't count further, and would
+    lose more and more of what is added to ``m2``. A count then ends in a half, where float32 has one.
+    """
 
     count: Array
     mean: Array
@@ -47,9 +54,13 @@ class RunningMoments:
             whole = lax.pmean(mean, axis_name)
             m2 = lax.psum(m2 + count * jnp.square(mean - whole), axis_name)
             count, mean = lax.psum(count, axis_name), whole
-        total = self.count + count
+        window = BATCHES * count
+        full = (self.count > jnp.maximum(SAMPLES, window) - count) | (self.count % 1 > 0)
+        kept = jnp.where(full, jnp.minimum(self.count, window + 0.5 - count), self.count)
+        share = jnp.where(full, kept / self.count, 1.0)
+        total = kept + count
         delta = mean - self.mean
-        m2 = self.m2 + m2 + jnp.square(delta) * (self.count * count / total)
+        m2 = self.m2 * share + m2 + jnp.square(delta) * (kept * count / total)
         return RunningMoments(total, self.mean + delta * (count / total), m2)
 
 
@@ -83,6 +94,8 @@ class _BatchWrapper(Wrapper):
 
     def __init__(self, env: Any, axis_name: str | tuple[str, ...] | None, clip: float) -> None:
         super().__init__(env if getattr(env, "batched", False) else VmapWrapper(env))
+        if not clip > 0:
+            raise ValueError(f"{type(self).__name__}: clip {clip} must be above 0")
         self._axis_name, self._clip = axis_name, clip
 
 

@@ -11,7 +11,9 @@ import numpy as np
 from gymnasium import spaces
 from jax import Array
 
+from lockstep.core.spaces import bounded_within
 from lockstep.envs.frames import join_frames, stacked_space
+from lockstep.jax.config import whole_number
 from lockstep.jax_engine.envs.functional import FINAL, Outcome, found, outcome
 from lockstep.jax_engine.envs.functional_checks import space_of
 from lockstep.jax_engine.envs.gymnax_environment import resets_itself, without_autoreset
@@ -137,11 +139,14 @@ class FrameStackWrapper(Wrapper):
     """The newest ``count`` observations in one: an image of as many times the channels, one vector of vectors.
 
     An episode begins with its first observation ``count`` times; ``final_obs`` is stacked too.
+
+    Raises:
+        ValueError: ``count`` is no whole number, at least 1.
     """
 
     def __init__(self, env: Any, count: int) -> None:
         super().__init__(env)
-        self._count = count
+        self._count = whole_number("FrameStackWrapper: count", count, 1)
 
     def observation_space(self, params: Any = None) -> gymnasium.Space:
         """See :meth:`Wrapper.observation_space`."""
@@ -223,7 +228,7 @@ class RescaleActionWrapper(_ActionWrapper):
 
     def _finite(self, params: Any) -> spaces.Box:
         space = self._bounds(params)
-        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        if not bounded_within(space.low, space.high).all():
             raise ValueError(f"RescaleActionWrapper: {space} has no finite bounds to stretch actions to; leave it out")
         return space
 

@@ -119,7 +119,7 @@ def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
         mask = action_mask(net.observation, rows)
         return mode(net, noise if mask is None else jnp.where(mask, noise, MASKED_LOGIT))
     low, high = (np.asarray(bound, np.float32) for bound in (layout.low, layout.high))
-    bounded = np.isfinite(low) & np.isfinite(high)
+    bounded = layout.within
     least, most = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
     uniform = jax.random.uniform(key, (len(rows), low.size), jnp.float32)
     normal = jax.random.normal(jax.random.fold_in(key, 1), (len(rows), low.size), jnp.float32)

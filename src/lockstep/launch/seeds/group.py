@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
-from lockstep.core.process import EXIT_USER_ERROR, adopt_orphans, children, kill_children, say
+from lockstep.core.process import EXIT_USER_ERROR, adopt_orphans, kill_children, say
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
@@ -211,7 +211,6 @@ class Group:
     def _loop(self, folder: Path) -> int:
         """Runs them, so many at a time; returns the number of the signal that stopped them, or 0."""
         waiting, running, shown, passed_on = deque(self.runs), list[SeedRun](), 0.0, False
-        spared = children()  # of an environment that was looked at here
         adopt_orphans()
         with stop_requests() as request:
             while waiting or running:
@@ -231,7 +230,7 @@ class Group:
                 ended = [run for run in running if run.has_ended()]
                 running = [run for run in running if run not in ended]
                 if ended and not running:
-                    kill_children(spared)  # what seeds have started and left in sessions of its own
+                    kill_children()  # what seeds, or an environment that was looked at here, have started and left
                 if time.monotonic() - shown > SHOW_SECONDS or ended:
                     shown = time.monotonic()
                     self._show()
