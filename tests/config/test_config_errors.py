@@ -343,3 +343,13 @@ def test_a_file_without_an_environment(tmp_path):
     (tmp_path / "a.yaml").write_text("num_envs: 16\n")
     assert complaint(str(tmp_path / "a.yaml")).startswith(f"{tmp_path / 'a.yaml'}: names no environment")
     assert read_request([str(tmp_path / "a.yaml"), "--env-id", "Acrobot-v1"]).config.env.id == "Acrobot-v1"
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize(("section", "key"), [("env", "kwargs"), ("network", "custom_kwargs"), ("ppo", "loss_kwargs")])
+def test_numbers_that_a_runs_config_cannot_keep(section, key, number):
+    """JSON has none of them: the run would be resumed with null."""
+    given: dict[str, dict[str, object]] = {"env": {"id": "CartPole-v1"}}
+    given[section] = {**given.get(section, {}), key: {"limits": [number]}}
+    with pytest.raises(ValueError, match=rf"^{section}\.{key}: .* is more than JSON can hold"):
+        resolve(Config.model_validate(given))

@@ -118,11 +118,11 @@ def _check_choices(config: Config) -> None:
     tables = {"env.kwargs": config.env.kwargs, "network.custom_kwargs": config.network.custom_kwargs}
     for name, table in (tables | {"ppo.loss_kwargs": config.ppo.loss_kwargs}).items():
         try:
-            plain = json.loads(json.dumps(table)) == table
+            plain = json.loads(json.dumps(table, allow_nan=False)) == table
         except (TypeError, ValueError):
             plain = False
         if not plain:
-            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; numbers, text, lists)")
+            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; finite numbers, text, lists)")
     check_engine(config)
     if config.backend == "nccl" and config.device != "cuda":
         raise ValueError(
