@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,11 @@ observation_spaces = st.recursive(
 action_spaces = st.one_of(
     discretes, multi_discretes(), binaries, st.sampled_from([VECTOR, Box(-2.0, 0.5, (2, 2), np.float64)])
 )
+
+
+def by_number(space) -> Any:
+    """Parts with a key that is no text."""
+    return {1: space}
 
 
 def sampled(space, seed=0):
@@ -246,8 +252,8 @@ def test_what_of_the_choices_repeats(choices, pattern):
         (Dict({}), None, "is empty"),
         (Box(0, 1, (0,), np.float32), None, "is empty"),
         (Dict({"a/b": VECTOR}), None, "observation key 'a/b' holds a '/'"),
-        (Dict({1: VECTOR}), None, "observation key 1 is int and must be text; rename it"),
-        (Dict({"arm": Dict({2: VECTOR})}), None, "observation key 2 of 'arm' is int and must be text; rename it"),
+        (Dict(by_number(VECTOR)), None, "observation key 1 is int and must be text; rename it"),
+        (Dict({"arm": Dict(by_number(VECTOR))}), None, "observation key 1 of 'arm' is int and must be text; rename it"),
         (Dict({"": VECTOR}), None, "observation key '' is empty; rename it"),
         (Dict({"a": VECTOR, "b": Dict({"": Dict({"c": VECTOR})})}), None, "observation key '' of 'b' is empty"),
         (Box(0, 0, (5, 6, 3), np.uint8), None, "the observation is an image whose space Box(0, 0, (5, 6, 3), uint8)"),
@@ -263,7 +269,7 @@ def test_observations_that_are_refused(space, mask, said):
 
 
 def test_a_key_is_no_matter_where_only_text_is():
-    assert observation_layout(Dict({"a": VECTOR, "b": Dict({3: Text(4), "": Text(4)})})) == observation_layout(
+    assert observation_layout(Dict({"a": VECTOR, "b": Dict(by_number(Text(4)) | {"": Text(4)})})) == observation_layout(
         Dict({"a": VECTOR})
     )
 

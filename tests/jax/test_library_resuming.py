@@ -1,9 +1,10 @@
-"""What a training of the library door goes on from, and what it leaves alone: checkpoints, terms, parameters."""
+"""What a training of the library door goes on from and what it refuses: checkpoints, terms, parameters, states."""
 
 import json
 from typing import Any
 
 import corridors
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,7 +123,7 @@ def test_a_checkpoint_from_before_tasks_were_compared_is_gone_on_with(tmp_path):
 
 
 def test_a_parameter_that_an_edited_environment_has_more_is_no_other_task(tmp_path):
-    from lockstep.jax.facts import check_facts
+    from lockstep.jax.checkpoint_folder import check_facts
 
     then = {"env_params": {"a": "1"}}
     check_facts({"env_params": {"a": "1", "b": "2"}}, then, tmp_path)
@@ -132,6 +133,16 @@ def test_a_parameter_that_an_edited_environment_has_more_is_no_other_task(tmp_pa
 # --- states and networks that can't be -------------------------------------------------------------------------------
 
 
+class Beginning(Walk):
+    """Begins with a state that has been on devices."""
+
+    whole = False
+
+    def initial_state(self, state):
+        replicated = ljax.replicate(state, n_devices=1)
+        return ljax.unreplicate(replicated) if self.whole else replicated
+
+
 def test_a_replicated_state_is_refused_before_anything_is_compiled(monkeypatch):
     state = ljax.replicate(ljax.PPO.init(jax.random.key(0), 2, 2, PPO), n_devices=1)
     line = "train_state: its step is of shape (1,), as replicate makes it; give lockstep.jax.unreplicate(train_state)"
@@ -139,10 +150,35 @@ def test_a_replicated_state_is_refused_before_anything_is_compiled(monkeypatch):
         patch.setattr("lockstep.jax.training.Training", None)
         given = {"ppo_config": PPO, "runner_config": runner_of(), "train_state": state}
         assert error_of(ljax.train_ppo_multigpu, corridors.Corridor(), None, **given) == line
-    task = Walk(runner_of())
-    task.initial_state = lambda fresh: ljax.replicate(fresh, n_devices=1)
+    task = Beginning(runner_of())
     assert error_of(task.train) == line
-    task.initial_state = ljax.unreplicate
-    task = Walk(runner_of())
-    task.initial_state = lambda fresh: ljax.unreplicate(ljax.replicate(fresh, n_devices=1))
+    assert error_of(task.verify_distributed_setup) == line
+    task.whole = True
     assert int(task.train()[0].step) == 1
+
+
+class Spread(eqx.Module):
+    """One layer, and a standard deviation of its own."""
+
+    layer: eqx.nn.Linear
+    log_std: jax.Array
+
+    def __call__(self, observations, key=None):
+        out = jax.vmap(self.layer)(observations)
+        return out[:, :-1], out[:, -1]
+
+
+class Pendulum(ljax.Task):
+    def environment(self):
+        return ljax.make("Pendulum-v1")
+
+    def policy_network(self, observations, num_outputs, key):
+        layer = eqx.nn.Linear(observations.shape[-1], num_outputs + 1, key=key)
+        return Spread(layer, jnp.full((num_outputs,), -2.0))
+
+
+def test_a_log_std_of_a_modules_own_is_not_replaced_without_a_word():
+    assert error_of(Pendulum(PPO, runner_of()).train) == (
+        "policy_network has a parameter log_std, which is the name of ours beside the module: the log standard "
+        "deviation of continuous actions, which may be set by initial_state; leave it out or rename it"
+    )

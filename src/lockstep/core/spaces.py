@@ -153,7 +153,10 @@ class ObservationLayout:
             target[leaf.start : leaf.start + leaf.size] = array if leaf.lowest is None else array - leaf.lowest
 
     def decode(self, row: np.ndarray) -> Any:
-        """The reverse of :meth:`encode`: an array for a plain space, else a (nested) dict of arrays; no mask."""
+        """The reverse of :meth:`encode`: an array for a plain space, else a (nested) dict of arrays; no mask.
+
+        A Tuple is a dict with keys ``"0"``, ``"1"`` and so on.
+        """
         floats, out = self.floats(row), {}
         for leaf in self.leaves:
             source = row if leaf.kind == "image" else floats

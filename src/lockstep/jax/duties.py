@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from lockstep.jax.checkpoint_folder import CheckpointFolder, Found
+from lockstep.jax.checkpoint_folder import CheckpointFolder, Found, facts_of
 from lockstep.jax.config import RunnerConfig
 from lockstep.jax.engine_state import template_of
 from lockstep.jax.evaluation import Evaluator
-from lockstep.jax.facts import facts_of
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, say
 from lockstep.jax_engine.distributed.processes import this_process

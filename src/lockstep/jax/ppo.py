@@ -94,6 +94,8 @@ class PPOTrainState:
     def env_obs(self) -> Any:
         """What each environment last observed, as it gives it, ``[num_devices, num_envs, *obs_shape]``; or None.
 
+        A Tuple comes as a dict with keys ``"0"``, ``"1"`` and so on, which :meth:`PPO.apply` takes as well.
+
         Environments stand in the order of their ids. Where a run's ``num_shards`` is no multiple of ``num_devices``,
         some devices step more of them than others, and rows of equal length are no longer what each device steps.
         """

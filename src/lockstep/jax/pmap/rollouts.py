@@ -27,7 +27,7 @@ class Trajectory(NamedTuple):
     """What environments did, arrays ``[T, n, …]`` (of one step: ``[n, …]``).
 
     Attributes:
-        obs: before each step, as the environment gives it.
+        obs: before each step, as :attr:`RolloutState.obs`.
         action: as the policy took it, before it is squashed or clipped to bounds.
         reward: float32.
         next_obs: what the step led to, before any reset.
@@ -104,7 +104,7 @@ class RolloutState:
 
     @property
     def obs(self) -> Any:
-        """What each observes, as the environment gives it, ``[n, …]``."""
+        """What each observes, as the environment gives it, ``[n, …]``; of a Tuple a dict by number (``"0"``)."""
         return decode_rows(self.net.observation, self.carry.rows)
 
     @property

@@ -55,7 +55,10 @@ def encode_rows(layout: ObservationLayout, observation: Any, action_mask: Any = 
 
 
 def decode_rows(layout: ObservationLayout, rows: Array) -> Any:
-    """Gives rows ``[n, width]`` as the environment observed them: an array, or a (nested) dict of them; no mask."""
+    """Gives rows ``[n, width]`` as the environment observed them: an array, or a (nested) dict of them; no mask.
+
+    A Tuple is a dict with keys ``"0"``, ``"1"`` and so on.
+    """
     floats, out = float_columns(layout, rows), {}
     for leaf in layout.leaves:
         if leaf.apart:
