@@ -122,7 +122,7 @@ def _check_choices(config: Config) -> None:
         except (TypeError, ValueError):
             plain = False
         if not plain:
-            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys; finite numbers, text, lists)")
+            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys, finite numbers, lists)")
     check_engine(config)
     if config.backend == "nccl" and config.device != "cuda":
         raise ValueError(
