@@ -10,6 +10,7 @@ import pytest
 from command_line import CARTPOLE, MODULES, SMALL
 
 from lockstep.cli import main
+from lockstep.policies.results import check_files
 
 RANDOM = ("eval", "CartPole-v1", "--policy", "random", "--episodes", 3)
 
@@ -147,3 +148,12 @@ def test_rewards_that_are_no_numbers_are_neither_evaluated_nor_recorded(capsys, 
     for words in (("eval", *faulty, "--json", tmp_path / "a.json"), ("record", *faulty, "--out", tmp_path / "a.npz")):
         assert line in refused(capsys, *words, code=1)
     assert not any(tmp_path.iterdir())
+
+
+def test_an_empty_file_has_nothing_to_lose(tmp_path):
+    """As ``mktemp`` makes it."""
+    (tmp_path / "made.json").touch()
+    check_files(tmp_path / "made.json", None, None)
+    (tmp_path / "made.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"made.json is there"):
+        check_files(tmp_path / "made.json", None, None)

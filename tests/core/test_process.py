@@ -133,3 +133,26 @@ def test_streams_that_are_open_stay_as_they_are():
     before = sys.stdin, sys.stdout, sys.stderr
     open_closed_streams()
     assert (sys.stdin, sys.stdout, sys.stderr) == before
+
+
+def test_children_that_a_process_was_given_are_left_alone():
+    """As those of a shell in whose place it is."""
+    code = """
+import subprocess, sys
+from lockstep.core.process import kill_children, spare_children
+given = subprocess.Popen(["sleep", "600"])
+spare_children()
+own = subprocess.Popen(["sleep", "600"])
+kill_children()
+print(given.poll(), own.poll() is not None)
+given.kill()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["None", "True"], done.stderr
+
+
+def test_signs_that_a_terminal_lacks_are_written_by_their_numbers():
+    code = "from lockstep.core.process import say; say('1 rank · 8 shards')"
+    given = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given)
+    assert done.stderr == "1 rank \\xb7 8 shards\n"

@@ -18,7 +18,7 @@ from lockstep.config.files import config_text
 from lockstep.config.help import train_help
 from lockstep.config.run import RunOptions
 from lockstep.core.machine import collect_seldom
-from lockstep.core.process import say
+from lockstep.core.process import say, spare_children
 from lockstep.launch.defaults import request_of
 from lockstep.launch.environment import environment_lines
 from lockstep.launch.mirrored import Mirrors, mirrors
@@ -37,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep train ARGV``: exit status 0, 1 (failed), 2 (bad input) or 128 + n (stopped by signal n)."""
     words = [word for word in argv if word not in (*_HELP, _PRINT, _ENVIRONMENT)]
     if len(words) == len(argv):
+        spare_children()
         collect_seldom()  # while engine jax may be loaded and traced; see run_rank
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)

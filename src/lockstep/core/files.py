@@ -51,7 +51,7 @@ def replace_text(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
     """Names a draft beside a file, of its suffix, which takes its place where the block ends well, else is removed."""
-    draft = path.with_name(f".{path.stem}.unfinished{path.suffix}")
+    draft = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")
     draft.unlink(missing_ok=True)  # a link would be written through
     try:
         yield draft

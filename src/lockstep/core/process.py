@@ -103,8 +103,12 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
     ``stream``: None is standard error.
     """
+    out = sys.stderr if stream is None else stream
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr if stream is None else stream, flush=True)
+        try:
+            print(text, file=out, flush=True)
+        except UnicodeEncodeError as error:  # this terminal has no such sign
+            print(text.encode(error.encoding, "backslashreplace").decode(error.encoding), file=out, flush=True)
 
 
 def flush_output() -> None:
@@ -213,10 +217,21 @@ def kill_session(leader: int) -> None:
             _kill(pid)
 
 
-def kill_children() -> None:
-    """Kill this process's children until there are none, those that it adopted in between too."""
+_others: dict[int, str] = {}
+"""Children of this process that it had when it began: of the shell, say, in whose place it is."""
+
+
+def spare_children() -> None:
+    """Takes note of the children that this process has, which are others': :func:`kill_children` leaves them alone."""
     own = os.getpid()
-    while children := [pid for pid, parent in _processes(_PARENT).items() if parent == own]:
+    _others.update({pid: started_at(pid) for pid, parent in _processes(_PARENT).items() if parent == own})
+
+
+def kill_children() -> None:
+    """Kill this process's children until there are none, those that it adopted in between too, but not others'."""
+    own = os.getpid()
+    spared = {pid for pid, begun in _others.items() if started_at(pid) == begun}
+    while children := [pid for pid, parent in _processes(_PARENT).items() if parent == own and pid not in spared]:
         for pid in children:
             _kill(pid)
         for pid in children:

@@ -165,8 +165,8 @@ class Training:
         ends = sorted({mark for mark in marks if done < mark < total} | {total})
         while pending or dispatched < total:
             end = next(mark for mark in [*ends, total] if mark > (pending[0].first if pending else dispatched))
-            while dispatched < end and len(pending) < (2 if dispatched > done + self.run.capacity else 1):
-                count = min(self.run.capacity, end - dispatched)
+            while dispatched < end and len(pending) < (2 if dispatched > done + 1 else 1):
+                count = min(1 if dispatched == done else self.run.capacity, end - dispatched)  # the first one compiles
                 with self.rounding():
                     pending.append(self.run.dispatch(dispatched, count, 0))
                 dispatched += count

@@ -108,7 +108,7 @@ def check_suffix(path: Path) -> None:
 def check_place(path: Path) -> None:
     """Raise a one-line ``ValueError`` where a file's name doesn't say what it is, or something else has it."""
     check_suffix(path)
-    if path.exists() and not (path.is_file() and _is_recording(path)):
+    if path.exists() and not (path.is_file() and (not path.stat().st_size or _is_recording(path))):
         raise ValueError(f"recording: {path} is there and no recording, and would be lost; name another file")
 
 

@@ -76,7 +76,7 @@ def check_files(json_file: Path | None, csv_file: Path | None, picture: Path | N
             continue
         if path.name in RECORDS and is_run(path.parent):
             raise ValueError(f"{name}: {path} is the name of one of the run's own files; name another file")
-        if path.exists() and not (path.is_file() and is_ours(path)):
+        if path.exists() and not (path.is_file() and (not path.stat().st_size or is_ours(path))):
             raise ValueError(f"{name}: {path} is there and {what}, and would be lost; name another file")
     if picture is not None:
         check_plot(option)

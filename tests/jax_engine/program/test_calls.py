@@ -1,5 +1,7 @@
 """What calls of several iterations are told, and the episodes that they tell of."""
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -159,3 +161,23 @@ def test_the_thread_of_a_clock_ends_with_it():
     del clock
     own.join(60)
     assert not own.is_alive()
+
+
+def test_a_process_that_ends_while_a_call_is_under_way_ends_as_it_would():
+    """A thread that came back from XLA then would end it by an abort."""
+    code = """
+import sys
+
+import jax
+from jax import numpy as jnp
+
+from lockstep.jax_engine.program.calls import CallClock
+
+long = jax.jit(lambda x: jax.lax.fori_loop(0, 20_000, lambda i, y: jnp.sin(y @ y), x))
+clock = CallClock()
+clock.begins()
+clock.follow(long(jnp.ones((64, 64))))
+sys.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (3, "")

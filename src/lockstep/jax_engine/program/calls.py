@@ -22,6 +22,8 @@ from lockstep.jax_engine.program.iterations import Inputs, Outputs, coefficients
 
 STEPS_PER_CALL = 1 << 15
 MOST_PER_CALL = 16
+LAST_SECONDS = 60.0
+"""How long a process that ends waits for a call that is under way."""
 
 
 def iterations_per_call(config: Config) -> int:
@@ -50,10 +52,11 @@ class Share(NamedTuple):
 
 
 class CallClock:
-    """Measures calls that are begun one ahead: each from the end of the one before, or from its begin if that was over.
+    """Measures calls that are begun one ahead: each from the end of the one before, or from its begin if all were read.
 
-    A thread sees their ends. By what the host sees, the last of a run would have taken no time where a call of the
-    program returns only when its loop is nearly over, as on a GPU: what one tells is read when the next is done.
+    What the host needs between two that are begun one ahead is in the second. A thread sees their ends. By what the
+    host sees, the last of a run would have taken no time where a call of the program returns only when its loop is
+    nearly over, as on a GPU: what one tells is read when the next is done.
     """
 
     THREAD = "lockstep calls"
@@ -63,8 +66,9 @@ class CallClock:
         self._calls: SimpleQueue[Any] = SimpleQueue()
         self._ends: SimpleQueue[float] = SimpleQueue()
         given = (self._calls, self._ends, clock)
-        threading.Thread(target=_watch, args=given, daemon=True, name=self.THREAD).start()
-        weakref.finalize(self, self._calls.put, None)
+        watch = threading.Thread(target=_watch, args=given, daemon=True, name=self.THREAD)
+        watch.start()
+        weakref.finalize(self, _leave, watch, self._calls)  # at the latest when Python ends
 
     def begins(self) -> None:
         """Takes note that a call is about to begin."""
@@ -90,6 +94,13 @@ def _watch(calls: SimpleQueue[Any], ends: SimpleQueue[float], clock: Callable[[]
             jax.block_until_ready(outputs)
         del outputs
         ends.put(clock())
+
+
+def _leave(watch: threading.Thread, calls: SimpleQueue[Any]) -> None:
+    """Ends the thread: one that comes back from XLA when Python has ended would end the process by an abort."""
+    calls.put(None)
+    if watch is not threading.current_thread():
+        watch.join(LAST_SECONDS)
 
 
 class CallInputs:
