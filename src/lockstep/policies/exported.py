@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from lockstep.config.engines import engine_module
 from lockstep.core.errors import RunError
+from lockstep.core.files import draft_of
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import MASK, ActionLayout, ObservationLayout
 from lockstep.policies.policy import Policy
@@ -102,24 +102,20 @@ def export_policy(policy: Policy, path: Path, door: str, run: str) -> float:
     module = policy.to_torch()
     write = getattr(engine_module("torch"), door)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.stem}.draft{path.suffix}")
-    draft.touch()  # an OSError that says why, where PyTorch's would say it in many words
     try:
-        try:
-            run_file: Runner = write(module, draft, metadata_of(policy, run))
-        except (ValueError, OSError):
-            raise
-        except Exception as error:
-            what = policy.config.network.custom or "the policy"
-            line = " ".join(str(error).split())[:200]
-            raise ExportError(f"{path}: {what} can't be traced: {type(error).__name__}: {line}") from error
-        greatest = compare(policy, run_file)
-        os.replace(draft, path)
+        with draft_of(path) as draft:
+            draft.touch()  # an OSError that says why, where PyTorch's would say it in many words
+            try:
+                run_file: Runner = write(module, draft, metadata_of(policy, run))
+            except (ValueError, OSError):
+                raise
+            except Exception as error:
+                what = policy.config.network.custom or "the policy"
+                line = " ".join(str(error).split())[:200]
+                raise ExportError(f"{path}: {what} can't be traced: {type(error).__name__}: {line}") from error
+            return compare(policy, run_file)
     except ExportError as error:
         raise ExportError(str(error) if str(path) in str(error) else f"{path}: {error}; not written") from error
-    finally:
-        draft.unlink(missing_ok=True)
-    return greatest
 
 
 def compare(policy: Policy, run_file: Runner) -> float:
