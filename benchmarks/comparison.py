@@ -19,7 +19,7 @@ class Row:
 
     Attributes:
         case: its case; ``label``, ``env``, ``reduction``, ``framework`` and ``scaling`` are the program's.
-        ours: whether it is Lockstep; ``devices`` how many with JAX.
+        ours: whether it is Lockstep; ``devices`` how many with JAX; ``batched`` is the program's.
         rates: steps/s of each repetition that worked; ``failures`` says why the others did not.
         cores: CPU seconds over wall seconds, of each repetition, start-up included.
         cpu: CPU seconds of a million steps in the steady state, of each repetition in which it was seen.
@@ -42,12 +42,15 @@ class Row:
     times: list[dict[str, float]] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
+    batched: bool = False
 
     @classmethod
     def of(cls, program: Program) -> Row:
         """A row without figures yet."""
         p = program
-        return cls(p.case, p.label, p.env, p.reduction, p.framework, p.scaling, p.is_ours, p.devices)
+        row = cls(p.case, p.label, p.env, p.reduction, p.framework, p.scaling, p.is_ours, p.devices)
+        row.batched = p.batched
+        return row
 
     def add(self, measured: Measured) -> None:
         """Take in one repetition."""
@@ -62,6 +65,13 @@ class Row:
     def median(self) -> float | None:
         """Median steps/s; None unless every repetition worked: a figure of the lucky ones would be none."""
         return None if self.failures or not self.rates else statistics.median(self.rates)
+
+    @property
+    def busy(self) -> float | None:
+        """Cores that were at work in the steady state, by CPU time; None where that wasn't seen."""
+        if self.median is None or not self.cpu:
+            return None
+        return self.median * statistics.median(self.cpu) / 1e6
 
     def as_json(self) -> dict[str, Any]:
         """What the results file holds."""
@@ -81,8 +91,16 @@ def best(rows: Iterable[Row]) -> Row | None:
     return max(measured, key=lambda row: row.median or 0.0, default=None)
 
 
-def ratio(row: Row, base: Row | None) -> float | None:
-    """Steps/s as a multiple of another row's; None where one of them has no figure."""
+def ratios(row: Row, base: Row | None) -> list[float]:
+    """Steps/s as a multiple of another row's in each repetition; none where one of them has no figure.
+
+    The two stood near to each other in time there, so that what drifts from one repetition to the next cancels.
+    """
     if base is None or row.median is None or base.median is None:
-        return None
-    return row.median / base.median
+        return []
+    return [mine / other for mine, other in zip(row.rates, base.rates, strict=True)]
+
+
+def ratio(row: Row, base: Row | None) -> float | None:
+    """The median of the repetitions' ratios; None where one of the rows has no figure."""
+    return statistics.median(found) if (found := ratios(row, base)) else None

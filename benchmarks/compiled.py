@@ -45,6 +45,7 @@ from lockstep.jax_engine.state import check_networks
 from lockstep.launch.defaults import described_run
 
 DEVICES = {"tpu": "tpu", "cuda": "cuda"}
+REDUCTIONS = ("exact", "fast")
 SMALL = ("--num-steps", "16", "--ppo.num-minibatches", "2", "--total-steps", "1e6")
 CASES: dict[str, tuple[str, ...]] = {
     "cartpole": ("CartPole-v1", *SMALL),
@@ -67,7 +68,7 @@ class Compiled:
         devices: of the mesh; ``parameters`` of the policy.
         collectives: by kind: how many stand in the program, and bytes that a device gets from them, each counted once.
         in_step: the same of those inside of the loop over minibatches.
-        callbacks: to the host.
+        callbacks: operations that call the host, or move something to or from it within an iteration.
         doubles: operations in float64 inside of a loop over time or minibatches.
         donated: bytes of the state whose memory the results take over; ``state`` all bytes of it.
         temporaries: bytes of a device's memory beside arguments and results.
@@ -189,12 +190,12 @@ def report(platform: str, shape: str, rows: list[Compiled], kind: str, commit: s
         f"## {rows[0].devices} × {kind} ({shape})",
         "",
         f"{datetime.date.today()}, Lockstep {__version__} ({commit}), JAX {jax.__version__}, {package} "
-        f"{_version(package)}. `python -m benchmarks.compiled {platform} {shape}`. Bytes of collectives are of their "
+        f"{_version(package)}. `{_command(platform, shape, rows)}`. Bytes of collectives are of their "
         "results on a device, in kB.",
         "",
-        "| case | reduction | parameters | an optimiser step's collectives (kB) | all others (kB) | float64 in loops | "
-        "state kept in place | temporaries, MB | compiled in |",
-        "|---" * 9 + "|",
+        "| case | reduction | parameters | an optimiser step's collectives (kB) | all others (kB) | "
+        "calls of the host | float64 in loops | state kept in place | temporaries, MB | compiled in |",
+        "|---" * 10 + "|",
     ]
     for row in rows:
         rest = Counter({k: n for k, (n, _) in row.collectives.items()})
@@ -202,10 +203,20 @@ def report(platform: str, shape: str, rows: list[Compiled], kind: str, commit: s
         others = {k: (n, row.collectives[k][1] - row.in_step.get(k, (0, 0))[1]) for k, n in rest.items() if n}
         lines.append(
             f"| {row.case} | {row.reduction} | {row.parameters:,} ({row.sums}) | {_sizes(row.in_step)} | "
-            f"{_sizes(others)} | {row.doubles} | {row.donated / max(1, row.state):.0%} | "
+            f"{_sizes(others)} | {row.callbacks} | {row.doubles} | {row.donated / max(1, row.state):.0%} | "
             f"{row.temporaries / 1e6:.1f} | {row.seconds:.0f} s |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _command(platform: str, shape: str, rows: list[Compiled]) -> str:
+    """The command line that compiles these rows."""
+    words = f"python -m benchmarks.compiled {platform} {shape}"
+    chosen = {"cases": list(dict.fromkeys(row.case for row in rows))}
+    chosen["reductions"] = list(dict.fromkeys(row.reduction for row in rows))
+    for name, every in (("cases", list(CASES)), ("reductions", list(REDUCTIONS))):
+        words += "" if chosen[name] == every else f" --{name} {','.join(chosen[name])}"
+    return words
 
 
 def _version(package: str) -> str:
@@ -221,7 +232,7 @@ def main() -> None:
     parser.add_argument("platform", choices=sorted(DEVICES))
     parser.add_argument("topology", help="v5e:2x4, v5e:16x16; 1x8x1 (hosts x GPUs x 1)")
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--reductions", default="exact,fast")
+    parser.add_argument("--reductions", default=",".join(REDUCTIONS))
     parser.add_argument("--out", type=Path, help="append the table to this file")
     parser.add_argument("--json", action="store_true", help="print an object a case, and no table")
     parser.add_argument("--texts", type=Path, help="write the compiled programs into this directory")

@@ -2,63 +2,41 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from benchmarks.gpu_judges import (
+    SHARING,
+    TENSOR_ITERATIONS,
+    TENSOR_STEPS,
+    Outcome,
+    Verdict,
+    another_precision,
+    learns,
+    less_memory,
+    measures_both,
+    names_gpu_memory,
+    never_waits,
+    reduces_gradients,
+    refuses,
+    resumes,
+    rises,
+    same_bits_replayed,
+    same_bytes,
+    same_bytes_by_nccl,
+    same_state_on_one_gpu,
+    solves_by_sb3,
+    solves_cartpole,
+    speeds,
+    stays_on_gpu,
+)
 
 SCRIPTS = "{root}/benchmarks/gpu_scripts"
 CUDA = "--device cuda"
 JAX = f"--engine jax {CUDA}"
 WIDE, WIDEST = "--network.hidden-sizes 1024 1024", "--network.hidden-sizes 4096 4096"
-TENSOR_ENVS, TENSOR_STEPS, TENSOR_ITERATIONS = 4096, 128, 20
-LEARNED = 2.0
-"""Returns that are this many times those of the first iteration were learned."""
-SOLVED = 400.0
-"""Return of CartPole-v1, whose best is 500, from which on it is taken as learned."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One command that has ended.
-
-    Attributes:
-        code: its exit status.
-        output: what it printed, errors included.
-        summary: ``summary.json`` of the run that ``--name`` or ``--resume`` names, with the rows of a sweep of
-            ``bench`` under ``world_sizes``; empty if there is none.
-        metrics: its ``metrics.jsonl``.
-        timing: its ``timing.jsonl``.
-    """
-
-    code: int
-    output: str = ""
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Sequence[Mapping[str, Any]] = ()
-    timing: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def rate(self) -> float:
-        """Environment steps a second, after the first quarter of a run: what compiles or captures is in that."""
-        skipped = max(1, len(self.metrics) // 4)
-        seconds = sum(row.get("time/t_iter", 0.0) for row in self.metrics[skipped:])
-        if not seconds:
-            return float(self.summary["steps_per_second"])
-        return (self.metrics[-1]["global_step"] - self.metrics[skipped - 1]["global_step"]) / seconds
-
-    @property
-    def last_line(self) -> str:
-        """The last line that was printed."""
-        return next((line.strip() for line in reversed(self.output.splitlines()) if line.strip()), "nothing printed")
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether what must be seen was seen, and the figures to keep."""
-
-    passed: bool
-    figures: str
+TENSOR_ENVS = 4096
 
 
 @dataclass(frozen=True)
@@ -89,6 +67,11 @@ class Check:
     fails: bool = False
     timed: bool = False
 
+    @property
+    def measures(self) -> bool:
+        """Whether there is nothing that could be seen otherwise: it takes speeds, and passes if its commands do."""
+        return self.judge is speeds
+
 
 def verdict(check: Check, outcomes: Sequence[Outcome]) -> Verdict:
     """Judges a check's commands; one that failed, or left out what the judge reads, fails the check."""
@@ -99,120 +82,6 @@ def verdict(check: Check, outcomes: Sequence[Outcome]) -> Verdict:
         return check.judge(*outcomes)
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError) as error:
         return Verdict(False, f"what is judged can't be read: {type(error).__name__}: {error}")
-
-
-def returns(run: Outcome) -> tuple[float, float]:
-    """Mean episode return of the first iteration that has one, and the final one."""
-    values = (row.get("rollout/episode_return_mean") for row in run.metrics)
-    return float(next(value for value in values if value is not None)), float(run.summary["final_return"])
-
-
-def solves_cartpole(run: Outcome) -> Verdict:
-    final = float(run.summary["final_return"])
-    on_gpu = "cuda:0" in run.output
-    return Verdict(on_gpu and final >= SOLVED, f"final return {final:.1f}, {run.rate:,.0f} steps/s")
-
-
-def learns(run: Outcome) -> Verdict:
-    first, final = returns(run)
-    on_gpu = run.summary["platform"] == "gpu"
-    return Verdict(on_gpu and final >= LEARNED * first, f"return {first:.1f} → {final:.1f}, {run.rate:,.0f} steps/s")
-
-
-def rises(run: Outcome) -> Verdict:
-    first, final = returns(run)
-    return Verdict(final > first, f"return {first:.2f} → {final:.2f}")
-
-
-def refuses(run: Outcome) -> Verdict:
-    lines = [line for line in run.output.splitlines() if line.strip()]
-    wanted = run.code == 2 and len(lines) == 1 and "GPUs" in run.output and not run.summary and not run.metrics
-    return Verdict(wanted, f"exit status {run.code}: {run.last_line}")
-
-
-def same_bytes(run: Outcome) -> Verdict:
-    rows = json.loads(run.last_line)
-    different = [f"{row['world_size']}: {row['difference']}" for row in rows if not row["equal"]]
-    sizes = ", ".join(str(row["world_size"]) for row in rows)
-    return Verdict(len(rows) > 1 and not different, "; ".join(different) or f"equal on {sizes}")
-
-
-def same_bytes_by_nccl(verified: Outcome, run: Outcome) -> Verdict:
-    found, carrier = same_bytes(verified), run.summary["collectives"]
-    return Verdict(found.passed and carrier == "nccl", f"{found.figures}; collectives by {carrier}")
-
-
-def resumes(stopped: Outcome, resumed: Outcome, whole: Outcome) -> Verdict:
-    digests = [outcome.summary["state_sha256"] for outcome in (resumed, whole)]
-    went_on = stopped.summary["global_step"] < resumed.summary["global_step"]
-    return Verdict(went_on and digests[0] == digests[1], " and ".join(digest[:8] for digest in digests))
-
-
-def same_state_on_one_gpu(*runs: Outcome) -> Verdict:
-    """Of each kind of run, by as many ranks as :data:`SHARING` says."""
-    sets, passed, said = len(runs) // len(SHARING), True, []
-    for number in range(sets):
-        own = runs[number * len(SHARING) : (number + 1) * len(SHARING)]
-        digests = [run.summary["state_sha256"] for run in own]
-        sizes = tuple(run.summary["world_size"] for run in own)
-        on_gpu = all("cuda:0" in run.output for run in own)
-        passed &= sizes == SHARING and on_gpu and len(set(digests)) == 1
-        said.append(f"{', '.join(digest[:8] for digest in digests)} (shards {own[0].summary['shards_on_a_rank']})")
-    return Verdict(passed and sets > 0, "; ".join(said))
-
-
-def stays_on_gpu(run: Outcome) -> Verdict:
-    copies = int(run.last_line.removeprefix("copies "))
-    steps = TENSOR_STEPS * TENSOR_ITERATIONS
-    return Verdict(0 < copies < steps, f"{copies} copies in {steps} steps")
-
-
-def never_waits(run: Outcome) -> Verdict:
-    updates = int(run.last_line.removeprefix("updates "))
-    return Verdict(updates > 0, f"{updates} updates without a wait")
-
-
-def same_bits_replayed(run: Outcome, base: Outcome) -> Verdict:
-    same = run.summary["state_sha256"] == base.summary["state_sha256"]
-    return Verdict(same, speeds(run, base).figures + ("" if same else "; the bits are others"))
-
-
-def speeds(run: Outcome, base: Outcome) -> Verdict:
-    return Verdict(True, f"{run.rate:,.0f} against {base.rate:,.0f} steps/s: {run.rate / base.rate:.2f} ×")
-
-
-def another_precision(run: Outcome, base: Outcome) -> Verdict:
-    differs = run.summary["params_sha256"] != base.summary["params_sha256"]
-    return Verdict(differs, speeds(run, base).figures + ("" if differs else "; the bits are those of fp32"))
-
-
-def less_memory(run: Outcome, base: Outcome) -> Verdict:
-    peaks = [max(row["peak_gpu_memory_mb"][0] for row in outcome.timing) for outcome in (run, base)]
-    return Verdict(0 < peaks[0] < peaks[1], f"peak of a rank {peaks[0]:,.0f} against {peaks[1]:,.0f} MiB")
-
-
-def names_gpu_memory(run: Outcome) -> Verdict:
-    rule = re.search(r"\d+ on a GPU of \d+ GB", run.output)
-    return Verdict(rule is not None, rule[0] if rule else "no line names the GPU's memory")
-
-
-def measures_both(run: Outcome) -> Verdict:
-    by_size = {row["world_size"]: row for row in run.summary["world_sizes"]}
-    comm, peak = by_size[2]["t_comm"], by_size[2]["peak_gpu_memory_mb"]
-    rates = ", ".join(f"{row['steps_per_second']:,.0f} steps/s on {size}" for size, row in by_size.items())
-    return Verdict(comm > 0 and peak > 0, f"{rates}; t_comm {1e3 * comm:.1f} ms, peak {peak:,.0f} MiB")
-
-
-def reduces_gradients(run: Outcome) -> Verdict:
-    said = re.findall(r"backend (\w+) difference ([\d.e+-]+|nan)", run.output)
-    close = all(float(difference) < 1e-5 for _, difference in said)
-    passed = len(said) == 2 and close and {backend for backend, _ in said} == {"nccl"}
-    return Verdict(passed, "; ".join(f"{backend}, difference {difference}" for backend, difference in said))
-
-
-def solves_by_sb3(run: Outcome) -> Verdict:
-    means = [float(mean) for mean in re.findall(r"mean return over 20 episodes: ([\d.]+)", run.output)]
-    return Verdict(bool(means) and min(means) >= SOLVED, f"mean returns {', '.join(f'{mean:.1f}' for mean in means)}")
 
 
 def train(name: str, words: str) -> str:
@@ -232,7 +101,6 @@ TENSORS = (
     f"--total-steps {TENSOR_ENVS * TENSOR_STEPS * TENSOR_ITERATIONS}"
 )
 CARTPOLES = f"CartPole-v1 {JAX} --num-envs 4096 --total-steps"
-SHARING = (1, 2, 3, 8)
 SHARED = {
     "cartpole": "CartPole-v1 --total-steps 4096",
     "cheetah": "HalfCheetah-v5 --num-steps 64 --total-steps 2048",
@@ -259,8 +127,11 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         "graphs",
-        (train("with", f"{SHORT} --cuda-graphs"), train("without", f"{SHORT} --no-cuda-graphs")),
-        "a replayed optimiser step has the bits of one that is launched; speed with and without",
+        (
+            f"python {SCRIPTS}/replayed_steps.py train {SHORT} --cuda-graphs --name with",
+            train("without", f"{SHORT} --no-cuda-graphs"),
+        ),
+        "a graph is captured and replayed, with the bits of steps that are launched; speed with and without",
         same_bits_replayed,
         timed=True,
     ),

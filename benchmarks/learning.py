@@ -45,7 +45,7 @@ BESIDES = ("seed", "cuda_graphs")
 POINTS = 120
 """Points of a curve that are kept."""
 CLEANRL = {"HalfCheetah-v5": 1442, "Hopper-v5": 2383, "Walker2d-v5": 2288}
-"""Returns that CleanRL's documentation reports for these settings."""
+"""Returns that CleanRL's documentation reports for these settings, of the same environments' version before: -v4."""
 RANKS, SEEDS = ("CartPole-v1", 0), "HalfCheetah-v5"
 """The panels: one seed on several numbers of ranks, several seeds of an environment."""
 Figures = dict[str, Any]
@@ -151,7 +151,7 @@ def _table(figures: Figures) -> str:
         seeds = {run["seed"]: run for run in reversed(runs)}
         ordered = [seeds[seed] for seed in sorted(seeds)]
         returns = [run["final_return"] for run in ordered]
-        cleanrl = f" (CleanRL {CLEANRL[name]:,})" if config is None and name in CLEANRL else ""
+        cleanrl = f" (CleanRL, -v4: {CLEANRL[name]:,})" if config is None and name in CLEANRL else ""
         rows.append(
             (
                 name if config is None else f"{name} by [{Path(config).name}](../{config})",

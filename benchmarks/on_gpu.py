@@ -1,7 +1,7 @@
 """Runs every check that needs a GPU, where there is one: ``python -m benchmarks.on_gpu [--list] [--only NAME …]``.
 
 Prints a line a check and writes the table with date, commit, versions and devices to ``gpu.md``. Exit status: 0 if
-every check passed or was skipped, 1 if one failed, 2 without a GPU.
+every check passed, measured or was skipped, 1 if one failed, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,13 @@ from typing import Any
 
 from benchmarks import peer_environment
 from benchmarks.commit import short_commit
-from benchmarks.gpu_checks import CHECKS, Check, Outcome, Verdict, verdict
+from benchmarks.gpu_checks import CHECKS, Check, verdict
+from benchmarks.gpu_judges import Outcome, Verdict
 from benchmarks.report import table
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("lockstep-rl", "torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco", "ale-py", "stable-baselines3")
+DEVICES = Path("/dev")
 NO_GPU = "no GPU: neither PyTorch nor JAX sees one here; --list shows what would be run"
 KILLED = 124
 """Exit status of a command that was given up, as ``timeout`` has it."""
@@ -39,8 +41,9 @@ PROGRAMS = {
     "python": [sys.executable],
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
 }
+FRAMEWORKS = {"torch": "PyTorch", "jax": "JAX"}
 SEEN_BY = {
-    "torch": "import torch, json; n = torch.cuda.device_count(); "
+    "torch": "import torch, json; torch.cuda.init(); n = torch.cuda.device_count(); "
     "print(json.dumps([torch.cuda.get_device_name(i) for i in range(n)]))",
     "jax": "import jax, json; print(json.dumps([d.device_kind for d in jax.devices('cuda')]))",
 }
@@ -66,13 +69,38 @@ class Result:
         """In one word, or two."""
         if self.verdict is None:
             return "skipped" if self.figures else "not run"
-        return "passed" if self.verdict.passed else "FAILED"
+        if not self.verdict.passed:
+            return "FAILED"
+        return "measured" if self.check.measures else "passed"
 
 
-def devices_of(engine: str) -> list[str]:
-    """Names of the GPUs that a framework sees, none where it isn't installed; asked for in a process of its own."""
+@dataclass(frozen=True)
+class Seen:
+    """What a framework sees: the names of GPUs; ``problem`` is why it can't start any, if it is installed."""
+
+    names: Sequence[str] = ()
+    problem: str | None = None
+
+    @property
+    def in_words(self) -> str:
+        """For the report."""
+        return ", ".join(self.names) or (f"none: {self.problem}" if self.problem else "none")
+
+
+def devices_of(engine: str) -> Seen:
+    """Asks a framework which GPUs it sees, in a process of its own."""
+    if importlib.util.find_spec(engine) is None:
+        return Seen()
     result = subprocess.run([sys.executable, "-c", SEEN_BY[engine]], capture_output=True, text=True)
-    return json.loads(result.stdout.splitlines()[-1]) if result.returncode == 0 else []
+    if result.returncode == 0:
+        return Seen(json.loads(result.stdout.splitlines()[-1]))
+    last = next((line.strip() for line in reversed(result.stderr.splitlines()) if line.strip()), "no error is shown")
+    return Seen(problem=f"{FRAMEWORKS[engine]} can't start CUDA: {last[:300]}")
+
+
+def has_gpu(seen: Mapping[str, Seen]) -> bool:
+    """Whether this machine has a GPU: one that a framework sees, or of which NVIDIA's driver knows."""
+    return any(one.names for one in seen.values()) or any(DEVICES.glob("nvidia[0-9]*"))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -141,19 +169,23 @@ def command_runner(timeout: float, logs: Path | None = None, shared: bool = Fals
     return run
 
 
-def reason_to_skip(check: Check, gpus: dict[str, list[str]]) -> str | None:
+def reason_to_skip(check: Check, seen: Mapping[str, Seen]) -> str | None:
     """Why a check can't be run here, or None."""
-    seen = len(gpus[check.engine])
-    if seen < check.gpus:
-        framework = {"torch": "PyTorch", "jax": "JAX"}[check.engine]
-        return f"needs {check.gpus} GPU{'s' if check.gpus > 1 else ''}, {framework} sees {seen}"
+    number = len(seen[check.engine].names)
+    if number < check.gpus:
+        return f"needs {check.gpus} GPU{'s' if check.gpus > 1 else ''}, {FRAMEWORKS[check.engine]} sees {number}"
     missing = [name for name in check.modules if importlib.util.find_spec(name) is None]
     return f"needs the package {missing[0]}" if missing else None
 
 
-def run_check(check: Check, gpus: dict[str, list[str]], run: Run) -> Result:
-    """Runs one check's commands, up to the first that ends otherwise than it must, and judges them."""
-    if (reason := reason_to_skip(check, gpus)) is not None:
+def run_check(check: Check, seen: Mapping[str, Seen], run: Run) -> Result:
+    """Runs one check's commands, up to the first that ends otherwise than it must, and judges them.
+
+    Of a framework that is there and can't start CUDA every check fails.
+    """
+    if (problem := seen[check.engine].problem) is not None:
+        return Result(check, Verdict(False, problem), problem)
+    if (reason := reason_to_skip(check, seen)) is not None:
         return Result(check, None, reason)
     started, outcomes = time.perf_counter(), []
     with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as directory:
@@ -165,15 +197,14 @@ def run_check(check: Check, gpus: dict[str, list[str]], run: Run) -> Result:
     return Result(check, judged, judged.figures, time.perf_counter() - started)
 
 
-def facts(gpus: dict[str, list[str]]) -> dict[str, str]:
+def facts(seen: Mapping[str, Seen]) -> dict[str, str]:
     """What a reader has to know to judge the figures."""
     found = peer_environment.versions(Path(sys.executable), PACKAGES)
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": short_commit(),
         "versions": ", ".join(f"{name} {version}" for name, version in found.items()),
-        "GPUs that PyTorch sees": ", ".join(gpus["torch"]) or "none",
-        "GPUs that JAX sees": ", ".join(gpus["jax"]) or "none",
+        **{f"GPUs that {name} sees": seen[engine].in_words for engine, name in FRAMEWORKS.items()},
     }
 
 
@@ -194,7 +225,7 @@ def markdown(results: Sequence[Result], said: dict[str, str]) -> str:
         [r.check.name, r.word, r.figures, f"{r.seconds:.0f}" if r.verdict else "", r.check.seen, f"`{shown(r.check)}`"]
         for r in results
     ]
-    words = ("passed", "FAILED", "skipped", "not run")
+    words = ("passed", "measured", "FAILED", "skipped", "not run")
     numbers = {word: sum(result.word == word for result in results) for word in words}
     counts = ", ".join(f"{number} {word}" for word, number in numbers.items() if number or word != "not run")
     lines = "\n".join(f"- {name}: {text}" for name, text in said.items())
@@ -229,18 +260,18 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def main(argv: Sequence[str] | None = None, run: Run | None = None, gpus: dict[str, list[str]] | None = None) -> int:
-    """Runs the checks; ``run`` and ``gpus`` stand in for the processes and for what the frameworks see."""
+def main(argv: Sequence[str] | None = None, run: Run | None = None, seen: Mapping[str, Seen] | None = None) -> int:
+    """Runs the checks; ``run`` and ``seen`` stand in for the processes and for what the frameworks see."""
     arguments = read_arguments(argv)
     if arguments.list:
         for check in arguments.checks:
             print(f"{check.name} ({check.gpus} GPU{'s' if check.gpus > 1 else ''}): {check.seen}\n    {shown(check)}")
         return 0
-    gpus = gpus or {engine: devices_of(engine) for engine in SEEN_BY}
-    if not any(gpus.values()):
+    seen = seen or {engine: devices_of(engine) for engine in SEEN_BY}
+    if not has_gpu(seen):
         print(NO_GPU)
         return 2
-    said = facts(gpus)
+    said = facts(seen)
     run = run or command_runner(arguments.timeout, arguments.logs, shared=arguments.at_once > 1)
     results = {check.name: Result(check) for check in arguments.checks}
 
@@ -251,12 +282,12 @@ def main(argv: Sequence[str] | None = None, run: Run | None = None, gpus: dict[s
         arguments.out.write_text(markdown(list(results.values()), said))
 
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        started = [pool.submit(run_check, check, gpus, run) for check in arguments.checks if not check.timed]
+        started = [pool.submit(run_check, check, seen, run) for check in arguments.checks if not check.timed]
         for future in as_completed(started):
             done(future.result())
     for check in arguments.checks:
         if check.timed:
-            done(run_check(check, gpus, run))
+            done(run_check(check, seen, run))
     print(f"written: {arguments.out}")
     return 1 if any(result.word == "FAILED" for result in results.values()) else 0
 

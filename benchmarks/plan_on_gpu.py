@@ -28,6 +28,8 @@ KEPT = ROOT / "benchmarks" / "results" / "plan-on-gpu.md"
 PAGE = ROOT / "docs" / "plan.md"
 TARGETS = {"H100": "h100:1", "H200": "h200:1", "A100": "a100:1"}
 """By what the GPU's name has in it."""
+MEASURED_IF = ("passed", "measured")
+"""What the report says of checks whose speeds count."""
 WITH, WITHOUT = 0, 1
 COMPARED = (
     *(("trains", WITH), ("graphs", WITHOUT)),
@@ -37,22 +39,24 @@ COMPARED = (
 
 
 class Row(NamedTuple):
-    """A command with its measured steps a second."""
+    """A command with its measured steps a second, or none, with what came of its check."""
 
     words: str
-    measured: float
+    measured: float | None
+    result: str = "passed"
 
 
 def commands(text: str) -> list[Row]:
-    """The commands that are compared, of the report of the checks."""
+    """The commands that are compared, of the report of the checks; without a speed where a check didn't end well."""
     found, checks = [], {check.name: check for check in CHECKS}
     for name, number in COMPARED:
-        row = re.search(rf"^\| {name} \| passed \| ([^|]*) \|", text, re.MULTILINE)
-        if row is None:
+        words = " ".join(shlex.split(checks[name].commands[number])[2:-2])  # but for lockstep train, and the name
+        row = re.search(rf"^\| {name} \| ([^|]*) \| ([^|]*) \|", text, re.MULTILINE)
+        if row is None or row[1] not in MEASURED_IF:
+            found.append(Row(words, None, "not in the report" if row is None else row[1]))
             continue
-        rates = re.findall(r"([\d,]+)(?= against| steps/s)", row[1])
-        words = shlex.split(checks[name].commands[number])[2:-2]  # but for lockstep train, and the name
-        found.append(Row(" ".join(words), float(rates[number].replace(",", ""))))
+        rates = re.findall(r"([\d,]+)(?= against| steps/s)", row[2])
+        found.append(Row(words, float(rates[number].replace(",", "")), row[1]))
     return found
 
 
@@ -76,8 +80,10 @@ def planned(words: str, target: str) -> dict[str, float]:
 
 def line(row: Row, rates: dict[str, float]) -> list[str]:
     """One row of the table."""
-    inside = rates["worst"] <= row.measured <= rates["best"]
     span = f"{amount(rates['worst'])} – {amount(rates['best'])}"
+    if row.measured is None:
+        return [f"`{row.words}`", amount(rates["likely"]), span, f"none: {row.result}", "–", "–"]
+    inside = rates["worst"] <= row.measured <= rates["best"]
     error = f"{rates['likely'] / row.measured - 1.0:+.0%}"
     return [f"`{row.words}`", amount(rates["likely"]), span, amount(row.measured), error, "yes" if inside else "no"]
 

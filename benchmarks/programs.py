@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +15,14 @@ STRONG = "two ranks, 32 envs each"
 COPIES = "two independent runs, 64 envs each"
 CALLS = 40
 """Calls of a program that JAX compiled, each of which is one line; ``peers/settings.py`` has the same number."""
+MANY_ENVS = 64
+"""So many CartPoles are stepped faster as arrays than by CleanRL in a pool, on both cores by a third (T2x2)."""
 SEQUENCE = 32
 """Steps of a training sequence of a recurrent policy of ours, the default; sb3-contrib's end with episodes alone."""
 JAX_SHARDS = 2
 """With JAX a case has as many shards as the devices that it is measured on."""
 SB3, CONTRIB, ENVPOOL = "stable-baselines3", "sb3-contrib", "EnvPool"
+ENTRY_POINT = ", Gymnasium's vector entry point"
 CLEANRL = "CleanRL (written down again)"
 PUREJAXRL = "PureJaxRL (written down again)"
 
@@ -41,6 +45,8 @@ class Program:
         devices: ours with JAX only: CPU devices.
         scaling: ours only: what is shown by more than one process, or None.
         threads: of each of its processes.
+        batched: a peer's: whether its environments are stepped all at once, as arrays or in a pool of C++, and not as
+            Python objects.
     """
 
     case: str
@@ -56,6 +62,7 @@ class Program:
     scaling: str | None = None
     devices: int | None = None
     threads: int = 1
+    batched: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -164,6 +171,7 @@ def peer(
         package=package,
         framework=framework,
         threads=case.cores,
+        batched=vector in ("entry-point", "envpool"),
     )
 
 
@@ -177,31 +185,61 @@ def cleanrl(case: Case, said: str = "", vector: str = "sync") -> Program:
     return peer(case, CLEANRL + said, "cleanrl_ppo.py", "torch", vector=vector)
 
 
+def stable_baselines3(case: Case, said: str = "", *, normalize: bool | None = None, vector: str = "sync") -> Program:
+    """Stable-Baselines3's PPO; ``said`` is what its label adds."""
+    return peer(case, "Stable-Baselines3" + said, "sb3_ppo.py", SB3, normalize=normalize, vector=vector)
+
+
+def skrl(case: Case, said: str = "", vector: str = "sync") -> Program:
+    """skrl's PPO; ``said`` is what its label adds."""
+    return peer(case, "skrl" + said, "skrl_ppo.py", "skrl", vector=vector)
+
+
+def sbx(case: Case, said: str = "", vector: str = "sync") -> Program:
+    """SBX's PPO, whose update is JAX's; ``said`` is what its label adds."""
+    return peer(case, "SBX (JAX)" + said, "sbx_ppo.py", "sbx-rl", "jax", vector=vector)
+
+
+def all_programs(cases: Iterable[Case]) -> list[Program]:
+    """All programs of the cases; the scaling comes right after the single ranks that it is compared with."""
+    out = []
+    for case in cases:
+        out += programs_of(case)
+        if case.name == T2.name:
+            out += scaling_programs(case)
+    return out
+
+
 def programs_of(case: Case) -> list[Program]:
     """Ours and the peers on one case."""
     if case.engine == "jax":
         return _in_one_program(case)
     if case.cores > 1:
         return _with_both_cores(case)
-    rows = [peer(case, "Stable-Baselines3", "sb3_ppo.py", SB3)]
-    if case.lstm:
-        rows = [peer(case, "sb3-contrib, RecurrentPPO", "recurrent_ppo.py", CONTRIB)]
-    elif case.images:
-        rows += [cleanrl(case)]
-    elif case.normalize:
-        rows += [peer(case, "Stable-Baselines3, nothing normalised", "sb3_ppo.py", SB3, normalize=False), cleanrl(case)]
-    else:
-        rows += [
-            peer(case, "skrl", "skrl_ppo.py", "skrl"),
-            cleanrl(case),
-            peer(case, "SBX (JAX)", "sbx_ppo.py", "sbx-rl", "jax"),
-        ]
+    rows = _peers_on_one_core(case)
     envs = [ARRAY_CARTPOLE, case.env] if case.env == "CartPole-v1" and not case.lstm else [case.env]
     rows += [ours(case, env, reduction) for env in envs for reduction in ("exact", "fast")]
     if case.lstm:
         said = f"2 shards, sequences of {case.num_steps}"
         rows.append(changed(rows[-2], said, num_shards=2, network={"sequence_length": case.num_steps}))
     return rows
+
+
+def _peers_on_one_core(case: Case) -> list[Program]:
+    """Everybody else with one thread, in the ways in which they can use it."""
+    if case.lstm:
+        return [peer(case, "sb3-contrib, RecurrentPPO", "recurrent_ppo.py", CONTRIB)]
+    if case.images:
+        return [stable_baselines3(case), cleanrl(case), cleanrl(case, f", {ENVPOOL}", vector="envpool")]
+    if case.normalize:
+        plain = stable_baselines3(case, ", nothing normalised", normalize=False)
+        pooled = stable_baselines3(case, f", {ENVPOOL}", vector="envpool")
+        return [stable_baselines3(case), plain, pooled, cleanrl(case), sbx(case)]
+    pooled = [sbx(case, f", {ENVPOOL}", vector="envpool")]
+    if case.num_envs < MANY_ENVS:
+        pooled.append(cleanrl(case, f", {ENVPOOL}", vector="envpool"))
+    arrays = skrl(case, ENTRY_POINT, vector="entry-point")
+    return [stable_baselines3(case), skrl(case), arrays, cleanrl(case), sbx(case), *pooled]
 
 
 def _in_one_program(case: Case) -> list[Program]:
@@ -216,30 +254,28 @@ def _in_one_program(case: Case) -> list[Program]:
 
 def _with_both_cores(case: Case) -> list[Program]:
     """Everybody with the whole machine, in the ways in which they can use it."""
-    processes = peer(case, "Stable-Baselines3, SubprocVecEnv, 2 threads", "sb3_ppo.py", SB3, vector="processes")
-    here = peer(case, "Stable-Baselines3, 2 threads", "sb3_ppo.py", SB3)
+    here = stable_baselines3(case, ", 2 threads")
     one_by_one = cleanrl(case, ", 2 threads")
     late_reset = cleanrl(case, f", {ENVPOOL}, 2 threads", vector="envpool")
     ranks = [ours(case, case.env, reduction, nproc=2) for reduction in ("exact", "fast")]
     workers = changed(ours(case, case.env, "exact"), "2 workers", env={"workers": 2})
+    processes = stable_baselines3(case, ", SubprocVecEnv, 2 threads", vector="processes")
     if case.images:
         two_shards = changed(ranks[0], "2 shards", num_shards=2)
         devices = replace(ours_with_jax(case, case.env, "exact", 2), label="Lockstep, exact, JAX on 2 devices")
         return [processes, here, one_by_one, late_reset, *ranks, two_shards, devices]
     if case.normalize:
-        pooled = peer(case, f"Stable-Baselines3, {ENVPOOL}, 2 threads", "sb3_ppo.py", SB3, vector="envpool")
-        label = "Stable-Baselines3, nothing normalised, 2 threads"
-        plain = peer(case, label, "sb3_ppo.py", SB3, normalize=False)
-        return [processes, here, plain, pooled, one_by_one, *ranks, workers]
+        pooled = stable_baselines3(case, f", {ENVPOOL}, 2 threads", vector="envpool")
+        plain = stable_baselines3(case, ", nothing normalised, 2 threads", normalize=False)
+        return [processes, here, plain, pooled, one_by_one, sbx(case, ", both cores"), *ranks, workers]
     pools = replace(changed(ranks[0], ENVPOOL, env={"backend": "envpool"}), env=pool_of(case.env))
     return [
-        processes,
         here,
-        peer(case, "skrl, 2 threads", "skrl_ppo.py", "skrl"),
-        peer(case, "skrl, Gymnasium's vector entry point, 2 threads", "skrl_ppo.py", "skrl", vector="entry-point"),
+        skrl(case, ", 2 threads"),
+        skrl(case, f"{ENTRY_POINT}, 2 threads", vector="entry-point"),
         one_by_one,
         late_reset,
-        peer(case, "SBX (JAX), both cores", "sbx_ppo.py", "sbx-rl", "jax"),
+        sbx(case, ", both cores"),
         *ranks,
         workers,
         pools,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.cases import Case, operations_per_step
 from benchmarks.comparison import TIMES, Row, best, ratio
 from benchmarks.profile_split import PARTS
 from benchmarks.programs import COPIES, STRONG, WEAK
-from benchmarks.targets import Judged, judge, single_rank
+from benchmarks.targets import MOST_NOISE, VERDICTS, Group, Judged, judge, single_rank, two_copies
 
 
 @dataclass
@@ -22,8 +22,9 @@ class Results:
         facts: date, machine and versions, in the order in which they are shown.
         cases: what was measured.
         rows: one for each program.
-        ceilings: by case and environment, steps/s of the environments alone by who steps them; or an error.
-        splits: by case, environment and reduction, seconds of a mean iteration by part; or an error.
+        ceilings: by environment and number, steps/s of the environments alone in each round, by who steps them; or an
+            error.
+        splits: by case, environment and what is ours, seconds of a mean iteration by part; or an error.
         product_rate: floating-point operations a second of one core in XLA's matrix product; or an error; or None.
         problems: what went wrong besides.
     """
@@ -31,7 +32,7 @@ class Results:
     facts: dict[str, str]
     cases: Sequence[Case]
     rows: list[Row] = field(default_factory=list)
-    ceilings: dict[tuple[str, str], dict[str, float] | str] = field(default_factory=dict)
+    ceilings: dict[tuple[str, int], dict[str, list[float]] | str] = field(default_factory=dict)
     splits: dict[tuple[str, str, str], dict[str, float] | str] = field(default_factory=dict)
     product_rate: float | str | None = None
     problems: list[str] = field(default_factory=list)
@@ -54,8 +55,8 @@ class Results:
             "rows": [row.as_json() for row in self.rows],
             "titles": {case.name: case.title for case in self.cases},
             "targets": [asdict(judged) for judged in self.judged],
-            "ceilings": [{"case": c, "env": e, "result": r} for (c, e), r in self.ceilings.items()],
-            "splits": [{"case": c, "env": e, "reduction": x, "result": r} for (c, e, x), r in self.splits.items()],
+            "ceilings": [{"env": e, "num_envs": n, "result": r} for (e, n), r in self.ceilings.items()],
+            "splits": [{"case": c, "env": e, "what": w, "result": r} for (c, e, w), r in self.splits.items()],
         }
 
 
@@ -96,15 +97,28 @@ def case_section(results: Results, case: Case) -> str:
     return "\n\n".join([f"## {case.title}", table(head, lines), *share_line(results, case, rows)])
 
 
+def counts(judged: Sequence[Judged]) -> str:
+    """A table of how many targets of each group have which verdict."""
+    lines = []
+    for group in get_args(Group):
+        found = [one.verdict for one in judged if one.group == group]
+        lines.append([group, str(len(found)), *(str(found.count(verdict)) for verdict in VERDICTS)])
+    return table(["targets", "all", *VERDICTS], lines)
+
+
 def targets_section(judged: Sequence[Judged]) -> str:
-    """Every target, with what was reached."""
-    lines = [
-        [one.case, one.what, one.over, f"{one.factor:g} ×", times_text(one.reached), f"**{one.verdict}**"]
-        for one in judged
-    ]
-    missed = sum(one.verdict not in ("met", "met within noise") for one in judged)
-    text = f"{len(judged) - missed} of {len(judged)} targets are met. Which peer was the best is a matter of this run."
-    return "\n\n".join(["## Targets", text, table(["case", "ours", "over", "target", "reached", ""], lines)])
+    """How many targets are met, and each of them with what was reached."""
+    lines = []
+    for one in judged:
+        reached = times_text(one.reached) + (f" ({one.beside})" if one.beside else "")
+        lines.append([one.case, one.what, one.over, f"{one.factor:g} ×", reached, f"**{one.verdict}**"])
+    text = (
+        "A ratio is the median of the repetitions' own ratios. It is within noise where some repetition is on the "
+        f"other side of the target, and the median at most {100 * MOST_NOISE:.0f} % away from it. Which peer was the "
+        "best is a matter of this run."
+    )
+    each = table(["case", "ours", "over", "target", "reached", ""], lines)
+    return "\n\n".join(["## Targets", counts(judged), text, each])
 
 
 def variant(row: Row) -> str:
@@ -120,14 +134,14 @@ def share_line(results: Results, case: Case, rows: Sequence[Row]) -> list[str]:
         return [f"XLA's matrix product could not be timed: {results.product_rate}."]
     most = results.product_rate / operations_per_step(case)
     found = [
-        f"{variant(row)} {row.reduction} {100 * row.median / most / (row.devices or 1):.0f} %"
+        f"{variant(row)} {row.reduction} {100 * row.median / most / row.busy:.0f} % of {row.busy:.2f}"
         for row in rows
-        if row.ours and row.median is not None
+        if row.ours and row.median is not None and row.busy is not None
     ]
     return [
         f"The matrix products of a step are {operations_per_step(case) / 1e3:,.0f} kFLOP; XLA's product of large "
         f"matrices makes {results.product_rate / 1e9:,.0f} GFLOP/s a core here, so {most:,.0f} steps/s a core would be "
-        f"the ceiling. Reached, of as many cores as devices: {'; '.join(found)}."
+        f"the ceiling. Reached, of so many cores as were at work: {'; '.join(found) or 'not seen'}."
     ]
 
 
@@ -135,42 +149,50 @@ def scaling_section(results: Results) -> str:
     """Two processes on two cores against one."""
     lines = []
     for row in (row for row in results.rows if row.scaling is not None):
-        gain = ratio(row, single_rank(results.rows, row))
-        lines.append([row.env, row.reduction or "", row.scaling or "", *figures(row), times_text(gain)])
-    head = ["environment", "reduction", "what", *FIGURES, "of one rank"]
+        gains = [ratio(row, of(results.rows, row)) for of in (single_rank, two_copies)]
+        lines.append([row.env, row.reduction or "", row.scaling or "", *figures(row), *map(times_text, gains)])
+    head = ["environment", "reduction", "what", *FIGURES, "of one rank", "of two independent runs"]
     text = (
-        f"One rank is the row of its environment and reduction in T2. Weak: “{WEAK}”; strong: “{STRONG}”; the "
-        f"machine's own ceiling: “{COPIES}”."
+        f"One rank is the row of its environment and reduction in T2, right before these in every repetition. Weak: "
+        f"“{WEAK}”; strong: “{STRONG}”; the machine's own ceiling: “{COPIES}”."
     )
     return "\n\n".join(["## Two ranks on two cores", text, table(head, lines)])
 
 
 def split_section(results: Results) -> str:
-    """Where an iteration's time goes on one rank, with the environments' own ceiling beside it."""
+    """Where an iteration's time goes on one rank."""
     lines = []
-    for (case, env, reduction), split in results.splits.items():
-        start = [case, env, reduction, ceiling_text(results.ceilings.get((case, env)))]
+    for (case, env, what), split in results.splits.items():
         if isinstance(split, str):
-            lines.append([*start, f"failed: {split}", *[""] * len(PARTS)])
+            lines.append([case, env, what, f"failed: {split}", *[""] * len(PARTS)])
             continue
         total = sum(split.values())
         shares = [f"{split[part] * 1e3:.2f} ({100 * split[part] / total:.0f} %)" for part in PARTS]
-        lines.append([*start, f"{total * 1e3:.2f}", *shares])
-    head = ["case", "environment", "reduction", "environments alone, steps/s", "iteration, ms", *PARTS]
+        lines.append([case, env, what, f"{total * 1e3:.2f}", *shares])
+    head = ["case", "environment", "what", "iteration, ms", *PARTS]
     text = (
         "Milliseconds of a mean iteration on one rank, under a profile, and the share of each part. One rank calls no "
-        "collective: comm and wait are nought here and stand in the next table. Beside it what the environments "
-        "alone would do, stepped by Lockstep (and by Gymnasium's SyncVectorEnv)."
+        "collective: comm and wait are nought here and stand in the next table."
     )
     return "\n\n".join(["## Where the time goes", text, table(head, lines)])
 
 
-def ceiling_text(ceiling: dict[str, float] | str | None) -> str:
-    """Steps/s of the environments alone."""
-    if not isinstance(ceiling, dict):
-        return "" if ceiling is None else f"failed: {ceiling}"
-    other = f" ({ceiling['gymnasium']:,.0f})" if "gymnasium" in ceiling else ""
-    return f"{ceiling['lockstep']:,.0f}{other}"
+def ceilings_section(results: Results) -> str:
+    """What the environments alone would do."""
+    lines = []
+    for (env, num_envs), found in results.ceilings.items():
+        if isinstance(found, str):
+            lines.append([env, str(num_envs), f"failed: {found}", ""])
+            continue
+        lines.append([env, str(num_envs), *(spread(found.get(who, [])) for who in ("lockstep", "gymnasium"))])
+    head = ["environment", "how many", "stepped by Lockstep, steps/s", "by Gymnasium's SyncVectorEnv"]
+    text = "Random actions, one thread; medians of interleaved rounds, and their least and most."
+    return "\n\n".join(["## The environments alone", text, table(head, lines)])
+
+
+def spread(rates: Sequence[float]) -> str:
+    """Median, least and most of some steps/s."""
+    return f"{median(rates):,.0f} ({min(rates):,.0f} – {max(rates):,.0f})" if rates else ""
 
 
 def times_section(results: Results) -> str:
@@ -201,5 +223,7 @@ def markdown(results: Results) -> str:
         parts.append(scaling_section(results))
     if results.splits:
         parts.append(split_section(results))
+    if results.ceilings:
+        parts.append(ceilings_section(results))
     parts.append(times_section(results))
     return "\n\n".join(parts) + "\n"

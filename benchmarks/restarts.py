@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import restart_cost
-from benchmarks.chaos.campaign import result_of
+from benchmarks.chaos.compared import differing, result_of
 from benchmarks.chaos.processes import MARK, marked, parents, send
 from benchmarks.commit import short_commit
 from benchmarks.report import table
@@ -182,7 +182,7 @@ def measure(environment: str, engine: str, options: argparse.Namespace, director
         "seconds_killed": round(time.perf_counter() - started, 1),
         "recoveries": [round(seconds, 3) for seconds, _ in recoveries],
         "iterations_again": [again for _, again in recoveries],
-        "differs": [name for name in expected if found[name] != expected[name]],
+        "differs": differing(found, expected),
     }
 
 
@@ -205,7 +205,7 @@ def report(rows: Sequence[Row], cost: dict[str, Any] | None = None) -> str:
     head += ["iterations again, median (most)", "what differs", "date, commit"]
     text = (
         "Two ranks, of which a random one is killed every few seconds; from the kill to the next logged iteration. "
-        "Agent and rows are compared with a run of one rank that nobody touched. "
+        "Agent, rows and files are compared with a run of one rank that nobody touched. "
         "Made by `python -m benchmarks.restarts`."
     )
     known = {tuple((name, value) for name, value in row["facts"].items() if name not in OF_A_ROW) for row in rows}
@@ -215,17 +215,14 @@ def report(rows: Sequence[Row], cost: dict[str, Any] | None = None) -> str:
 
 
 def facts_now() -> dict[str, str]:
-    """Says when this is measured, and on what."""
+    """Says when this is measured, and on what; asked before, for the load is then that of others."""
     facts = {"date": str(datetime.date.today()), "commit": short_commit(), "Python": platform.python_version()}
     facts |= {name: version(name) for name in LIBRARIES} | {"cores": f"{os.cpu_count()} of {cpu_model()}"}
     return facts | {"load average": f"{os.getloadavg()[1]:.1f}"}
 
 
-def keep(rows: Sequence[Row], out: Path | None, rates: dict[str, Any] | None = None) -> None:
-    """Prints what was found, and writes it, with the rows of others that are there."""
-    facts = facts_now()
-    rows = [row | {"facts": facts} for row in rows]
-    cost = None if rates is None else {"rates": rates, "facts": facts}
+def keep(rows: Sequence[Row], out: Path | None, cost: dict[str, Any] | None = None) -> None:
+    """Prints what was found, each with its facts, and writes it, with the rows of others that are there."""
     kept = None if out is None else out.with_suffix(".json")
     if kept is not None and kept.is_file():
         there = json.loads(kept.read_text())
@@ -256,12 +253,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures each engine and environment; 0 if nothing differs."""
     options, rows = read_arguments(argv), list[Row]()
     if options.cost is not None:
-        keep([], options.out, restart_cost.cost(options.cost))
+        facts = facts_now()
+        keep([], options.out, {"rates": restart_cost.cost(options.cost), "facts": facts})
         return 0
     for environment in options.env or ENVIRONMENTS:
         for engine in options.engine or ENGINES:
+            facts = facts_now()
             with tempfile.TemporaryDirectory(prefix="restarts-") as directory:
-                rows.append(measure(environment, engine, options, Path(directory)))
+                rows.append(measure(environment, engine, options, Path(directory)) | {"facts": facts})
             keep(rows, options.out)
     return int(any(row["differs"] for row in rows))
 

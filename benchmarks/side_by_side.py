@@ -16,13 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks import bars, peer_environment
-from benchmarks.cases import CASES, T2, Case, Reduction, shortened
+from benchmarks.cases import CASES, Case, shortened
 from benchmarks.comparison import Row
-from benchmarks.programs import ENVPOOL, Program, our_config, programs_of, scaling_programs
+from benchmarks.programs import ENVPOOL, Program, all_programs, programs_of
 from benchmarks.report import Results, markdown
 from benchmarks.steady_rate import MeasurementError, measure, variables
 from lockstep.core.machine import instruction_set, processor
@@ -100,7 +100,8 @@ def facts(arguments: argparse.Namespace) -> dict[str, str]:
         + "first quarter left out; T1, T2, T3, A1 and R1 in one process with one thread, all others on both cores"
         + (" (quick look)" if arguments.quick else ""),
         "CPU s a million steps": "CPU time of all processes of a program in the steady state",
-        "memory": "most that all processes of a program hold at a time, pages that they share counted once",
+        "memory": "most that all processes of a program hold at a time, pages that they share counted once; what "
+        "JAX compiles is compiled anew by each, and what that takes is in it",
         "cores": "CPU time over wall time of a whole run, start-up included",
     }
 
@@ -147,42 +148,57 @@ def single_ranks(results: Results) -> list[Case]:
     return [case for case in results.cases if case.engine == "torch" and case.cores == 1]
 
 
-def our_variants(case: Case) -> list[tuple[str, Reduction]]:
-    """Environment and reduction of our rows of a case."""
-    return [(p.env, p.reduction) for p in programs_of(case) if p.reduction is not None]
+def ours_of(case: Case) -> list[tuple[Program, dict[str, Any]]]:
+    """Our programs of a case, with their configs."""
+    return [(program, program.config) for program in programs_of(case) if program.config is not None]
 
 
-def add_ceilings(results: Results, timeout: float) -> None:
-    """Measure the environments alone, and for JAX what a core can multiply."""
+def add_product_rate(results: Results, timeout: float) -> None:
+    """Measure what a core can multiply, if there are cases with JAX."""
     if any(case.engine == "jax" for case in results.cases):
         try:
             results.product_rate = float(run_module("benchmarks.product_rate", [], timeout))
         except MeasurementError as error:
             results.product_rate = str(error)
+
+
+def add_ceilings(results: Results, rounds: int, timeout: float) -> None:
+    """Measure the environments alone, each once a round."""
+    sections = {}
     for case in single_ranks(results):
-        for env in dict.fromkeys(env for env, _ in our_variants(case)):
-            section = json.dumps(our_config(case, env, "exact")["env"])
+        sections |= {(p.env, case.num_envs): json.dumps(config["env"]) for p, config in ours_of(case)}
+    for _ in range(rounds):
+        for key, section in sections.items():
+            so_far = results.ceilings.setdefault(key, {})
+            if isinstance(so_far, str):
+                continue
             try:
-                found = json.loads(run_module("benchmarks.env_ceiling", [section, str(case.num_envs)], timeout))
+                found = json.loads(run_module("benchmarks.env_ceiling", [section, str(key[1])], timeout))
+                for who, rate in found.items():
+                    so_far.setdefault(who, []).append(rate)
             except MeasurementError as error:
-                found = str(error)
-            results.ceilings[case.name, env] = found
+                results.ceilings[key] = str(error)
 
 
 def add_splits(results: Results, timeout: float) -> None:
-    """Profile our single ranks, one short run each; what JAX compiles is one program, whose parts have no clock."""
-    for whole in single_ranks(results):
-        case = replace(whole, iterations=min(whole.iterations, PROFILED))
-        for env, reduction in our_variants(case):
-            with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory:
-                config, out = Path(directory) / "config.json", Path(directory) / "split.json"
-                config.write_text(json.dumps(our_config(case, env, reduction)))
-                try:
-                    run_module("benchmarks.profile_split", [str(config), str(out)], timeout)
-                    found = json.loads(out.read_text())
-                except MeasurementError as error:
-                    found = str(error)
-            results.splits[case.name, env, reduction] = found
+    """Profile our single ranks with `exact`, one short run each; what JAX compiles is one program without clocks."""
+    for case in single_ranks(results):
+        steps = case.steps_per_iteration * min(case.iterations, PROFILED)
+        for program, config in (one for one in ours_of(case) if one[0].reduction == "exact"):
+            what = program.label.removeprefix("Lockstep, ")
+            results.splits[case.name, program.env, what] = split(config | {"total_steps": steps}, timeout)
+
+
+def split(config: dict[str, Any], timeout: float) -> dict[str, float] | str:
+    """Seconds of a mean iteration by part, or why there are none."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory:
+        file, out = Path(directory) / "config.json", Path(directory) / "split.json"
+        file.write_text(json.dumps(config))
+        try:
+            run_module("benchmarks.profile_split", [str(file), str(out)], timeout)
+            return json.loads(out.read_text())
+        except MeasurementError as error:
+            return str(error)
 
 
 def write(results: Results, directory: Path) -> None:
@@ -207,15 +223,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, started = read_arguments(argv), time.monotonic()
     problems = peer_environment.prepare()
     results = Results(facts(arguments), arguments.cases, problems=problems)
-    programs = [program for case in arguments.cases for program in programs_of(case)]
-    t2 = next((case for case in arguments.cases if case.name == T2.name), None)
-    if t2 is not None:
-        programs += scaling_programs(t2)
-    results.rows = run_interleaved(programs, arguments.repeats, arguments.timeout)
+    results.rows = run_interleaved(all_programs(arguments.cases), arguments.repeats, arguments.timeout)
     results.facts["took"] = f"{(time.monotonic() - started) / 60:.0f} minutes"
     write(results, arguments.out)  # what follows may be interrupted
     print("environments alone, and where the time goes", flush=True)
-    add_ceilings(results, arguments.timeout)
+    add_product_rate(results, arguments.timeout)
+    add_ceilings(results, arguments.repeats, arguments.timeout)
     add_splits(results, arguments.timeout)
     results.facts["took"] = f"{(time.monotonic() - started) / 60:.0f} minutes"
     write(results, arguments.out)

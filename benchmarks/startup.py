@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.startup --ranks 1,2,4,8 --repeats 5 [--before TREE] [--out FILE]``: with ``--before`` a second
 checkout is measured in turn with this one. ``--run "WORDS"``, any number of times, measures one rank of other runs in
-place of the ranks.
+place of the ranks. What is in FILE stays: each measurement becomes a section at its end.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ def made(commit: str) -> str:
     )
 
 
+def heading(what: str, commit: str) -> str:
+    """Of a section, which stands beside earlier ones of its kind."""
+    return f"## {what}, {datetime.date.today()}, {commit}"
+
+
 def cell(seconds: list[float]) -> str:
     """Their median and range."""
     return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
@@ -80,10 +85,10 @@ def of_ranks(number: int) -> str:
 
 
 def report(taken: Taken, trees: list[Path], ranks: list[int], commit: str) -> str:
-    """The table of ranks as Markdown: medians, and each beside one rank of the same checkout."""
+    """A section with the table of ranks: medians, and each beside one rank of the same checkout."""
     repeats = len(next(iter(taken.values())))
     lines = [
-        "# Start-up",
+        heading("Ranks", commit),
         "",
         f"Seconds from the start of `lockstep train {CARTPOLE} --nproc N` to the first logged iteration, medians of "
         f"{repeats} interleaved runs (range in brackets). Made by `python -m benchmarks.startup`.",
@@ -103,10 +108,10 @@ def report(taken: Taken, trees: list[Path], ranks: list[int], commit: str) -> st
 
 
 def report_of_runs(taken: Taken, trees: list[Path], runs: list[str], commit: str) -> str:
-    """The table of other runs as Markdown, for the end of the file of ranks."""
+    """A section with the table of other runs."""
     repeats = len(next(iter(taken.values())))
     lines = [
-        "## Other runs",
+        heading("Other runs", commit),
         "",
         "Seconds from the start of `lockstep train RUN` to the first logged iteration, medians of "
         f"{repeats} interleaved runs (range in brackets), compiled programs in the cache. Made by "
@@ -124,10 +129,10 @@ def report_of_runs(taken: Taken, trees: list[Path], runs: list[str], commit: str
     return "\n".join(lines) + "\n"
 
 
-def _append(file: Path, text: str) -> None:
-    """Writes a section of other runs in place of the one that is there, after the table of ranks."""
-    before = file.read_text().partition("## Other runs")[0].rstrip() if file.is_file() else ""
-    file.write_text(f"{before}\n\n{text}".lstrip())
+def append(file: Path, section: str) -> None:
+    """Writes a section behind all that is there."""
+    before = file.read_text() if file.is_file() else "# Start-up\n"
+    file.write_text(f"{before.rstrip()}\n\n{section}")
 
 
 def main() -> None:
@@ -137,7 +142,7 @@ def main() -> None:
     parser.add_argument("--run", action="append", help="words of a run, measured in place of the ranks")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--before", type=Path, help="another checkout, measured in turn")
-    parser.add_argument("--out", type=Path, help="file of the ranks' table, to whose end that of other runs goes")
+    parser.add_argument("--out", type=Path, help="file, to whose end a section goes")
     options = parser.parse_args()
     trees = [ROOT, *([options.before] if options.before else [])]
     ranks = [int(word) for word in options.ranks.split(",")]
@@ -147,10 +152,7 @@ def main() -> None:
     text = report_of_runs(taken, trees, runs, commit) if options.run else report(taken, trees, ranks, commit)
     print(text)
     if options.out is not None:
-        if options.run:
-            _append(options.out, text)
-        else:
-            options.out.write_text(text)
+        append(options.out, text)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,10 @@ from benchmarks.programs import Program
 
 SKIPPED_SHARE = 0.25
 FEWEST_LINES = 4
+AT_ONCE = 0.1
+"""Two lines less than this share of the mean time apart were written at once."""
+CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
+"""Where a program keeps what JAX compiles: each finds an empty place, so that ours and the peers' all compile."""
 PAUSE = 0.02
 """Seconds between two looks at the lines: who reads each at once takes time from what runs on all cores."""
 
@@ -76,30 +81,55 @@ class _Pipe:
             self.text += chunk
 
 
-def steady_window(times: list[float]) -> tuple[int, int]:
-    """First and last index of the steady state: the first quarter of the lines is left out.
+def steady_window(times: list[float], calls: Sequence[float] = ()) -> tuple[int, int]:
+    """First and last index of the steady state, which begins after a quarter of the lines and what came with the next.
 
-    Raises:
-        MeasurementError: there are too few lines.
-    """
-    if len(times) < FEWEST_LINES:
-        raise MeasurementError(f"{len(times)} iterations are too few to measure; at least {FEWEST_LINES}")
-    return max(1, int(len(times) * SKIPPED_SHARE)), len(times) - 1
-
-
-def steady_rate(times: list[float], steps_per_iteration: int) -> float:
-    """Steps a second of one process from the arrival times (seconds) of its lines.
+    Args:
+        times: arrival times of lines.
+        calls: see :func:`end_of_burst`.
 
     Raises:
         MeasurementError: there are too few lines, or all that count came at once.
     """
-    first, last = steady_window(times)
+    if len(times) < FEWEST_LINES:
+        raise MeasurementError(f"{len(times)} iterations are too few to measure; at least {FEWEST_LINES}")
+    return end_of_burst(times, max(1, int(len(times) * SKIPPED_SHARE)), calls), len(times) - 1
+
+
+def end_of_burst(times: Sequence[float], first: int, calls: Sequence[float] = ()) -> int:
+    """Index of the last of the lines that were written at once with line ``first``.
+
+    Their work was done when the first of them came: counted in what follows, it would have taken no time.
+
+    Args:
+        times: arrival times of lines.
+        first: index of one of them.
+        calls: for each line a number that all lines of one call of a compiled program have in common, if that is known;
+            who reads may be in the middle of them.
+
+    Raises:
+        MeasurementError: no line came later.
+    """
+    last, end = len(times) - 1, first
+    near = AT_ONCE * (times[last] - times[first]) / (last - first)
+    while end < last and (times[end + 1] - times[end] <= near or (calls and calls[end + 1] == calls[end])):
+        end += 1
+    if end == last:
+        raise MeasurementError(f"the last {last + 1 - first} iterations came at once; more of them are needed")
+    return end
+
+
+def steady_rate(times: list[float], steps_per_iteration: int, calls: Sequence[float] = ()) -> float:
+    """Steps a second of one process from the arrival times (seconds) of its lines; for ``calls`` see `end_of_burst`.
+
+    Raises:
+        MeasurementError: there are too few lines, or all that count came at once.
+    """
+    first, last = steady_window(times, calls)
     return _rate(times[first : last + 1], steps_per_iteration)
 
 
-def _rate(times: list[float], steps_per_iteration: int) -> float:
-    if times[-1] == times[0]:
-        raise MeasurementError(f"the last {len(times)} iterations came at once: their pipe was read too late")
+def _rate(times: Sequence[float], steps_per_iteration: int) -> float:
     return (len(times) - 1) * steps_per_iteration / (times[-1] - times[0])
 
 
@@ -118,7 +148,7 @@ def joint_rate(all_times: list[list[float]], steps_per_iteration: int) -> float:
     inside = [[t for t in times if begin <= t <= end] for times in all_times]
     if any(len(times) < FEWEST_LINES for times in inside):
         raise MeasurementError("the copies hardly ran at the same time; more iterations are needed")
-    return sum(_rate(times, steps_per_iteration) for times in inside)
+    return sum(_rate(times[end_of_burst(times, 0) :], steps_per_iteration) for times in inside)
 
 
 def last_line(log: Path) -> str:
@@ -140,7 +170,7 @@ def _start(program: Program, work: Path, pipe: _Pipe, log: Path) -> subprocess.P
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | variables(program.threads),
+                env=os.environ | variables(program.threads) | {CACHE_VARIABLE: str(work / "compiled")},
                 cwd=work,  # where simulators leave their logs
                 start_new_session=True,
             )
@@ -217,12 +247,12 @@ def measure(program: Program, timeout: float, tree: ProcessTree | None = None) -
 
 def evaluate(program: Program, all_times: list[list[float]], text: bytes, cores: float, tree: ProcessTree) -> Measured:
     """What the lines of a finished run say; ``text`` is what the first copy wrote."""
-    times = all_times[0]
-    first, last = steady_window(times)
-    each = program.steps_per_iteration
-    rate = steady_rate(times, each) if program.copies == 1 else joint_rate(all_times, each)
-    records = [json.loads(line) for line in text.splitlines()[first : last + 1]] if program.is_ours else []
+    times, each = all_times[0], program.steps_per_iteration
+    records = [json.loads(line) for line in text.splitlines()] if program.is_ours else []
+    calls = [record["time/t_iter"] for record in records] if program.framework == "jax" else []
+    first, last = steady_window(times, calls)
+    rate = steady_rate(times, each, calls) if program.copies == 1 else joint_rate(all_times, each)
     wall = times[last] - times[first]
     busy = tree.cores_between(times[first], times[last])
     cpu = None if busy is None else busy / rate * 1e6
-    return Measured(rate, cores, wall, records, cpu, tree.peak)
+    return Measured(rate, cores, wall, records[first : last + 1], cpu, tree.peak)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from lockstep.config.command_line import parse_arguments
+from lockstep.core.files import write_json
 
 CLUSTER = Path(__file__).parents[1] / "examples" / "cluster"
 
@@ -28,6 +29,20 @@ def unit() -> dict[str, str]:
     return dict(parser["Service"])
 
 
+def torchrun_words(name: str) -> list[str]:
+    """What stands behind ``torchrun`` in a file, with ``=`` or without."""
+    words = pod()["containers"][0]["command"] if name == "kubernetes.yaml" else shlex.split(unit()["execstart"])
+    start = next(n for n, word in enumerate(words) if word.endswith("torchrun"))
+    return [part for word in words[start + 1 :] for part in word.split("=", 1)]
+
+
+def variables_of(name: str) -> set[str]:
+    """The environment variables that a file sets."""
+    if name == "kubernetes.yaml":
+        return {variable["name"] for variable in pod()["containers"][0]["env"]}
+    return set(re.findall(r"^Environment=(\w+)=", (CLUSTER / name).read_text(), re.MULTILINE))
+
+
 def words_of(name: str) -> list[str]:
     """What stands behind ``lockstep train`` in a file."""
     if name == "kubernetes.yaml":
@@ -39,7 +54,7 @@ def words_of(name: str) -> list[str]:
         (line,) = re.findall(r"^srun .*", text, re.MULTILINE)
         line = line.replace('"$@"', "CartPole-v1").replace("$SLURM_JOB_NAME", "name")
         words = shlex.split(line)
-    return words[words.index("train") + 1 :]
+    return [part for word in words[words.index("train") + 1 :] for part in word.split("=", 1)]
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "torchrun.service", "kubernetes.yaml"])
@@ -49,6 +64,43 @@ def test_what_a_file_starts_is_taken(name):
     parse_arguments(words)
     with pytest.raises(ValueError, match="unknown option"):
         parse_arguments([*words, "--nosuch"])
+
+
+@pytest.mark.parametrize("name", ["torchrun.service", "kubernetes.yaml"])
+def test_agents_that_come_and_go_keep_no_address_of_an_earlier_round(name):
+    words = torchrun_words(name)
+    least, _, most = words[words.index("--nnodes") + 1].partition(":")
+    if most and least != most:
+        assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" in variables_of(name)
+        assert {"--local-addr", "--rdzv-conf", "--collective-timeout"} <= set(words)
+
+
+def test_the_unit_is_of_hosts_that_come_and_go():
+    """The negative of the test above: it looks at something."""
+    words = torchrun_words("torchrun.service")
+    assert words[words.index("--nnodes") + 1] == "1:4"
+    assert "OWN_ADDRESS" in variables_of("torchrun.service")
+    assert words[words.index("--local-addr") + 1] == "${OWN_ADDRESS}"
+
+
+DONE = {"torchrun.service": 1, "kubernetes.yaml": 0}
+"""What is said to whoever asks whether to start: systemd skips a unit then, a pod ends well."""
+
+
+@pytest.mark.parametrize("name", DONE)
+@pytest.mark.parametrize("status", ["finished", "stopped by signal 15", None])
+def test_a_run_that_is_done_is_not_started_again(tmp_path, name, status):
+    if status is not None:
+        summary = tmp_path / "runs" / words_of(name)[words_of(name).index("--name") + 1] / "summary.json"
+        summary.parent.mkdir(parents=True)
+        write_json(summary, {"status": status, "iteration": 8})
+    if name == "kubernetes.yaml":
+        command = pod()["containers"][0]["command"]
+        command = [*command[: command.index("torchrun")], "sh", "-c", "exit 7"]  # in place of torchrun
+    else:
+        command = shlex.split(unit()["execcondition"])
+    code = subprocess.run(command, cwd=tmp_path, check=False).returncode
+    assert code == (DONE[name] if status == "finished" else {"torchrun.service": 0, "kubernetes.yaml": 7}[name])
 
 
 def test_the_list_names_every_file():
@@ -70,6 +122,7 @@ def test_pods_meet_where_the_service_and_the_job_say():
     assert mounted == {volume["name"] for volume in pod()["volumes"]}
 
 
-def test_the_job_script_is_one_that_bash_reads():
-    done = subprocess.run(["bash", "-n", CLUSTER / "slurm.sbatch"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("name", ["slurm.sbatch", "ray_job.sh"])
+def test_the_job_script_is_one_that_bash_reads(name):
+    done = subprocess.run(["bash", "-n", CLUSTER / name], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos.compared import Reference, differences, result_of
 from benchmarks.chaos.disk import small_disk
-from benchmarks.chaos.plan import Case, as_row, drawn, world_of
-from benchmarks.chaos.session import Session, Told, rows_of
+from benchmarks.chaos.plan import Case, Fault, as_row, drawn, world_of
+from benchmarks.chaos.session import Session, Told
 
 MOST_SESSIONS = 40
-
-Reference = tuple[dict[str, Any], set[str]]
-"""What comes of an undisturbed run, and what lies in its directory."""
+MOST_DRAWS = 20
+"""Of faults whose target isn't there; after so many the session goes on undisturbed."""
 
 
 @dataclass
@@ -36,21 +35,10 @@ class Campaign:
     """
 
     case: str
-    seed: int
+    seed: int | str
     faults: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
-
-
-def result_of(run: Path) -> dict[str, Any]:
-    """What two runs of the same config must share: the agent, and every row but for its times."""
-    summary = json.loads((run / "summary.json").read_text())
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {
-        "params_sha256": summary["params_sha256"],
-        "state_sha256": summary["state_sha256"],
-        "rows": [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows],
-    }
 
 
 def reference_of(case: Case, directory: Path) -> Reference:
@@ -60,7 +48,7 @@ def reference_of(case: Case, directory: Path) -> Reference:
     return result_of(directory / "run"), {path.name for path in (directory / "run").iterdir()}
 
 
-def attack(case: Case, seed: int, kills: int, directory: Path, reference: Reference, with_disk: bool) -> Campaign:
+def attack(case: Case, seed: int | str, kills: int, directory: Path, reference: Reference, with_disk: bool) -> Campaign:
     """Attacks one run.
 
     Args:
@@ -76,16 +64,19 @@ def attack(case: Case, seed: int, kills: int, directory: Path, reference: Refere
     disk.mkdir()
     temporary.mkdir()
     run = disk / "runs" / "run"
+
+    def draw(begun: bool) -> Fault | None:
+        return drawn(source, case, with_disk, begun) if len(campaign.faults) < kills else None
+
     with small_disk(disk) if with_disk else nullcontext(), _timed(campaign, began):
         words = [*case.command(), "--name", "run", "--runs-dir", str(run.parent), "--resume", "auto", "--quiet"]
         for _ in range(MOST_SESSIONS):
-            fault = drawn(source, case, with_disk) if len(campaign.faults) < kills else None
+            fault = draw(begun=False)
             session = Session(case, [*words, *world_of(source, case, fault)], run, temporary)
-            told = session.ended() if fault is None else session.attacked(fault)
+            told = met(session, fault, draw)
             while told.fault is not None and not told.fault.ends and not told.problems:
                 _note(campaign, told, run, case.steps)
-                fault = drawn(source, case, with_disk) if len(campaign.faults) < kills else None
-                told = session.ended() if fault is None else session.attacked(fault)
+                told = met(session, draw(begun=True), draw)
             _note(campaign, told, run, case.steps)
             if told.fault is None or told.problems:
                 break
@@ -94,6 +85,18 @@ def attack(case: Case, seed: int, kills: int, directory: Path, reference: Refere
         if not campaign.problems:
             campaign.problems += differences(run, reference, temporary)
     return campaign
+
+
+def met(session: Session, fault: Fault | None, draw: Callable[[bool], Fault | None]) -> Told:
+    """Does a fault to a session, or another one where its target isn't there; without one waits for the end."""
+    for _ in range(MOST_DRAWS):
+        if fault is None:
+            break
+        told = session.attacked(fault)
+        if told is not None:
+            return told
+        fault = draw(True)
+    return session.ended()
 
 
 @contextmanager
@@ -107,29 +110,9 @@ def _note(campaign: Campaign, told: Told, run: Path, steps: int) -> None:
     if told.fault is not None:
         lost = max(0, told.rows - newest_checkpoint(run) // steps) if told.fault.ends else 0
         row = as_row(told.fault) | {"iteration": told.rows, "seconds": round(told.seconds, 3), "iterations_lost": lost}
-        campaign.faults.append(row | {"code": told.code})
+        campaign.faults.append(row | {"code": told.code, "struck": told.struck})
 
 
 def newest_checkpoint(run: Path) -> int:
     """The global step of the newest checkpoint; 0 without any."""
     return max((int(p.name.removeprefix("step_")) for p in (run / "checkpoints").glob("step_*")), default=0)
-
-
-def differences(run: Path, reference: Reference, temporary: Path) -> list[str]:
-    """What tells a finished run from the undisturbed one: bits, rows, files."""
-    expected, names = reference
-    found, problems = result_of(run), []
-    for name in ("params_sha256", "state_sha256"):
-        if found[name] != expected[name]:
-            problems.append(f"{name}: {found[name][:16]}… instead of {expected[name][:16]}…")
-    if len(found["rows"]) != len(expected["rows"]):
-        problems.append(f"{rows_of(run)} rows instead of {len(expected['rows'])}")
-    differing = [n for n, (a, b) in enumerate(zip(found["rows"], expected["rows"], strict=False)) if a != b]
-    if differing:
-        problems.append(f"{len(differing)} rows differ, the first is number {differing[0] + 1}")
-    files = {path.name for path in run.iterdir()}
-    problems += [f"left in the run directory: {name}" for name in sorted(files - names)]
-    problems += [f"missing in the run directory: {name}" for name in sorted(names - files)]
-    problems += [f"left among the checkpoints: {path.name}" for path in (run / "checkpoints").glob(".*")]
-    problems += [f"left in TMPDIR: {path.name}" for path in temporary.glob("lockstep*")]
-    return problems

@@ -70,7 +70,7 @@ class Fault:
         target: ``rank``, ``launcher``, ``server``, ``worker``, ``everything``; of ``disk``: ``disk``.
         moment: ``start-up``, ``training``, ``commit`` of a checkpoint, ``evaluation``.
         after: seconds from the start (start-up), else iterations of the session that pass before.
-        delay: seconds from the moment to the deed.
+        delay: from the moment to the deed, from 0 to 1: a share of the longest that the moment allows.
         lasts: seconds of a pause.
     """
 
@@ -80,6 +80,17 @@ class Fault:
     after: float
     delay: float
     lasts: float = 0.0
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing of the run goes on after it, so that what it struck can still be seen in the end."""
+        return self.kind == "kill" and self.target != "worker"
+
+    def one_of(self, pids: Sequence[int]) -> list[int]:
+        """The processes that get its signal, of those that it is aimed at: one rank or worker, else all."""
+        if self.target in ("rank", "worker") and pids:
+            return [pids[int(self.delay * 1e6) % len(pids)]]
+        return list(pids)
 
     @property
     def ends(self) -> bool:
@@ -111,13 +122,14 @@ LATEST = 60
 MOMENTS = {"start-up": 3, "training": 4, "commit": 4, "evaluation": 2}
 
 
-def drawn(source: random.Random, case: Case, with_disk: bool) -> Fault:
+def drawn(source: random.Random, case: Case, with_disk: bool, begun: bool = False) -> Fault:
     """Draws a fault that a case can have.
 
     Args:
         source: of the choices.
         case: that it will meet.
         with_disk: whether the disk can be filled here.
+        begun: whether the session trains already, so that it has no start-up any more.
     """
     kinds = dict(KINDS)
     if not case.workers:
@@ -130,12 +142,12 @@ def drawn(source: random.Random, case: Case, with_disk: bool) -> Fault:
     moments = dict(MOMENTS)
     if not case.eval_interval:
         del moments["evaluation"]
-    if target in ("server", "worker", "disk") or kind in ("stop", "pause"):
+    if begun or target in ("server", "worker", "disk") or kind in ("stop", "pause"):
         del moments["start-up"]  # they aren't there yet, or nothing has begun that could go on
     moment = source.choices(list(moments), list(moments.values()))[0]
     latest = min(LATEST, max(1, case.iterations // 3))
     after = source.uniform(0.0, 2.5) if moment == "start-up" else source.randint(1, latest)
-    return Fault(kind, target, moment, after, source.uniform(0.0, 0.01), source.uniform(0.2, 2.0))
+    return Fault(kind, target, moment, after, source.random(), source.uniform(0.2, 2.0))
 
 
 def world_of(source: random.Random, case: Case, fault: Fault | None) -> tuple[str, ...]:

@@ -12,18 +12,24 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.chaos.disk import fill
+from benchmarks.chaos.lines import expected_line, problem_of
+from benchmarks.chaos.moments import Aim, commits_in, evaluation_of
 from benchmarks.chaos.plan import Case, Fault
-from benchmarks.chaos.processes import MARK, marked, roles, send
+from benchmarks.chaos.processes import MARK, Processes, marked, send
+from lockstep.runs.directory import CHECKPOINTS
 
 HANG_SECONDS = 600.0
 """After which a session that should end, or go on, counts as hanging, on a machine that may be busy with much else."""
 ORPHAN_SECONDS = 60.0
 """After which a process that is left counts as one that stays; how long it took stands in the table."""
 POLL_SECONDS = 0.002
-UNBLAMED = ("launcher", "everything")
-"""Targets after whose death nobody is left to say a line."""
+COMMIT_SECONDS = 0.05
+"""Between looks whether a session that is waited for still runs."""
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -37,6 +43,7 @@ class Told:
         rows: of ``metrics.jsonl`` when the fault was done; of the end, where none was.
         seconds: from the deed to the end of the last process.
         problems: what shouldn't be.
+        struck: whether the fault met the commit or the evaluation that it was aimed at; None: nobody can tell.
     """
 
     fault: Fault | None
@@ -45,6 +52,24 @@ class Told:
     rows: int
     seconds: float
     problems: list[str] = field(default_factory=list)
+    struck: bool | None = None
+
+
+@dataclass(frozen=True)
+class Deed:
+    """A fault that is about to be done.
+
+    Attributes:
+        fault: what kind.
+        victims: process ids that get its signal.
+        line: what must be said of it, see :func:`expected_line`.
+        aim: what it is aimed at.
+    """
+
+    fault: Fault
+    victims: Sequence[int]
+    line: str | None
+    aim: Aim
 
 
 def rows_of(run: Path) -> int:
@@ -77,28 +102,30 @@ class Session:
         )  # fmt: skip
         self._began = time.monotonic()
 
-    def attacked(self, fault: Fault) -> Told:
-        """Waits for a fault's moment, does it, and waits for what comes of it; for the end of a run that was faster."""
+    def attacked(self, fault: Fault) -> Told | None:
+        """Waits for a fault's moment, does it, and waits for what comes of it; for the end of a run that was faster.
+
+        None: what it is aimed at isn't there, and nothing was done.
+        """
         try:
-            if not self._reaches(fault):
+            if not self._begins(fault):
                 return self.ended()
+            found = Processes.of(self._mark, self._process.pid)
+            victims = fault.one_of(found.of_role(fault.target))
+            if not victims and fault.kind != "disk":
+                return None
+            line = None if fault.kind == "pause" else expected_line(fault, found, victims, self._run)
+            aim = self._reached(fault, found, victims)
         except TimeoutError as error:
             send(marked(self._mark), signal.SIGKILL)
             self._process.wait()
             return Told(None, 0, "", rows_of(self._run), 0.0, [f"{fault.label}: {error}"])
-        time.sleep(fault.delay)
-        rows, targets = rows_of(self._run), roles(self._mark, self._process.pid)
-        victims = targets.get(fault.target, [])
-        if fault.kind == "disk":
-            return self._starved(fault, rows)
-        if not victims or self._process.poll() is not None:
+        if aim is None:
             return self.ended()
-        if fault.target in ("rank", "worker"):
-            victims = [victims[int(fault.delay * 1e6) % len(victims)]]
-        if fault.kind == "pause":
-            return self._paused(fault, victims, rows)
-        send(victims, signal.SIGTERM if fault.kind == "stop" else signal.SIGKILL)
-        return self._judged(fault, rows)
+        time.sleep(fault.delay * aim.longest)
+        if self._process.poll() is not None:
+            return self.ended()
+        return self._done(Deed(fault, victims, line, aim))
 
     def ended(self) -> Told:
         """Waits for the end of a session that nobody disturbs any more."""
@@ -110,47 +137,65 @@ class Session:
 
     # --- moments ------------------------------------------------------------------------------------------------
 
-    def _reaches(self, fault: Fault) -> bool:
-        """Waits for a fault's moment; False if the session ended before it."""
+    def _begins(self, fault: Fault) -> bool:
+        """Waits until a fault's moment may come; False if the session ended before."""
         if fault.moment == "start-up":
-            return self._waits(lambda: time.monotonic() - self._began >= fault.after)
-        if not self._waits(lambda: rows_of(self._run) >= self._rows_before + fault.after or self._cut()):
-            return False
+            return bool(self._waits(lambda: time.monotonic() - self._began >= fault.after))
+        return bool(self._waits(lambda: rows_of(self._run) >= self._rows_before + fault.after or self._cut()))
+
+    def _reached(self, fault: Fault, found: Processes, victims: Sequence[int]) -> Aim | None:
+        """Waits for a fault's moment, with all that takes long done before; None if the session ended before it."""
         if fault.moment == "commit":
-            return self._waits(lambda: any((self._run / "checkpoints").glob(".step_*.tmp")), 0.0)
-        if fault.moment == "evaluation":
-            interval = self._case.eval_interval
-            return self._waits(lambda: rows_of(self._run) % interval == interval - 1, 0.0)
-        return True
+            with commits_in(self._run / CHECKPOINTS) as commits:
+                return self._waits(lambda: commits.next(COMMIT_SECONDS), 0.0)
+        if fault.moment != "evaluation":
+            return Aim()
+        evaluation = evaluation_of(found, victims)
+        if evaluation is not None:
+            return evaluation if self._waits(evaluation.struck, 0.0) else None
+        last = (rows_of(self._run) // self._case.eval_interval + 1) * self._case.eval_interval - 1
+        return Aim() if self._waits(lambda: rows_of(self._run) >= last, 0.0) else None
 
     def _cut(self) -> bool:
         """Notes that the session has cut rows which lie after its checkpoint, so that they count from there."""
         self._rows_before = min(self._rows_before, rows_of(self._run))
         return False
 
-    def _waits(self, condition: Callable[[], bool], poll: float = POLL_SECONDS) -> bool:
+    def _waits(self, condition: Callable[[], T], poll: float = POLL_SECONDS) -> T | None:
+        """The first true value of a condition; None if the session ended before it."""
         deadline = time.monotonic() + HANG_SECONDS
-        while not condition():
+        while not (value := condition()):
             if self._process.poll() is not None:
-                return False
+                return None
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no iteration in {HANG_SECONDS:.0f} s")
             time.sleep(poll)
-        return True
+        return value
 
     # --- deeds --------------------------------------------------------------------------------------------------
 
-    def _judged(self, fault: Fault, rows: int) -> Told:
+    def _done(self, deed: Deed) -> Told:
+        """Does it, at once, and waits for what comes of it."""
+        kind = deed.fault.kind
+        if kind == "disk":
+            return self._starved(deed)
+        send(deed.victims, {"stop": signal.SIGTERM, "pause": signal.SIGSTOP}.get(kind, signal.SIGKILL))
+        struck, rows = deed.aim.struck(), rows_of(self._run)
+        told = self._paused(deed, rows) if kind == "pause" else self._judged(deed, rows)
+        told.struck = deed.aim.struck() if deed.fault.is_final else struck
+        return told
+
+    def _judged(self, deed: Deed, rows: int) -> Told:
+        fault = deed.fault
         told = self._end(fault, rows, HANG_SECONDS)
-        expected = {"stop": {0, 128 + signal.SIGTERM, -signal.SIGTERM}, "kill": {1, -signal.SIGKILL}, "disk": {1}}
-        if told.code == 0 and self._is_finished():
+        expected = {"stop": {128 + signal.SIGTERM}, "disk": {1}}
+        if told.code in (0, -signal.SIGTERM) and self._is_finished():
             return told  # it came after the last step, and nothing was left to lose
-        if told.code not in expected[fault.kind]:
+        killed = {-signal.SIGKILL} if self._process.pid in deed.victims else {1}
+        if told.code not in expected.get(fault.kind, killed):
             told.problems.append(f"{fault.label}: exit code {told.code}: {told.stderr[-300:]}")
-        lines = [line for line in told.stderr.splitlines() if not line.startswith("lockstep: warning: ")]
-        silent = fault.kind == "kill" and (fault.target in UNBLAMED or told.code == -signal.SIGKILL)
-        if not silent and (len(lines) != 1 or not lines[0].startswith("lockstep: ")):
-            told.problems.append(f"{fault.label}: not one line: {told.stderr[-600:]!r}")
+        if (problem := problem_of(told.stderr, deed.line)) is not None:
+            told.problems.append(f"{fault.label}: {problem}")
         return told
 
     def _is_finished(self) -> bool:
@@ -159,17 +204,20 @@ class Session:
         except (OSError, ValueError, KeyError):
             return False
 
-    def _starved(self, fault: Fault, rows: int) -> Told:
+    def _starved(self, deed: Deed) -> Told:
         filler = fill(self._run.parents[1])
+        struck, rows = deed.aim.struck(), rows_of(self._run)
         try:
-            return self._judged(fault, rows)
+            told = self._judged(deed, rows)
         finally:
             filler.unlink()
+        told.struck = struck
+        return told
 
-    def _paused(self, fault: Fault, victims: list[int], rows: int) -> Told:
-        send(victims, signal.SIGSTOP)
+    def _paused(self, deed: Deed, rows: int) -> Told:
+        fault = deed.fault
         time.sleep(fault.lasts)
-        send(victims, signal.SIGCONT)
+        send(deed.victims, signal.SIGCONT)
         began, after = time.monotonic(), rows_of(self._run)
         while rows_of(self._run) <= after and self._process.poll() is None:
             if time.monotonic() - began > HANG_SECONDS:

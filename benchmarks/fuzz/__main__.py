@@ -1,9 +1,10 @@
 """Draws configs at random and says whether any run depended on more than its config.
 
 ``python -m benchmarks.fuzz --configs 200 --seed 1`` draws config after config: environment, spaces, networks,
-algorithm, every setting that ``benchmarks/fuzz/options.py`` lists. Each is trained alone, on another number of ranks,
-and once more with faults, after each of which it is resumed on ranks that are drawn anew. Agents, rows and files must
-be those of the run that nobody touched. It exits with 1 if anything differs. ``--out FILE`` keeps the result.
+algorithm, every setting that ``benchmarks/fuzz/options.py`` lists. Each is trained alone, on another number of ranks
+where it can be, and once more with faults, after each of which it is resumed on ranks that are drawn anew. Agents, rows
+and files must be those of the run that nobody touched. It exits with 1 if anything differs, with 2 if too little was
+tried to say anything: nothing was trained, or most configs were refused. ``--out FILE`` keeps the result.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Tries config after config; 0 if every run was a function of its config."""
+    """Tries config after config; see :func:`exit_status`."""
     arguments = read_arguments(argv)
     seeds = [(engine_of(arguments.engine, n), arguments.seed + n) for n in range(arguments.configs)]
     if arguments.show:
@@ -72,7 +73,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"\n{totals(trials)}")
     if arguments.out is not None:
         arguments.out.write_text(json.dumps(as_json(arguments, trials), indent=1) + "\n")
-    return int(any(trial.problems for trial in trials))
+    if (why := too_little(trials)) is not None:
+        print(f"fuzz: {why}", file=sys.stderr)
+    return exit_status(trials)
+
+
+def exit_status(trials: Sequence[Trial]) -> int:
+    """0 if every run was a function of its config; 1 if one wasn't; 2 if too few were trained to say so."""
+    if any(trial.problems for trial in trials):
+        return 1
+    return 0 if too_little(trials) is None else 2
+
+
+def too_little(trials: Sequence[Trial]) -> str | None:
+    """Says why the trials show nothing; None: they do."""
+    refused = sum(trial.refused is not None for trial in trials)
+    if refused == len(trials):
+        return f"no config was trained, {refused} were refused"
+    return f"{refused} of {len(trials)} configs were refused" if 2 * refused > len(trials) else None
 
 
 def engine_of(wanted: str, number: int) -> str:
@@ -120,9 +138,11 @@ def totals(trials: Sequence[Trial]) -> str:
     refused = sum(trial.refused is not None for trial in trials)
     sessions, faults = sum(trial.sessions for trial in trials), sum(len(trial.faults) for trial in trials)
     broken = sum(bool(trial.problems) for trial in trials)
+    elsewhere, struck = sum(trial.changes_ranks for trial in trials), sum(bool(trial.faults) for trial in trials)
     return (
-        f"{len(trials) - refused} configs ({refused} more were refused), {sessions} sessions, {faults} faults: "
-        f"{broken} configs whose runs differed"
+        f"{len(trials) - refused} configs ({refused} more were refused), of which {elsewhere} were trained on another "
+        f"number of ranks or devices and {struck} met faults, {sessions} sessions, {faults} faults: {broken} configs "
+        "whose runs differed"
     )
 
 

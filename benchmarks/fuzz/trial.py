@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.campaign import Reference, attack, differences, result_of
+from benchmarks.chaos.campaign import Campaign, attack
+from benchmarks.chaos.compared import Reference, differences, result_of
 from benchmarks.chaos.plan import Case
 from benchmarks.chaos.session import Session, Told
 from benchmarks.fuzz.draw import Drawn, drawn_config
 from lockstep.core.process import EXIT_USER_ERROR
 
 MOST_FAULTS = 3
+MOST_ATTACKS = 4
+"""Of a config whose run is over before its first fault: another attack draws another one."""
 GROUPS = 0.2
 """Share of configs that are trained as one seed of two, too."""
 
@@ -51,6 +54,8 @@ class Trial:
         engine: of the config.
         seed: that drew it.
         config: its settings, as a file has them.
+        reference_words: ranks or devices, and what else a session may change, of the run that all others are held to.
+        other_words: of the run that nobody touched either.
         sessions: runs or parts of a run that were started.
         faults: what was done to it, a row each.
         refused: the line that said why the config is none, or None: it is one.
@@ -61,6 +66,8 @@ class Trial:
     engine: str
     seed: int
     config: dict[str, Any]
+    reference_words: Sequence[str] = ()
+    other_words: Sequence[str] = ()
     sessions: int = 0
     faults: list[dict[str, Any]] = field(default_factory=list)
     refused: str | None = None
@@ -71,6 +78,11 @@ class Trial:
     def name(self) -> str:
         """What it is called: its engine, its seed, its environment."""
         return f"{self.engine} {self.seed}, {self.config['env']['id']}"
+
+    @property
+    def changes_ranks(self) -> bool:
+        """Whether it was trained on another number of ranks or devices, or on another number of processes."""
+        return bool(self.other_words) and self.other_words[:2] != self.reference_words[:2]
 
 
 def tried(engine: str, seed: int, root: Path) -> Trial:
@@ -96,6 +108,7 @@ def held_to_it(drawn: Drawn, seed: int, root: Path) -> Trial:
 
 def _judge(trial: Trial, case: DrawnCase, root: Path) -> None:
     source = random.Random(trial.seed)
+    trial.reference_words = case.worlds[0]
     told, reference = _trained(trial, case, case.worlds[0], root / "alone")
     if told.code == EXIT_USER_ERROR and not told.problems[1:]:
         trial.refused = told.stderr.strip()
@@ -105,18 +118,27 @@ def _judge(trial: Trial, case: DrawnCase, root: Path) -> None:
         return
     expected = result_of(reference), {path.name for path in reference.iterdir()}
     others = [words for words in case.worlds[1:] if words[:2] != case.worlds[0][:2]] or case.worlds[1:]
-    words = source.choice(others)
+    words = trial.other_words = source.choice(others)
     told, run = _trained(trial, case, words, root / "elsewhere")
     found = told.problems or differences(run, expected, run.parents[1] / "tmp")
     trial.problems += [f"{' '.join(words)}: {problem}" for problem in found]
     if source.random() < GROUPS and trial.config.get("reduction") != "fast":
         trial.problems += _in_a_group(trial, case, source.choice(case.worlds), expected, root / "group")
-    place = root / "attacked"
-    place.mkdir()
-    campaign = attack(case, trial.seed, source.randint(1, MOST_FAULTS), place, expected, with_disk=False)
-    trial.sessions += len(campaign.faults) + 1
+    campaign = attacked(trial, case, source.randint(1, MOST_FAULTS), expected, root)
     trial.faults = campaign.faults
     trial.problems += [f"through faults: {problem}" for problem in campaign.problems]
+
+
+def attacked(trial: Trial, case: DrawnCase, faults: int, expected: Reference, root: Path) -> Campaign:
+    """Trains it through faults; again where the run was over before the first of them, which was drawn for too late."""
+    for number in range(MOST_ATTACKS):
+        place = root / f"attacked_{number}"
+        place.mkdir()
+        campaign = attack(case, f"{trial.seed}.{number}", faults, place, expected, with_disk=False)
+        trial.sessions += len(campaign.faults) + 1
+        if campaign.faults or campaign.problems:
+            break
+    return campaign
 
 
 def _in_a_group(trial: Trial, case: DrawnCase, words: Sequence[str], expected: Reference, place: Path) -> Sequence[str]:

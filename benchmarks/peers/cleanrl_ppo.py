@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from cleanrl_parts import Agent, make_envs
-from settings import Settings, read_settings
+from settings import Settings, read_torch_settings
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
@@ -73,14 +73,15 @@ class Trainer:
                     self.writer.add_scalar("charts/episodic_return", episodes["r"][i], self.global_step)
                     self.writer.add_scalar("charts/episodic_length", episodes["l"][i], self.global_step)
 
-    def update(self) -> dict[str, float]:
+    def update(self) -> dict[str, Tensor | float]:
         """All epochs of the update on the last rollout; the last minibatch's figures."""
         rollout, settings = self.storage, self.settings
         with torch.no_grad():
             advantages = rollout.advantages(self.agent.value(self.obs).flatten(), self.done)
         rows = [x.reshape(-1, *x.shape[2:]) for x in (rollout.obs, rollout.actions, rollout.log_probs)]
         rows += [advantages.reshape(-1), (advantages + rollout.values).reshape(-1), rollout.values.reshape(-1)]
-        indices, figures = np.arange(len(rows[0])), {}
+        indices = np.arange(len(rows[0]))
+        figures: dict[str, Tensor] = {}
         clipped: list[float] = []
         for _ in range(settings.num_epochs):
             np.random.shuffle(indices)
@@ -100,8 +101,8 @@ class Trainer:
         returns: Tensor,
         old_values: Tensor,
         clipped: list[float],
-    ) -> dict[str, float]:
-        """One optimiser step on a minibatch."""
+    ) -> dict[str, Tensor]:
+        """One optimiser step on a minibatch; its share of clipped ratios alone is a number at once, as published."""
         _, log_probs, entropy, values = self.agent.act(obs, actions)
         log_ratio = log_probs - old_log_probs
         ratio = log_ratio.exp()
@@ -120,17 +121,18 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.agent.parameters(), MAX_NORM)
         self.optimizer.step()
         found = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy_loss}
-        return {name: x.item() for name, x in (found | {"old_approx_kl": old_kl, "approx_kl": kl}).items()}
+        return found | {"old_approx_kl": old_kl, "approx_kl": kl}
 
-    def log(self, figures: dict[str, float]) -> None:
+    def log(self, figures: dict[str, Tensor | float]) -> None:
         """What is written after every iteration."""
         self.writer.add_scalar("charts/learning_rate", self.optimizer.param_groups[0]["lr"], self.global_step)
         for name, value in figures.items():
-            self.writer.add_scalar(f"losses/{name}", value, self.global_step)
+            number = value.item() if isinstance(value, Tensor) else value
+            self.writer.add_scalar(f"losses/{name}", number, self.global_step)
 
 
 def main() -> None:
-    settings = read_settings()
+    settings = read_torch_settings()
     torch.manual_seed(1)
     np.random.seed(1)
     trainer = Trainer(settings)

@@ -2,11 +2,11 @@
 
 from sb3_contrib import RecurrentPPO
 from sb3_parts import ReportIterations, arguments, make_envs
-from settings import read_settings
+from settings import read_torch_settings
 
 
 def main() -> None:
-    settings = read_settings()
+    settings = read_torch_settings()
     model = RecurrentPPO(
         "MlpLstmPolicy",
         make_envs(settings),

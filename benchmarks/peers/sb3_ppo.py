@@ -4,12 +4,12 @@ Its default policy has a separate 2x64 tanh actor and critic, that of images one
 """
 
 from sb3_parts import ReportIterations, arguments, make_envs
-from settings import read_settings
+from settings import read_torch_settings
 from stable_baselines3 import PPO
 
 
 def main() -> None:
-    settings = read_settings()
+    settings = read_torch_settings()
     policy = "CnnPolicy" if settings.images else "MlpPolicy"
     model = PPO(policy, make_envs(settings), device="cpu", **arguments(settings))
     model.learn(settings.total_steps, callback=ReportIterations(settings))

@@ -3,11 +3,11 @@
 import os
 
 from sb3_parts import ReportIterations, arguments, make_envs
-from settings import read_settings
+from settings import read_torch_settings
 
 
 def main() -> None:
-    settings = read_settings()
+    settings = read_torch_settings()
     if hasattr(os, "sched_setaffinity"):  # XLA takes every core it may use, whatever OMP_NUM_THREADS says
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: settings.threads])
     from sbx import PPO  # loads JAX

@@ -6,8 +6,6 @@ import argparse
 from dataclasses import dataclass
 from typing import TextIO
 
-import torch
-
 CALLS = 40
 """Calls of a program that JAX compiled whole; each is a line."""
 
@@ -52,7 +50,7 @@ class Settings:
 
 
 def read_settings() -> Settings:
-    """The command line; torch is set to its threads, and Atari's ids are registered where they are needed."""
+    """Reads the command line; registers Atari's ids where they are needed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--env", required=True)
     for name in ("num-envs", "num-steps", "num-epochs", "num-minibatches", "iterations"):
@@ -66,10 +64,18 @@ def read_settings() -> Settings:
     parser.add_argument("--lstm", type=int, help="units")
     parser.add_argument("--lines", type=argparse.FileType("w"), required=True, help="where iterations are reported")
     settings = Settings(**vars(parser.parse_args()))
-    torch.set_num_threads(settings.threads)
     if settings.images and settings.vector != "envpool":
         import ale_py
         import gymnasium
 
         gymnasium.register_envs(ale_py)
+    return settings
+
+
+def read_torch_settings() -> Settings:
+    """Reads the command line and sets PyTorch to its threads; peers that need no PyTorch don't load it."""
+    import torch
+
+    settings = read_settings()
+    torch.set_num_threads(settings.threads)
     return settings

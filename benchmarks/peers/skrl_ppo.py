@@ -3,7 +3,7 @@
 from typing import Any
 
 import gymnasium as gym
-from settings import Settings, read_settings
+from settings import Settings, read_torch_settings
 from skrl.agents.torch.ppo import PPO, PPO_CFG
 from skrl.envs.wrappers.torch import wrap_env
 from skrl.memories.torch import RandomMemory
@@ -62,7 +62,7 @@ def make_agent(env: Any, settings: Settings) -> PPO:
 
 
 def main() -> None:
-    settings = read_settings()
+    settings = read_torch_settings()
     if settings.normalize:
         raise SystemExit("normalisation is not set up for skrl here")
     mode = "vector_entry_point" if settings.vector == "entry-point" else "sync"

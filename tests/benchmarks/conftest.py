@@ -37,6 +37,7 @@ def row() -> Callable[..., Row]:
         label = rest.pop("label", "Lockstep, exact" if ours else f"peer {framework}")
         scaling = rest.pop("scaling", None)
         made = Row(rest.pop("case", "T1"), label, env, reduction, framework, scaling, ours, rest.pop("devices", None))
+        made.batched = rest.pop("batched", False)
         made.rates, made.cores, made.failures = list(rates), [1.0] * len(rates), rest.pop("failures", [])
         return made
 

@@ -37,7 +37,7 @@ def found(*rows) -> dict:
 
 
 def test_a_row_that_failed_has_no_bar(row):
-    mine, slow = row(30.0, 31.0, 50.0, ours=True), row(10.0, label="slow")
+    mine, slow = row(30.0, 31.0, 50.0, ours=True), row(10.0, 10.0, 10.0, label="slow")
     broken = row(20.0, label="broken", failures=["killed"])
     alone = row(99.0, ours=True, scaling="two ranks")
     (panel,) = panels(found(mine, broken, slow, alone))

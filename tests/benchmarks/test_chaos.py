@@ -6,14 +6,18 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from command_line import NEEDS_PROC
 from variants import variants
 
 from benchmarks.chaos import __main__ as chaos
-from benchmarks.chaos.campaign import Campaign, differences, newest_checkpoint
-from benchmarks.chaos.plan import CASES, KINDS, drawn, world_of
-from benchmarks.chaos.report import faults_table, totals
+from benchmarks.chaos.campaign import Campaign, met
+from benchmarks.chaos.plan import CASES, KINDS, Fault, drawn, world_of
+from benchmarks.chaos.report import aims, faults_table, in_words, missed, totals
+from benchmarks.chaos.session import Told
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,49 +58,49 @@ def test_no_server_is_struck_where_there_is_none():
     assert {world_of(source, alone, fault) for fault in faults} == {("--nproc", "1")}
 
 
-@pytest.fixture
-def finished(tmp_path):
-    """A finished run directory, what it must hold, and an empty directory for temporary files."""
-    run, temporary = tmp_path / "run", tmp_path / "tmp"
-    (run / "checkpoints" / "step_256").mkdir(parents=True)
-    temporary.mkdir()
-    (run / "summary.json").write_text(json.dumps({"params_sha256": "a" * 64, "state_sha256": "b" * 64}))
-    rows = [{"iteration": n, "loss": 0.5 / n, "time/fps": 1.0} for n in (1, 2)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    expected = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
-    reference = {"params_sha256": "a" * 64, "state_sha256": "b" * 64, "rows": expected}
-    return run, (reference, {path.name for path in run.iterdir()}), temporary
+@pytest.mark.parametrize("moment", ["start-up", "commit"])
+def test_a_session_that_trains_has_no_start_up_any_more(moment):
+    source = random.Random(0)
+    faults = [drawn(source, CASES[0], True, begun=True) for _ in range(400)]
+    assert any(fault.moment == moment for fault in faults) == (moment != "start-up")
 
 
-def test_a_run_that_is_as_if_nothing_had_been(finished):
-    assert differences(*finished) == []
-    assert newest_checkpoint(finished[0]) == 256
+def aimed(*struck, moment="commit"):
+    """A campaign of faults at a moment that struck or not."""
+    return Campaign("torch", 1, [{"moment": moment, "struck": one} for one in struck])
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda run, _: (run / "metrics.jsonl").write_text('{"iteration": 1, "loss": 0.5}\n'), "1 rows instead of 2"),
-        (
-            lambda run, _: (run / "metrics.jsonl").write_text(
-                '{"iteration": 1, "loss": 0.5}\n{"iteration": 2, "loss": 0.3}\n'
-            ),
-            "1 rows differ, the first is number 2",
-        ),
-        (
-            lambda run, _: (run / "summary.json").write_text(
-                json.dumps({"params_sha256": "a" * 64, "state_sha256": "c" * 64})
-            ),
-            "state_sha256: cccccccccccccccc… instead of bbbbbbbbbbbbbbbb…",
-        ),
-        (lambda run, _: (run / ".lock").touch(), "left in the run directory: .lock"),
-        (lambda run, _: (run / "checkpoints" / ".step_3.9.tmp").mkdir(), "left among the checkpoints: .step_3.9.tmp"),
-        (lambda _, temporary: (temporary / "lockstep-x").mkdir(), "left in TMPDIR: lockstep-x"),
-    ],
-)
-def test_what_is_lost_changed_or_left_is_said(finished, damage, said):
-    damage(finished[0], finished[2])
-    assert differences(*finished) == [said]
+def test_the_share_of_faults_that_struck_is_said_and_none_of_many_is_a_failure():
+    counts = aims([aimed(*[False] * 19, True), aimed(None, True, moment="evaluation"), aimed(None, moment="training")])
+    assert counts == {
+        "commit": {"aimed": 20, "told": 20, "struck": 1},
+        "evaluation": {"aimed": 2, "told": 1, "struck": 1},
+    }
+    assert "aimed at a commit: 20 faults, 1 of the 20 that can be told struck it" in in_words(counts)
+    assert missed(counts) is None
+    assert missed(aims([aimed(*[False] * 19)])) is None
+    assert missed(aims([aimed(*[False] * 20)])) == "none of 20 faults aimed at a commit struck one"
+
+
+@NEEDS_PROC
+def test_a_campaign_that_strikes_no_commit_fails(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(chaos, "reference_of", lambda *_: ({}, set()))
+    monkeypatch.setattr(chaos, "faults_table", lambda _: "")
+    for campaign, code in ((aimed(*[False] * 21), 1), (aimed(*[False] * 20, True), 0)):
+        monkeypatch.setattr(chaos, "attack_all", lambda *_, campaign=campaign: [campaign])
+        assert chaos.main(["--out", str(tmp_path / "chaos.json")]) == code
+        assert ("chaos: none of 21 faults" in capsys.readouterr().err) == bool(code)
+        assert json.loads((tmp_path / "chaos.json").read_text())["aims"]["commit"]["struck"] == 1 - code
+
+
+def test_a_fault_without_a_target_is_followed_by_another_one():
+    """A worker is struck in a session that has none; the next fault is done."""
+    first, second = (Fault("kill", target, "training", 1, 0.5) for target in ("worker", "rank"))
+    ended, done = Told(None, 0, "", 9, 0.0), Told(second, 1, "", 3, 0.1)
+    session: Any = SimpleNamespace(attacked=lambda fault: None if fault is first else done, ended=lambda: ended)
+    assert met(session, first, lambda begun: second) is done
+    assert met(session, first, lambda begun: None) is ended
+    assert met(session, first, lambda begun: first) is ended
 
 
 def test_the_table_counts_by_fault_and_engine():
@@ -137,15 +141,19 @@ def test_nor_do_a_hundred_of_both_engines(capsys):
 
 
 def test_several_runs_at_a_time_are_as_many_faults(monkeypatch, tmp_path):
+    disks = []
+
     def attack(case, seed, kills, place, reference, with_disk):
+        disks.append((case.name, with_disk))
         time.sleep(0.001 * (seed % 3))
         return Campaign(case.name, seed, [{"fault": "x"}] * min(kills, 1 + seed % 4))
 
     monkeypatch.setattr(chaos, "attack", attack)
     arguments = chaos.read_arguments(["--kills", "50", "--jobs", "3"])
-    campaigns = chaos.attack_all(arguments, tmp_path, {case.name: ({}, set()) for case in CASES}, False)
+    campaigns = chaos.attack_all(arguments, tmp_path, {case.name: ({}, set()) for case in CASES}, True)
     assert sum(len(campaign.faults) for campaign in campaigns) == 50
     assert [campaign.seed for campaign in campaigns] == list(range(len(campaigns)))
+    assert set(disks) == {(case.name, with_disk) for case in CASES for with_disk in (True, False)}
 
 
 def test_the_documentation_shows_what_was_kept():

@@ -1,8 +1,8 @@
 import pytest
 
 from benchmarks.cases import ARRAY_CARTPOLE, T1
-from benchmarks.comparison import Row, best, mean_times, ratio
-from benchmarks.programs import ours
+from benchmarks.comparison import Row, best, mean_times, ratio, ratios
+from benchmarks.programs import CLEANRL, ours, programs_of
 from benchmarks.steady_rate import Measured
 
 
@@ -24,6 +24,28 @@ def test_a_ratio_needs_two_figures(row):
     assert ratio(row(30.0), row(10.0)) == pytest.approx(3.0)
     assert ratio(row(30.0), None) is None
     assert ratio(row(30.0, failures=["killed"]), row(10.0)) is None
+
+
+def test_ratios_are_of_repetitions_and_their_median_counts(row):
+    mine, base = row(30.0, 20.0, 44.0), row(10.0, 20.0, 11.0)  # the machine was slower, or busy, in the second
+    assert ratios(mine, base) == pytest.approx([3.0, 1.0, 4.0])
+    assert ratio(mine, base) == pytest.approx(3.0)  # of the medians it would be 30 / 11
+    assert ratios(mine, row(10.0, 20.0, failures=["killed"])) == []
+    with pytest.raises(ValueError, match="shorter"):
+        ratios(mine, row(10.0))
+
+
+def test_cores_at_work_are_of_the_steady_state(row):
+    made = row(1000.0, 2000.0, 3000.0)
+    assert made.busy is None
+    made.cpu = [800.0, 100.0, 900.0]
+    assert made.busy == pytest.approx(1.6)
+
+
+def test_rows_know_who_steps_all_environments_at_once():
+    rows = [Row.of(program) for program in programs_of(T1)]
+    batched = [row.label for row in rows if row.batched]
+    assert batched == ["skrl, Gymnasium's vector entry point", "SBX (JAX), EnvPool", f"{CLEANRL}, EnvPool"]
 
 
 def test_hidden_time_shows():

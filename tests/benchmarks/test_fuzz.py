@@ -9,13 +9,15 @@ import warnings
 import pytest
 from variants import variants
 
+from benchmarks.chaos.campaign import Campaign
 from benchmarks.commit import ROOT
 from benchmarks.fuzz import __main__ as fuzz
+from benchmarks.fuzz import trial as trial_of
 from benchmarks.fuzz.draw import drawn_config
 from benchmarks.fuzz.environment import OBSERVATIONS, Drawn
 from benchmarks.fuzz.environments import FOR_JAX, FOR_TORCH, drawn_environment
 from benchmarks.fuzz.options import FITTED, NOT_DRAWN, OF_A_SESSION, OPTIONS
-from benchmarks.fuzz.trial import Trial, held_to_it, tried
+from benchmarks.fuzz.trial import DrawnCase, Trial, held_to_it, tried
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
 from lockstep.config.files import nested
@@ -82,15 +84,60 @@ def test_of_fast_the_ranks_stay_the_same_and_of_exact_they_change(drawn):
 
 def test_a_trial_in_a_line_and_all_in_a_sentence():
     config = nested({"env.id": "CartPole-v1"})
-    good = Trial("torch", 1, config, sessions=4, faults=[{}, {}], seconds=9.0)
+    two, one = ("--nproc", "2"), ("--nproc", "1", "--collectives", "shared")
+    good = Trial("torch", 1, config, one, two, sessions=4, faults=[{}, {}], seconds=9.0)
     bad = dataclasses.replace(good, seed=2, problems=["alone: x", "through faults: y"])
     refused = dataclasses.replace(good, seed=3, sessions=1, faults=[], refused="lockstep: seed: 1")
     assert good.name == "torch 1, CartPole-v1"
     assert fuzz.verdict(good) == "4 sessions, 2 faults, 9.0 s: the same"
     assert fuzz.verdict(bad) == f"alone: x; through faults: y\n    config: {json.dumps(config)}"
     assert fuzz.verdict(refused) == "refused: lockstep: seed: 1"
-    said = "2 configs (1 more were refused), 9 sessions, 4 faults: 1 configs whose runs differed"
-    assert fuzz.totals([good, bad, refused]) == said
+    same, calm = dataclasses.replace(good, other_words=one[:2]), dataclasses.replace(good, faults=[])
+    assert [trial.changes_ranks for trial in (good, same, dataclasses.replace(good, other_words=()))] == [
+        True,
+        False,
+        False,
+    ]
+    said = (
+        "4 configs (1 more were refused), of which 3 were trained on another number of ranks or devices and 3 met "
+        "faults, 17 sessions, 6 faults: 1 configs whose runs differed"
+    )
+    assert fuzz.totals([good, bad, same, calm, dataclasses.replace(refused, other_words=())]) == said
+
+
+def test_what_shows_nothing_is_no_success(monkeypatch, capsys):
+    good = Trial("torch", 1, {"env": {"id": "x"}})
+    bad, refused = dataclasses.replace(good, problems=["x"]), dataclasses.replace(good, refused="lockstep: error: x")
+    for trials, code, said in (
+        ([good, refused], 0, ""),
+        ([good, refused, bad, refused, refused], 1, "fuzz: 3 of 5 configs were refused\n"),
+        ([good, refused, refused], 2, "fuzz: 2 of 3 configs were refused\n"),
+        ([refused], 2, "fuzz: no config was trained, 1 were refused\n"),
+        ([], 2, "fuzz: no config was trained, 0 were refused\n"),
+    ):
+        monkeypatch.setattr(fuzz, "_all", lambda *_, trials=trials: iter(trials))
+        assert fuzz.main([]) == code
+        assert capsys.readouterr().err == said
+
+
+def test_a_run_that_is_over_before_its_first_fault_is_attacked_again(monkeypatch, tmp_path):
+    drawn, seeds = drawn_config(1, "torch"), []
+    case = DrawnCase("x", (), drawn.iterations, 0, drawn.sessions, False, tmp_path / "config.json", drawn.steps)
+
+    def attack(case, seed, kills, place, reference, with_disk):
+        seeds.append(seed)
+        return Campaign(case.name, seed, [{"fault": "x"}] * kills if len(seeds) == faulty else [])
+
+    monkeypatch.setattr(trial_of, "attack", attack)
+    for faulty, tries in ((1, 1), (3, 3), (9, trial_of.MOST_ATTACKS)):
+        seeds.clear()
+        root = tmp_path / str(faulty)
+        root.mkdir()
+        trial = Trial("torch", 7, drawn.config)
+        campaign = trial_of.attacked(trial, case, 2, ({}, set()), root)
+        assert seeds == [f"7.{number}" for number in range(tries)]
+        assert len(campaign.faults) == (2 if faulty == tries else 0)
+        assert trial.sessions == tries + len(campaign.faults)
 
 
 def test_engines_take_turns_unless_one_is_wanted():
@@ -118,6 +165,9 @@ def test_a_drawn_config_keeps_its_promise(tmp_path, engine, seed):
     trial = tried(engine, seed, tmp_path / "trial")
     assert (trial.problems, trial.refused) == ([], None)
     assert trial.sessions >= 3
+    assert trial.faults
+    assert trial.reference_words
+    assert trial.other_words
 
 
 @pytest.fixture

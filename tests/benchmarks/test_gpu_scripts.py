@@ -2,8 +2,9 @@
 
 import torch
 
-from benchmarks.gpu_scripts import bits_by_shards, ranks_of_one_gpu
+from benchmarks.gpu_scripts import bits_by_shards, ranks_of_one_gpu, replayed_steps
 from lockstep.torch_engine.setup import choose_mode
+from lockstep.torch_engine.setup.accelerator import capture
 
 
 def test_numbers_of_shards_with_other_bits_are_found():
@@ -32,3 +33,17 @@ def test_all_ranks_take_the_first_gpu(monkeypatch):
     for rank in (0, 3):
         ranks_of_one_gpu.take_first("cuda", rank)
     assert taken == [("cuda", 0)] * 2
+
+
+def test_graphs_and_their_replays_are_counted(monkeypatch):
+    done = []
+    monkeypatch.setattr(replayed_steps, "original", lambda device, work: work)
+    monkeypatch.setattr(replayed_steps, "graphs", 0)
+    monkeypatch.setattr(replayed_steps, "replays", 0)
+    replay = replayed_steps.counted("cuda", lambda: done.append(1))
+    assert (replayed_steps.graphs, replayed_steps.replays) == (1, 0)
+    replay()
+    replay()
+    assert (replayed_steps.graphs, replayed_steps.replays, len(done)) == (1, 2, 2)
+    assert replayed_steps.original is not replayed_steps.counted
+    assert replayed_steps.update.capture is capture

@@ -7,20 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_checks, on_gpu
-from benchmarks.gpu_checks import CHECKS, Check, Outcome, Verdict, verdict
+from benchmarks import gpu_judges, on_gpu
+from benchmarks.gpu_checks import CHECKS, Check, verdict
+from benchmarks.gpu_judges import Outcome, Verdict, speeds
+from benchmarks.on_gpu import Seen
 from lockstep.config.command_line import read_request
 
 BY_NAME = {check.name: check for check in CHECKS}
-TWO = {"torch": ["Some GPU"] * 2, "jax": ["Some GPU"] * 2}
+TWO = {"torch": Seen(["Some GPU"] * 2), "jax": Seen(["Some GPU"] * 2)}
+NONE = {"torch": Seen(), "jax": Seen()}
+ROWS = [{"global_step": 10 * n, "time/t_iter": 9.0 if n == 1 else 0.5} for n in range(1, 9)]
 
 
-def ended(output="", code=0, metrics=(), timing=(), **summary):
+def ended(output="", code=0, metrics=ROWS, timing=(), **summary):
     return Outcome(code, output, {"steps_per_second": 100.0} | summary, metrics, timing)
 
 
 def returns(first, final, **rest):
-    rows = [{"rollout/episode_return_mean": None}, {"rollout/episode_return_mean": first}]
+    rows = [row | {"rollout/episode_return_mean": first if n else None} for n, row in enumerate(ROWS)]
     return ended(metrics=rows, final_return=final, **rest)
 
 
@@ -40,12 +44,13 @@ def sweep(t_comm):
     return ended(world_sizes=rows)
 
 
-def shared(*digests, sizes=gpu_checks.SHARING, said="cuda:0"):
+def shared(*digests, sizes=gpu_judges.SHARING, said="cuda:0"):
     """Runs of some kinds, by so many ranks each, with a letter for the state of each."""
     named = [(size, letter * 64) for letters in digests for size, letter in zip(sizes, letters, strict=True)]
     return [ended(said, world_size=n, state_sha256=state, shards_on_a_rank="batched") for n, state in named]
 
 
+TIMELESS = ended(metrics=[{"global_step": row["global_step"]} for row in ROWS])
 STATE_A, STATE_B = ended(global_step=8, state_sha256="a" * 64), ended(global_step=8, state_sha256="b" * 64)
 STOPPED = ended(global_step=4)
 REFUSED = "lockstep: error: nproc: 2 ranks need 2 GPUs and 1 are visible (CUDA_VISIBLE_DEVICES); use 1\n"
@@ -62,8 +67,11 @@ JUDGED = {
         ([ended("updates 0")], False),
     ],
     "graphs": [
-        ([STATE_A, STATE_A], True),
-        ([STATE_A, STATE_B], False),
+        ([replace(STATE_A, output="graphs 1 replays 80"), STATE_A], True),
+        ([replace(STATE_A, output="graphs 1 replays 80"), STATE_B], False),
+        ([replace(STATE_A, output="graphs 0 replays 0"), STATE_A], False),
+        ([replace(STATE_A, output="graphs 1 replays 7"), STATE_A], False),
+        ([STATE_A, STATE_A], False),
     ],
     "too-few-gpus": [
         ([Outcome(2, REFUSED)], True),
@@ -99,7 +107,7 @@ JUDGED = {
         ([ended(params_sha256="a"), ended(params_sha256="b")], True),
         ([ended(params_sha256="a"), ended(params_sha256="a")], False),
     ],
-    "images": [([ended(), ended()], True), ([ended(), ended(code=1)], False)],
+    "images": [([ended(), ended()], True), ([ended(), ended(code=1)], False), ([ended(), TIMELESS], False)],
     "fsdp": [([peak(50), peak(100)], True), ([peak(100), peak(100)], False), ([peak(0), peak(100)], False)],
     "envs-per-rank": [
         ([ended("num_envs_per_rank auto: 48 on a GPU of 150 GB (from 80 GB on); …")], True),
@@ -140,9 +148,16 @@ def test_checks_are_judged_by_what_their_commands_left(name, outcomes, passes):
 
 
 def test_rates_leave_out_the_first_quarter_of_a_run():
-    rows = [{"global_step": 10 * n, "time/t_iter": 9.0 if n == 1 else 0.5} for n in range(1, 9)]
-    assert ended(metrics=rows).rate == 60 / 3.0
-    assert ended().rate == 100.0
+    assert ended().rate == 60 / 3.0
+    with pytest.raises(KeyError, match="time/t_iter"):
+        _ = TIMELESS.rate
+    for rows in ([], ROWS[:1]):
+        with pytest.raises(ValueError, match="too few for a speed"):
+            _ = ended(metrics=rows).rate
+
+
+def test_checks_that_only_measure_are_those_without_anything_to_be_seen():
+    assert {check.name for check in CHECKS if check.measures} == {"images", "exact", "compile", "jax-exact"}
 
 
 def test_every_judge_is_shown_what_it_passes_and_what_it_fails():
@@ -173,14 +188,15 @@ def test_commands_are_ones_that_can_be_given(check):
 
 def test_graphs_are_compared_with_runs_that_have_none():
     for name in ("graphs", "compile"):
-        taken = [read_request(shlex.split(command)[2:]).config.cuda_graphs for command in BY_NAME[name].commands]
+        words = [command.partition(" train ")[2] for command in BY_NAME[name].commands]
+        taken = [read_request(shlex.split(line)).config.cuda_graphs for line in words]
         assert taken == [True, False], name
 
 
 TOY = Check("toy", ("lockstep one --name run", "lockstep two"), "it | runs", lambda one, two: Verdict(True, "1 ×"))
 
 
-def run_main(monkeypatch, tmp_path, outcome=None, gpus=None, checks=(TOY,)):
+def run_main(monkeypatch, tmp_path, outcome=None, seen=TWO, checks=(TOY,)):
     """What ``main`` gives with a runner that gives ``outcome``, the commands that it ran, and the report."""
     monkeypatch.setattr(on_gpu, "CHECKS", checks)
     ran, out = [], tmp_path / "gpu.md"
@@ -189,7 +205,7 @@ def run_main(monkeypatch, tmp_path, outcome=None, gpus=None, checks=(TOY,)):
         ran.append(command)
         return outcome or Outcome(0)
 
-    code = on_gpu.main(["--out", str(out)], run=run, gpus=TWO if gpus is None else gpus)
+    code = on_gpu.main(["--out", str(out)], run=run, seen=seen)
     return code, ran, out.read_text() if out.exists() else None
 
 
@@ -199,7 +215,7 @@ def test_report_says_when_where_and_what_was_seen(monkeypatch, tmp_path):
     assert code == 0
     assert ran == list(TOY.commands)
     assert text is not None
-    assert "1 passed, 0 FAILED, 1 skipped" in text
+    assert "1 passed, 0 measured, 0 FAILED, 1 skipped" in text
     assert "| toy | passed | 1 × | 0 | it / runs | `lockstep one --name run; lockstep two` |" in text
     assert "| large | skipped | needs 4 GPUs, PyTorch sees 2 |" in text
     for fact in ("- date: 20", "- commit: ", "- versions: ", "- GPUs that PyTorch sees: Some GPU, Some GPU"):
@@ -217,9 +233,9 @@ def test_what_has_not_been_run_yet_is_said(monkeypatch, tmp_path):
         return Outcome(0)
 
     with pytest.raises(KeyboardInterrupt):
-        on_gpu.main(["--out", str(tmp_path / "gpu.md")], run=run, gpus=TWO)
+        on_gpu.main(["--out", str(tmp_path / "gpu.md")], run=run, seen=TWO)
     text = (tmp_path / "gpu.md").read_text()
-    assert "1 passed, 0 FAILED, 0 skipped, 1 not run" in text
+    assert "1 passed, 0 measured, 0 FAILED, 0 skipped, 1 not run" in text
     assert "| last | not run |  |  | it / runs |" in text
 
 
@@ -251,7 +267,7 @@ def test_checks_without_speeds_may_run_beside_one_another_and_those_with_run_alo
         return Outcome(0)
 
     out = tmp_path / "gpu.md"
-    on_gpu.main(["--out", str(out), "--at-once", "2"], run=run, gpus=TWO)
+    on_gpu.main(["--out", str(out), "--at-once", "2"], run=run, seen=TWO)
     assert [names for name, names in most if name == "b"] == [["b"], ["b"]]
     rows = [line.split("|")[1].strip() for line in out.read_text().splitlines() if line.startswith("| ")]
     assert rows[2:] == ["b", "a", "c"]
@@ -264,14 +280,52 @@ def test_a_missing_package_skips_with_a_reason(monkeypatch, tmp_path):
     assert "| toy | skipped | needs the package no_such_package |" in text
 
 
-def test_without_a_gpu_one_line_and_no_report(monkeypatch, tmp_path, capsys):
-    code, ran, text = run_main(monkeypatch, tmp_path, gpus={"torch": [], "jax": []})
+@pytest.mark.parametrize("seen", [NONE, {"torch": Seen(problem="PyTorch can't start CUDA: x"), "jax": Seen()}])
+def test_without_a_gpu_one_line_and_no_report(monkeypatch, tmp_path, capsys, seen):
+    monkeypatch.setattr(on_gpu, "DEVICES", tmp_path)
+    code, ran, text = run_main(monkeypatch, tmp_path, seen=seen)
     assert (code, ran, text) == (2, [], None)
     assert capsys.readouterr().out == on_gpu.NO_GPU + "\n"
 
 
+def test_speeds_are_measured_and_counted_apart(monkeypatch, tmp_path, capsys):
+    check = replace(TOY, judge=speeds)
+    code, _, text = run_main(monkeypatch, tmp_path, outcome=ended(), checks=(TOY, replace(check, name="speeds")))
+    assert code == 0
+    assert text is not None
+    assert "1 passed, 1 measured, 0 FAILED, 0 skipped" in text
+    assert "| speeds | measured | 20 against 20 steps/s: 1.00 × |" in text
+    assert "speeds: measured (20 against" in capsys.readouterr().out
+    code, _, text = run_main(monkeypatch, tmp_path, outcome=TIMELESS, checks=(check,))
+    assert code == 1
+    assert "| toy | FAILED | what is judged can't be read: KeyError: 'time/t_iter' |" in (text or "")
+
+
+def test_a_framework_that_is_there_and_cannot_start_cuda_fails_its_checks(monkeypatch, tmp_path):
+    broken = {"torch": TWO["torch"], "jax": Seen(problem="JAX can't start CUDA: no driver")}
+    code, ran, text = run_main(
+        monkeypatch, tmp_path, seen=broken, checks=(TOY, replace(TOY, name="other", engine="jax"))
+    )
+    assert (code, ran) == (1, list(TOY.commands))
+    assert "| other | FAILED | JAX can't start CUDA: no driver |" in (text or "")
+    assert "- GPUs that JAX sees: none: JAX can't start CUDA: no driver" in (text or "")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    monkeypatch.setattr(on_gpu, "DEVICES", tmp_path / "dev")
+    alone = {"torch": Seen(problem="PyTorch can't start CUDA: no driver"), "jax": Seen()}
+    assert run_main(monkeypatch, tmp_path, seen=alone)[:2] == (1, [])
+
+
+def test_frameworks_are_asked_what_they_see(monkeypatch):
+    monkeypatch.setattr(on_gpu, "SEEN_BY", {"json": 'print(\'["A", "B"]\')', "csv": "raise OSError('no driver')"})
+    monkeypatch.setattr(on_gpu, "FRAMEWORKS", {"json": "This", "csv": "That", "nothing_such": "None"})
+    assert on_gpu.devices_of("json") == Seen(["A", "B"])
+    assert on_gpu.devices_of("csv") == Seen(problem="That can't start CUDA: OSError: no driver")
+    assert on_gpu.devices_of("nothing_such") == Seen()
+
+
 def test_list_needs_no_gpu(capsys):
-    assert on_gpu.main(["--list"], gpus={"torch": [], "jax": []}) == 0
+    assert on_gpu.main(["--list"], seen=NONE) == 0
     said = capsys.readouterr().out
     assert all(f"{check.name} (" in said for check in CHECKS)
 
@@ -339,7 +393,7 @@ def test_a_command_that_hangs_is_given_up_with_what_it_started(tmp_path):
 
 def test_tensor_environments_are_judged_by_the_steps_that_they_take():
     (command,) = BY_NAME["tensor-environments"].commands
-    assert f"--num-steps {gpu_checks.TENSOR_STEPS} --total-steps {4096 * 128 * 20}" in command
+    assert f"--num-steps {gpu_judges.TENSOR_STEPS} --total-steps {4096 * 128 * 20}" in command
 
 
 def test_the_documented_checks_are_those_there_are():

@@ -12,15 +12,19 @@ REPORT = """
 | check | result | figures |
 | trains | passed | final return 500.0, 7,350 steps/s | 23 | … |
 | graphs | FAILED | 6,698 against 1,434 steps/s: 4.67 × | 38 | … |
+| exact | measured | 844,020 against 556,982 steps/s: 1.52 × | 54 | … |
 | jax-exact | passed | 6,466,087 against 2,625,338 steps/s: 2.46 × | 16 | … |
 """
 
 
-def test_commands_are_those_of_the_checks_that_passed():
+def test_commands_are_those_of_the_checks_and_without_a_speed_where_one_did_not_end_well():
     found = commands(REPORT)
-    assert [row.measured for row in found] == [7350.0, 2625338.0, 6466087.0]
+    assert [row.measured for row in found] == [7350.0, None, 556982.0, 844020.0, 2625338.0, 6466087.0]
     assert found[0].words == "CartPole-v1 --device cuda"
-    assert [row.words.endswith("--reduction fast") for row in found] == [False, False, True]
+    assert [row.words.endswith("--reduction fast") for row in found] == [False, False, False, True, False, True]
+    assert [row.result for row in found] == ["passed", "FAILED", "measured", "measured", "passed", "passed"]
+    without = REPORT.replace("| exact |", "| other |")
+    assert [row.result for row in commands(without)][2:4] == ["not in the report"] * 2
 
 
 def test_the_kept_table_is_of_the_kept_measurements():
@@ -32,6 +36,7 @@ def test_the_kept_table_is_of_the_kept_measurements():
         assert checks[name].commands[number] in row
     kept = KEPT.read_text()
     for row in found:
+        assert row.measured is not None
         assert read_request(row.words.split()).config.device == "cuda"
         assert f"`{row.words}`" in kept
     shown = PAGE.read_text().partition(f"<!-- {MARK}: begin -->\n")[2].partition(f"<!-- {MARK}: end -->")[0]
@@ -43,6 +48,7 @@ def test_a_row_says_whether_the_measurement_lies_in_the_range():
     rates = {"best": 40.0, "likely": 20.0, "worst": 10.0}
     assert line(Row("CartPole-v1", 16.0), rates) == ["`CartPole-v1`", "20", "10 – 40", "16", "+25%", "yes"]
     assert line(Row("CartPole-v1", 50.0), rates)[-2:] == ["-60%", "no"]
+    assert line(Row("CartPole-v1", None, "FAILED"), rates)[1:] == ["20", "10 – 40", "none: FAILED", "–", "–"]
 
 
 def test_a_gpu_that_plans_do_not_know():

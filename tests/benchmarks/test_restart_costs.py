@@ -23,9 +23,9 @@ def test_a_table_of_recoveries():
 
 def test_rows_of_other_engines_are_kept(tmp_path, capsys):
     out = tmp_path / "restarts.md"
-    restarts.keep([ROW], out)
-    restarts.keep([ROW | {"engine": "jax"}], out)
-    restarts.keep([ROW | {"kills": 7}], out)
+    restarts.keep([ROW | FACTS], out)
+    restarts.keep([ROW | FACTS | {"engine": "jax"}], out)
+    restarts.keep([ROW | FACTS | {"kills": 7}], out)
     rows = json.loads(out.with_suffix(".json").read_text())["rows"]
     assert [(row["engine"], row["kills"]) for row in rows] == [("jax", 3), ("torch", 7)]
     assert out.read_text().count("| CartPole |") == 2
@@ -33,13 +33,31 @@ def test_rows_of_other_engines_are_kept(tmp_path, capsys):
 
 def test_the_cost_is_the_median_of_the_pairs_and_stays_beside_the_rows(tmp_path, capsys):
     out = tmp_path / "restarts.md"
-    restarts.keep([ROW], out)
+    restarts.keep([ROW | FACTS], out)
     rates = {"without": [100, 200, 100], "with": [99, 190, 50]}
-    restarts.keep([], out, rates)
-    restarts.keep([ROW | {"engine": "jax"}], out)
+    restarts.keep([], out, {"rates": rates, "facts": {**FACTS["facts"], "load average": "0.1"}})
+    restarts.keep([ROW | FACTS | {"engine": "jax"}], out)
     assert restart_cost.slower(rates) == pytest.approx(0.05)
     assert "5.0 % slower" in out.read_text()
     assert json.loads(out.with_suffix(".json").read_text())["cost"]["rates"] == rates
+
+
+@pytest.mark.parametrize("words", [["--cost", "2"], ["--env", "CartPole", "--engine", "torch"]])
+def test_the_load_is_that_of_before_the_measurement(monkeypatch, tmp_path, capsys, words):
+    load = [0.5]
+
+    def busy(value):
+        load[0] = 9.0
+        return value
+
+    monkeypatch.setattr(restarts.os, "getloadavg", lambda: (load[0],) * 3)
+    monkeypatch.setattr(restarts, "measure", lambda *_: busy(ROW))
+    monkeypatch.setattr(restart_cost, "cost", lambda _: busy({"without": [100], "with": [99]}))
+    out = tmp_path / "restarts.md"
+    assert restarts.main([*words, "--out", str(out)]) == 0
+    kept = json.loads(out.with_suffix(".json").read_text())
+    (facts,) = [found["facts"] for found in (kept["rows"] or [kept["cost"]])]
+    assert (facts["load average"], load) == ("0.5", [9.0])
 
 
 def test_what_is_timed_differs_in_restarts_alone():

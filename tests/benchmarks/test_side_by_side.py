@@ -1,12 +1,14 @@
 import dataclasses
+import json
 
 import pytest
 
 from benchmarks import side_by_side
-from benchmarks.cases import A1, A1_BOTH, BREAKOUT, CASES, J3, R1, T1, T2, T2_BOTH, T3, T3_BOTH
+from benchmarks.cases import A1, A1_BOTH, ARRAY_CARTPOLE, BREAKOUT, CASES, J1, J3, R1, T1, T2, T2_BOTH, T3, T3_BOTH
 from benchmarks.peer_environment import PEERS, REQUIREMENTS
-from benchmarks.programs import CALLS, CLEANRL, our_config, programs_of, scaling_programs
+from benchmarks.programs import CALLS, CLEANRL, all_programs, our_config, programs_of, scaling_programs
 from benchmarks.report import Results
+from benchmarks.steady_rate import MeasurementError
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
@@ -28,6 +30,17 @@ def test_weak_scaling_doubles_the_work_and_strong_does_not():
     by_label = {(p.scaling, p.env, p.reduction): p for p in scaling_programs(T2)}
     found = {key[0]: p.steps_per_iteration * p.copies for key, p in by_label.items()}
     assert sorted(found.values()) == [T2.steps_per_iteration, *[2 * T2.steps_per_iteration] * 2]
+
+
+def test_scaling_comes_right_after_the_single_rank_in_every_repetition():
+    programs = all_programs([T1, T2, T3])
+    after = next(i for i, program in enumerate(programs) if program.scaling is not None)
+    scaling = scaling_programs(T2)
+    assert programs[after : after + len(scaling)] == scaling
+    single = programs[after - 4 : after]
+    assert {(p.case, p.env, p.reduction) for p in scaling} <= {(p.case, p.env, p.reduction) for p in single}
+    assert programs[after + len(scaling)].case == T3.name
+    assert not any(program.scaling for program in all_programs([T1, T3]))
 
 
 def test_peers_and_we_get_the_same_case():
@@ -84,6 +97,36 @@ def test_a_run_fails_by_ours_alone_and_not_for_want_of_envpool(row):
     assert side_by_side.broken([peer, pools, mine]) == [mine]
 
 
+def test_an_environment_alone_is_measured_once_a_round_whatever_cases_have_it(monkeypatch):
+    asked = []
+
+    def measured(module, words, timeout):
+        asked.append((json.loads(words[0])["id"], int(words[1])))
+        if asked[-1] == (T3.env, 8) and len(asked) > 6:
+            raise MeasurementError("no mujoco")
+        return json.dumps({"lockstep": float(len(asked))})
+
+    monkeypatch.setattr(side_by_side, "run_module", measured)
+    results = Results({}, [T1, T2, T3, R1, T2_BOTH, J1])
+    side_by_side.add_ceilings(results, 2, 60)
+    each = [(ARRAY_CARTPOLE, 8), ("CartPole-v1", 8), (ARRAY_CARTPOLE, 64), ("CartPole-v1", 64), (T3.env, 8)]
+    assert asked == [*each, *each]
+    assert results.ceilings[ARRAY_CARTPOLE, 8] == {"lockstep": [1.0, 6.0]}
+    assert results.ceilings[T3.env, 8] == "no mujoco"
+
+
+def test_single_ranks_are_profiled_as_they_are_each_once(monkeypatch):
+    configs = []
+    monkeypatch.setattr(side_by_side, "split", lambda config, timeout: configs.append(config) or {})
+    results = Results({}, [R1, T2_BOTH, J1])
+    side_by_side.add_splits(results, 60)
+    said = ["exact", "exact, 2 shards, sequences of 128"]
+    assert list(results.splits) == [("R1", "CartPole-v1", what) for what in said]
+    assert [config["network"]["sequence_length"] for config in configs] == [32, 128]
+    assert [config.get("num_shards") for config in configs] == [None, 2]
+    assert {config["total_steps"] for config in configs} == {R1.steps_per_iteration * side_by_side.PROFILED}
+
+
 def labels(case) -> list[str]:
     return [program.label for program in programs_of(case)]
 
@@ -91,8 +134,8 @@ def labels(case) -> list[str]:
 def test_images_and_recurrent_policies_have_peers_with_the_same_networks():
     config = our_config(A1, BREAKOUT, "exact")
     assert (config["env"]["frame_stack"], config["network"]["image"]) == (4, {"kind": "nature"})
-    assert labels(A1)[:2] == ["Stable-Baselines3", CLEANRL]
-    assert all("--images" in program.command for program in programs_of(A1)[:2])
+    assert labels(A1)[:3] == ["Stable-Baselines3", CLEANRL, f"{CLEANRL}, EnvPool"]
+    assert all("--images" in program.command for program in programs_of(A1)[:3])
     config = our_config(R1, R1.env, "exact")
     assert (config["network"]["recurrent"], config["network"]["recurrent_size"]) == ("lstm", 64)
     (recurrent,) = (program for program in programs_of(R1) if not program.is_ours)
@@ -110,10 +153,27 @@ def test_programs_get_as_many_cores_as_their_case(case):
             assert (program.config or {})["env"].get("workers", 0) == 0
 
 
+def ways_of(case) -> set[tuple[str | None, str]]:
+    """Packages of peers, with who steps their environments."""
+    return {(p.package, p.command[p.command.index("--vector") + 1]) for p in programs_of(case) if not p.is_ours}
+
+
+def test_on_one_core_peers_have_every_way_that_they_have_on_both():
+    for one, both in ((T1, T2_BOTH), (T2, T2_BOTH), (T3, T3_BOTH), (A1, A1_BOTH)):
+        wanted = {way for way in ways_of(both) if way[1] != "processes"} - (
+            {("torch", "envpool")} if one == T2 else set()
+        )
+        assert wanted <= ways_of(one)
+        assert ("sbx-rl", "envpool") in ways_of(one) or one in (T3, A1)
+    assert all("--normalize" in p.command for p in programs_of(T3) if p.package == "sbx-rl")
+
+
 def test_on_both_cores_everybody_has_every_way():
     said = " ".join(labels(T2_BOTH))
-    for way in ("SubprocVecEnv", "EnvPool", "vector entry point", "2 ranks", "2 workers"):
+    for way in ("EnvPool", "vector entry point", "2 ranks", "2 workers"):
         assert way in said
+    assert any("SubprocVecEnv" in label for label in labels(T3_BOTH))
+    assert any("SubprocVecEnv" in label for label in labels(A1_BOTH))
     assert any(program.devices == 2 for program in programs_of(A1_BOTH))
     for one, both in ((T2, T2_BOTH), (T3, T3_BOTH), (A1, A1_BOTH)):
         peers = [program.label.partition(" (JAX)")[0] for program in programs_of(one) if not program.is_ours]

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.cases import A1, A1_BOTH, ARRAY_CARTPOLE, CASES, J1, T1, T2
 from benchmarks.comparison import Row
 from benchmarks.programs import COPIES, WEAK, programs_of, scaling_programs
-from benchmarks.targets import TARGETS, judge, twin
+from benchmarks.targets import PEERS, RANKS, REDUCTIONS, TARGETS, judge, twin, verdict_on
 
 
 def verdicts(rows, case, over=None) -> dict[str, tuple[float | None, str]]:
@@ -34,7 +34,7 @@ def test_every_target_means_a_row_and_a_peer(target):
 def test_targets_are_judged_against_the_best_peer_of_the_run(row):
     rows = [row(10.0), row(20.0, label="faster"), row(61.0, ours=True)]
     (torch, _), found = [one for one in judge(rows, ["T1"]) if one.what.startswith("CartPole")], judge(rows, ["T1"])
-    assert (torch.over, torch.reached, torch.verdict) == ("the best PyTorch peer, faster", 3.05, "met")
+    assert (torch.over, torch.reached, torch.verdict) == ("the best PyTorch peer with objects, faster", 3.05, "met")
     assert [one.verdict for one in found if one.what.startswith(ARRAY_CARTPOLE)] == ["unknown", "unknown"]
     assert verdicts([row(20.0), row(59.0, ours=True)], "T1")["CartPole-v1, exact 3"] == (2.95, "missed")
 
@@ -43,6 +43,39 @@ def test_a_faster_peer_in_jax_counts_among_all(row):
     rows = [row(10.0), row(15.0, framework="jax"), row(35.0, ours=True)]
     assert verdicts(rows, "T1", "the best PyTorch")["CartPole-v1, exact 3"] == (3.5, "met")
     assert verdicts(rows, "T1", "the best of all")["CartPole-v1, exact 2.7"] == (2.333, "missed")
+
+
+def test_arrays_are_held_to_all_peers_and_objects_to_those_that_step_objects(row):
+    rows = [row(10.0, label="objects"), row(14.0, label="arrays", batched=True)]
+    mine = [row(50.0, ours=True, env=ARRAY_CARTPOLE), row(31.0, ours=True)]
+    found = {one.what: one for one in judge([*rows, *mine], ["T1"]) if one.factor in (3.7, 3.0)}
+    array, objects = found[f"{ARRAY_CARTPOLE}, exact"], found["CartPole-v1, exact"]
+    assert (array.over, array.verdict) == ("the best PyTorch peer, arrays", "missed")
+    assert (objects.over, objects.verdict) == ("the best PyTorch peer with objects, objects", "met")
+
+
+def test_elsewhere_peers_that_step_all_environments_at_once_count(row):
+    rows = [row(100.0, case="A1"), row(110.0, case="A1", batched=True, label="pool"), row(120.0, case="A1", ours=True)]
+    assert verdicts(rows, A1.name, "the best") == {
+        "CartPole-v1, exact 1.1": (1.091, "missed"),
+        "ours, fast 1.25": (None, "unknown"),
+    }
+
+
+def test_a_peer_without_a_figure_may_be_the_best_so_nothing_is_known_to_be_met(row):
+    good, mine = row(10.0, label="good"), row(35.0, ours=True)
+    for broken in (row(9.0, label="broken", failures=["killed"]), row(label="broken")):
+        (torch, every) = [one for one in judge([good, broken, mine], ["T1"]) if one.what.startswith("CartPole")]
+        assert (torch.verdict, torch.reached) == ("unknown", 3.5)
+        assert torch.over == "the best PyTorch peer with objects, good (no figure of broken)"
+        assert every.verdict == "unknown"
+        slow = [one.verdict for one in judge([good, broken, row(20.0, ours=True)], ["T1"])]
+        assert slow == ["unknown", "unknown", "missed", "missed"]  # a better peer wouldn't change that
+    of_jax = row(label="broken", framework="jax", failures=["no jax"])
+    assert verdicts([good, of_jax, mine], "T1", "the best PyTorch")["CartPole-v1, exact 3"] == (3.5, "met")
+    assert verdicts([good, of_jax, mine], "T1", "the best of all")["CartPole-v1, exact 2.7"] == (3.5, "unknown")
+    of_arrays = row(label="broken", batched=True, failures=["no envpool"])
+    assert verdicts([good, of_arrays, mine], "T1", "the best PyTorch")["CartPole-v1, exact 3"] == (3.5, "met")
 
 
 def test_what_is_unknown_is_not_met(row):
@@ -84,10 +117,21 @@ def test_fast_is_held_to_exact_and_exact_to_fast(row):
     assert pair(row, [89.0], [100.0]) == ["met", "missed"]
 
 
-def test_noise_excuses_little_and_only_where_ranges_overlap(row):
-    assert pair(row, [96.0, 100.0, 101.0], [95.0, 98.0, 99.0]) == ["met within noise", "met"]
-    assert pair(row, [99.0, 100.0, 101.0], [95.0, 98.0, 98.5]) == ["missed", "met"]
-    assert pair(row, [80.0, 100.0, 101.0], [93.0, 94.0, 99.0]) == ["missed", "met"]
+def test_noise_is_told_on_both_sides_and_only_near_the_target():
+    assert verdict_on([0.98, 1.01, 1.02], 1.0) == "met within noise"
+    assert verdict_on([0.97, 0.98, 1.02], 1.0) == "missed within noise"
+    assert verdict_on([1.0, 1.01, 1.02], 1.0) == "met"
+    assert verdict_on([0.97, 0.98, 0.99], 1.0) == "missed"
+    assert verdict_on([0.5, 1.06, 1.07], 1.0) == "met"
+    assert verdict_on([0.9, 0.94, 1.5], 1.0) == "missed"
+    assert verdict_on([2.9, 3.1, 3.2], 3.0) == "met within noise"
+    assert verdict_on([], 1.0) == "unknown"
+
+
+def test_noise_is_of_repetitions_that_stood_together(row):
+    assert pair(row, [96.0, 100.0, 101.0], [95.0, 98.0, 102.0]) == ["missed within noise", "met"]
+    assert pair(row, [50.0, 100.0, 101.0], [49.0, 98.0, 99.0]) == ["missed", "met"]  # though the ranges overlap
+    assert pair(row, [100.0, 100.0, 100.0], [110.0, 111.0, 112.0]) == ["met", "met within noise"]
 
 
 def test_scaling_is_relative_to_the_same_program_on_one_rank(row):
@@ -96,9 +140,23 @@ def test_scaling_is_relative_to_the_same_program_on_one_rank(row):
     copies = row(30.0, ours=True, env=ARRAY_CARTPOLE, scaling=COPIES)
     (found,) = judge([single, other, weak, copies], [])
     assert (found.over, found.factor, found.reached, found.verdict) == ("one rank", 1.9, 1.9, "met")
+    assert found.beside == "0.63 × two independent runs"
+    assert judge([single, weak], [])[0].beside == ""
     weak.rates = [18.0]
     assert judge([single, other, weak, copies], [])[0].verdict == "missed"
     assert judge([other, weak], [])[0].verdict == "unknown"
+
+
+def test_scaling_is_judged_repetition_by_repetition(row):
+    single, weak = (row(*rates, ours=True, scaling=what) for rates, what in (([10, 5, 20], None), ([19, 10, 36], WEAK)))
+    (found,) = judge([single, weak], [])
+    assert (found.reached, found.verdict) == (1.9, "met within noise")  # 1.8 in the last
+
+
+def test_targets_are_of_three_groups(row):
+    rows = [row(10.0), row(30.0, ours=True), row(31.0, ours=True, reduction="fast", label="Lockstep, fast")]
+    rows.append(row(57.0, ours=True, scaling=WEAK))
+    assert [one.group for one in judge(rows, ["T1"])] == [PEERS] * 4 + [RANKS] + [REDUCTIONS] * 2
 
 
 def test_every_row_with_a_twin_is_held_to_it():

@@ -66,9 +66,17 @@ def test_other_files_are_not_overwritten(capsys, tmp_path):
     said = refused(capsys, "record", "CartPole-v1", "--policy", "random", "--out", tmp_path / "a.npz")
     assert f"recording: {tmp_path / 'a.npz'} is there and no recording, and would be lost" in said
     os.mkfifo(tmp_path / "pipe.json")  # which would be waited for
-    assert "is there and neither an evaluation nor a comparison" in refused(
-        capsys, *RANDOM, "--json", tmp_path / "pipe.json"
-    )
+    assert "is there and no evaluation, and would be lost" in refused(capsys, *RANDOM, "--json", tmp_path / "pipe.json")
+    assert contents(tmp_path) == kept
+
+
+def test_an_evaluation_takes_no_comparisons_place(capsys, tmp_path):
+    one, both = tmp_path / "one.json", tmp_path / "both.json"
+    printed(capsys, *RANDOM, "--json", one)
+    printed(capsys, "compare", one, one, "--json", both)
+    kept = contents(tmp_path)
+    line = f"json: {both} is there and no evaluation, and would be lost; name another file"
+    assert line in refused(capsys, *RANDOM, "--json", both)
     assert contents(tmp_path) == kept
 
 

@@ -54,6 +54,17 @@ def test_every_step_is_written_as_text(snake, capsys):
     assert re.fullmatch(rf"lockstep/Snake-v0: return \S+ \(score \d+, {len(boards) // 7} steps\)", last)
 
 
+def test_the_episodes_shown_are_those_that_an_evaluation_counts(snake, capsys, tmp_path):
+    words = ("--episodes", "3", "--seed", "4")
+    assert main(["eval", str(snake), *words, "--json", str(tmp_path / "a.json")]) == 0
+    capsys.readouterr()
+    assert main(["play", str(snake), *words, "--terminal"]) == 0
+    found = json.loads((tmp_path / "a.json").read_text())["per_episode"]
+    columns = zip(found["return"], found["score"], found["length"], strict=True)
+    said = ", ".join(f"return {total:,.2f} (score {score:.0f}, {length} steps)" for total, score, length in columns)
+    assert capsys.readouterr().out.splitlines()[-1] == f"lockstep/Snake-v0: {said}"
+
+
 def test_a_terminal_shows_one_text_in_place_of_another(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setattr("sys.stdin.fileno", lambda: -1, raising=False)  # input comes from nowhere: no keys

@@ -320,6 +320,19 @@ def test_ways_to_meet_that_decide_bits_are_told_when_they_change(trained, tmp_pa
         assert ("collectives was auto and is backend from here on; with reduction fast" in ended.stderr) == warned
 
 
+def test_sharding_parameters_is_told_when_it_changes(trained, tmp_path):
+    run = trained(*CARTPOLE, "--stop-at-step", 256, "--nproc", 2, "--reduction", "fast")
+    warned = "lockstep: warning: fsdp was {} and is {} from here on; with reduction fast the order of sums follows it\n"
+    words = ("--stop-at-step", 128, "--nproc", 2, "--resume", shutil.copytree(run.path, tmp_path / "run"))
+    for option, change in (("--fsdp", ("false", "true")), ("--no-fsdp", ("true", "false"))):
+        ended = lockstep("train", *words, option, cwd=tmp_path)
+        assert ended.code == 0, ended.stderr
+        assert ended.stderr.count(warned.format(*change)) == 1
+    ended = lockstep("train", *words, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert "order of sums" not in ended.stderr
+
+
 def test_a_segmentation_fault_is_said_with_its_place(tmp_path):
     lines = ["import ctypes, gymnasium", "from gymnasium.envs.classic_control import CartPoleEnv", ""]
     lines += ["class Faulty(CartPoleEnv):", "    def step(self, action):", "        ctypes.string_at(0)"]

@@ -97,6 +97,23 @@ def test_pytorch_has_one_thread_where_an_environment_has_loaded_it(monkeypatch):
     assert asked == [1]
 
 
+def test_versions_of_packages_that_environments_compute_with_are_a_fact(monkeypatch, tmp_path):
+    for place, name in (
+        ("first", "Box2D-2.3.10.dist-info"),
+        ("first", "rich-14.0.dist-info"),
+        ("first", "brax.dist"),
+        ("second", "mujoco_mjx-3.17.0.dist-info"),
+        ("second", "box2d-2.3.5.dist-info"),
+    ):
+        (tmp_path / place / name).mkdir(parents=True)
+    monkeypatch.setattr(machine.sys, "path", [str(tmp_path / name) for name in ("first", "missing", "second")])
+    machine.package_versions.cache_clear()
+    try:
+        assert machine.package_versions() == "box2d 2.3.10, mujoco_mjx 3.17.0"
+    finally:
+        machine.package_versions.cache_clear()
+
+
 def test_variables_that_choose_kernels_are_a_fact(monkeypatch):
     for name in machine.KERNEL_VARIABLES:
         monkeypatch.delenv(name, raising=False)

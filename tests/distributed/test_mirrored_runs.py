@@ -140,7 +140,7 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(trained, s3, tmp_path,
 # ---- several hosts
 
 
-def two_hosts(s3, hosts, *words):
+def two_hosts(s3, hosts, *words, accounts=({}, {})):
     """``lockstep train WORDS`` as two launchers would start it, each host's rank in a directory of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -148,8 +148,8 @@ def two_hosts(s3, hosts, *words):
     places = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     places |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"} | s3.variables()
     with (
-        running("train", *words, cwd=hosts[0], **places, RANK="0") as first,
-        running("train", *words, cwd=hosts[1], **places, RANK="1") as second,
+        running("train", *words, cwd=hosts[0], **places, **accounts[0], RANK="0") as first,
+        running("train", *words, cwd=hosts[1], **places, **accounts[1], RANK="1") as second,
     ):
         return ending(*first), ending(*second)
 
@@ -187,6 +187,16 @@ def test_hosts_without_the_directory_get_it_from_rank_0_or_the_mirror(trained, s
         assert s3.names() == []
     else:
         on_mirror(s3, run)
+
+
+@pytest.mark.long
+def test_hosts_with_homes_of_their_own_go_on_with_what_they_have_trained_with(trained, s3, tmp_path):
+    accounts = [{"XDG_CONFIG_HOME": str(host(tmp_path, name))} for name in ("home_0", "home_1")]
+    shared = [host(tmp_path, "shared")] * 2
+    for words in ((*GATED, "--name", "run", "--stop-at-step", 512), ("--resume", "run", "--collective-timeout", 30)):
+        first, second = two_hosts(s3, shared, *words, accounts=accounts)
+        assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    same(trained(*CARTPOLE), Run(shared[0] / "runs" / "run", first))
 
 
 def test_where_rank_1_alone_has_the_run_both_say_so(s3, tmp_path):

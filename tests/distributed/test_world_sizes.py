@@ -5,7 +5,8 @@ import sys
 
 import pytest
 from command_line import CARTPOLE, EVALUATED, SMALL, Run, error_line, lockstep, run_words, same
-from device_runs import same_agent
+from device_runs import CARTPOLE as CARTPOLE_OF_JAX
+from device_runs import devices, same_agent
 from variants import variants
 
 LONG = pytest.mark.long
@@ -172,3 +173,11 @@ def test_fast_reduction_repeats_itself_and_says_what_it_gives_up(trained):
     assert warning in one.ended.stdout
     assert one.summary["reduction"] == "fast"
     assert "repeatable at this number" not in trained(*EVALUATED, "--nproc", 2).ended.stdout
+
+
+def test_fast_reduction_repeats_itself_on_as_many_devices_of_jax(trained):
+    fast = (*CARTPOLE_OF_JAX, "--reduction", "fast", *devices(2))
+    one, again = trained(*fast), trained(*fast, "--proof.interval", 1)
+    same_agent(one, again)
+    assert (one.summary["engine"], one.summary["reduction"], one.summary["world_size"]) == ("jax", "fast", 2)
+    assert one.agent != trained(*fast, "--seed", 1).agent

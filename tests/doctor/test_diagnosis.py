@@ -126,6 +126,7 @@ def test_a_rank_that_evaluates_in_between_takes_no_other_steps(tmp_path):
 def test_a_rank_that_always_stops_early_may_meet_the_others_at_their_boundaries(tmp_path):
     """In the end the others wait for it: after as many rollouts it has taken fewer steps."""
     story = Story(boundaries=lambda rank: [2, 4, 6] if rank else [4], steps=8, taken=lambda rank: 8, ends={0: None})
+    story.codes = {0: None}
     found = story.diagnosis(tmp_path)
     assert found.verdict == "NOT IN SYNC"
     assert "4 (rank 0), 2 (rank 1) in rollout phase 1" in found.reason
@@ -284,6 +285,37 @@ def test_a_long_error_is_told_whole_and_a_huge_one_says_that_it_goes_on():
 def test_a_rank_that_was_killed_is_named(tmp_path):
     found = Story(ends={1: None}, codes={1: -9}).diagnosis(tmp_path)
     assert found.reason == "the script failed: rank 1 was killed by SIGKILL"
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
+    found = Story(ends={1: None}, codes={1: -40}).diagnosis(tmp_path)
+    assert "rank 1 was killed by signal 40" in found.reason
+
+
+@pytest.mark.parametrize("how", ["no end", "said so", "a broken line"])
+def test_ranks_in_sync_of_which_not_all_was_written_leave_it_open(tmp_path, how):
+    story = Story(ends={1: None} if how == "no end" else {}, states={1: {"lost": True}} if how == "said so" else {})
+    story.tell(tmp_path)
+    if how == "a broken line":
+        with (tmp_path / "rank_1" / "events.jsonl").open("a") as file:
+            file.write('{"kind": "ch\n')
+    found = diagnose(read_traces(tmp_path, range(2)))
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["lost"])
+    assert "the evidence of rank 1 is incomplete" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        (DRIFT, "NOT IN SYNC"),
+        ({"rates": lambda rank: [(0, [1e-3])] + [(3, [5e-4])] * (rank == 0)}, "UNDETERMINED"),  # a change not written
+        ({"boundaries": lambda rank: [2 - rank]}, "UNDETERMINED"),
+    ],
+)
+def test_what_was_compared_stands_though_not_all_was_written(tmp_path, changes, verdict):
+    found = Story(**changes, ends={1: None}).diagnosis(tmp_path)
+    assert found.verdict == verdict
+    assert "lost" in kinds(found, "doubt")
 
 
 def test_ranks_that_said_nothing_are_named(tmp_path):

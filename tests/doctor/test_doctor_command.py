@@ -149,6 +149,23 @@ def test_a_script_without_pytorch_has_no_steps(tmp_path):
     assert found.json["coverage"]["torch"] is False
 
 
+@NEEDS_PROC
+@pytest.mark.parametrize("given", [False, True])
+def test_what_a_killed_doctor_left_is_removed_by_the_next(tmp_path, given):
+    (tmp_path / "stays.py").write_text("import time\nopen('began', 'w').close()\ntime.sleep(100)\n")
+    (tmp_path / "script.py").write_text("")
+    place = tmp_path / "place"
+    place.mkdir()
+    words, more = (("--directory", place), {}) if given else ((), {"TMPDIR": str(place)})
+    with running("doctor", *words, "--nproc", 1, "stays.py", cwd=tmp_path, **more) as (process, _):
+        wait_until((tmp_path / "began").is_file, "the script doesn't begin")
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert list(place.glob("lockstep-*/store"))
+    assert doctor(*words, "--nproc", 1, "script.py", cwd=tmp_path, **more).json["verdict"] == "UNDETERMINED"
+    assert not list(place.glob("*lockstep-*"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

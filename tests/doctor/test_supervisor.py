@@ -2,10 +2,13 @@
 
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from lockstep.doctor import supervisor
+from lockstep.doctor.judge.endings import failure_finding
+from lockstep.doctor.judge.traces import read_traces
 from lockstep.doctor.supervisor import STOP, OneRank, Outcome, Supervisor, await_leaving, await_verdict
 from lockstep.doctor.watch.side_store import ENDED, SideWriter, rank_directory, read_json, write_json
 
@@ -119,3 +122,17 @@ def test_without_a_sign_of_life_nobody_waits_for_a_verdict(tmp_path, monkeypatch
     write_json(rank_directory(tmp_path, 0) / "state.json", {"waiting": None})
     assert await_verdict(tmp_path, 1) == 1
     assert "rank 0 gave no verdict within 0.3 s" in capsys.readouterr().err
+
+
+def test_the_rank_that_failed_first_is_named_though_hosts_have_run_for_other_times(tmp_path, monkeypatch):
+    """A host's monotonic clock counts from when it was started."""
+    ours = time.monotonic
+    for rank, uptime in ((1, 1e6), (0, 0.0)):  # rank 1 fails first
+        clock = SimpleNamespace(monotonic=lambda uptime=uptime: ours() + uptime, time=time.time, sleep=time.sleep)
+        monkeypatch.setattr(supervisor, "time", clock)
+        limits: dict = {"judges": False, "wait_limit": 1.0, "run_limit": None}
+        Supervisor(OneRank(FAILS, rank), tmp_path, 2, **limits).wait()
+    traces = read_traces(tmp_path, range(2))
+    found = failure_finding(traces, interrupted=False, deadlock=False)
+    assert found is not None
+    assert found.text == "the script failed: rank 1 ended with exit status 3"

@@ -7,7 +7,13 @@ from variants import variants
 WAITS = """
 import os, time, gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
-RANK, HOW = os.environ.get("RANK", "0"), os.environ.get("HOW", "")
+RANK, HOW, LIMIT = os.environ.get("RANK", "0"), os.environ.get("HOW", ""), float(os.environ["LIMIT"])
+slept = 0
+def sleep():
+    global slept
+    if slept < 11:  # longer than the limit, and never long at once
+        slept += 1
+        time.sleep(LIMIT / 8)
 class Waiting(CartPoleEnv):
     made, steps = 0, 0
     def __init__(self, **given):
@@ -17,17 +23,20 @@ class Waiting(CartPoleEnv):
     def step(self, action):
         Waiting.steps += 1
         if HOW == "hang" and RANK == "1" and Waiting.steps == 150:
-            time.sleep(60)
+            time.sleep(100)
         if HOW == "slow evaluation" and RANK == "0" and self.number > 5:
-            time.sleep(float(os.environ["PAUSE"]))  # of those that were made last, which are an evaluation's
+            sleep()  # of those that were made last, which are an evaluation's
         return super().step(action)
     def render(self):
-        time.sleep(0.1 if HOW == "slow video" else 0)
+        if HOW == "slow video":
+            sleep()
         return super().render()
 gymnasium.register("Waiting-v0", Waiting, max_episode_steps=40)
 """
-LIMIT = {"memory": 2, "gloo": 2, "jax": 10}
+LIMIT = {"memory": 6, "gloo": 6, "jax": 10}
 """Seconds; JAX compiles in the meantime, and one program's compilation is one step of progress."""
+HANGS = 10
+"""Seconds; a machine that is busy lets a rank stand still for some."""
 HOW_THEY_MEET = {
     "memory": ("--engine", "torch"),
     "gloo": ("--engine", "torch", "--collectives", "backend"),
@@ -41,8 +50,8 @@ def waiting(tmp_path):
 
     def run(how, meeting, *words):
         given = ("train", "waiting:Waiting-v0", *SMALL, "--name", "run", "--nproc", 2, *HOW_THEY_MEET[meeting], *words)
-        limit = LIMIT[meeting]
-        return lockstep(*given, "--collective-timeout", limit, cwd=tmp_path, HOW=how, PAUSE=str(limit / 60))
+        limit = HANGS if how == "hang" else LIMIT[meeting]
+        return lockstep(*given, "--collective-timeout", limit, cwd=tmp_path, HOW=how, LIMIT=str(limit))
 
     return run
 
@@ -52,7 +61,7 @@ def test_a_rank_that_hangs_ends_the_run_by_name(waiting, meeting):
     ended = waiting("hang", meeting)
     assert ended.code == 1
     said = error_line(ended)
-    time = f"{LIMIT[meeting]} s"
+    time = f"{HANGS} s"
     silent = f"rank 1 made no progress for {time} in a rollout (collective_timeout)"
     waited = (
         f"rank 0 lost its peers: nobody has made progress for {time} (collective_timeout); rank 1 was last heard of in"

@@ -60,7 +60,8 @@ def test_eval_reads_a_kept_run_and_finds_the_same_returns(kept, name, tmp_path):
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_load_policy_reads_a_kept_run(kept, name):
+def test_load_policy_reads_a_kept_run(kept, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where MuJoCo writes its warnings
     policy = package.load_policy(kept(name))
     env = gymnasium.make("HalfCheetah-v5" if name.endswith("cheetah") else "CartPole-v1")
     observation, _ = env.reset(seed=0)

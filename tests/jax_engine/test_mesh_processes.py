@@ -94,6 +94,16 @@ def test_one_process_writes_a_checkpoint_that_all_read(reports):
     assert refused[0] == refused[1]
 
 
+def test_a_runner_goes_on_from_what_all_processes_see(reports):
+    """Else one would go on from there while another begins, and each would wait for ever for the other."""
+    first, second = (report["resumed"] for report in reports[:2])
+    assert first == second
+    assert (first["shared"], first["updates"]) == (None, 1)
+    line = "resume: the newest checkpoint that process 0 sees is step_8, and process 1's is {}; give a checkpoint_dir "
+    assert first["own"] == line.format("none") + "that all processes see"
+    assert first["another"].startswith(line.format("another step_8"))
+
+
 def test_processes_that_differ_all_say_so(reports):
     for report in reports[:2]:
         assert "rank 1 differs from rank 0 in config: config 1 against config 0" in report["mismatch"]

@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -101,6 +103,32 @@ def saved(mesh, rank, directory):
     }
 
 
+def resumed(rank, directory):
+    """What a runner goes on from that all processes see, and where each has a directory of its own."""
+    from lockstep.jax.checkpoint_folder import CheckpointFolder
+    from lockstep.jax.config import RunnerConfig
+    from lockstep.jax.history import PPOMetricsHistory
+    from lockstep.runs.checkpoint import MANIFEST
+
+    state: Any = {"x": np.arange(3)}  # any pytree will do
+    history, out = PPOMetricsHistory(total_loss=np.ones(1)), {}
+
+    def runner_of(place):
+        return RunnerConfig(total_timesteps=8, checkpoint_dir=place, resume=True)
+
+    for name, own in (("shared", directory / "runner"), ("own", directory / f"runner_{rank}")):
+        folder = CheckpointFolder(runner_of(own), {})
+        folder.save(state, history, 1, 8)  # the first process writes
+        out[name] = error_of(folder.find, state)
+    out["updates"] = getattr(CheckpointFolder(runner_of(directory / "runner"), {}).find(state), "updates", None)
+    if rank:  # each has some now, from two sessions
+        shutil.copytree(directory / "runner", directory / "runner_1")
+        manifest = directory / "runner_1" / "step_8" / MANIFEST
+        manifest.write_text(manifest.read_text() + "\n")
+    out["another"] = error_of(folder.find, state)
+    return out
+
+
 def listening():
     """Local addresses (hexadecimal) on which the machine's processes listen."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -124,6 +152,7 @@ def main():
     }
     if topology.world_size > 1:
         report |= placed(jax, mesh, topology.rank) | {"saved": saved(mesh, topology.rank, directory / "checkpoint")}
+        report["resumed"] = resumed(topology.rank, directory)
         processes.check_ranks_alike("the same")
         report["compiled"] = compiled_again(jax, mesh, topology.rank)
         report["programs kept"] = len(list(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("jit_*")))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any, cast
 
 import pytest
 from command_line import wait_until
@@ -16,9 +17,9 @@ from lockstep.core.process import _processes
 from lockstep.core.topology import Topology, from_environment
 from lockstep.launch.rank import Assignment
 from lockstep.launch.ray import actor as actors
-from lockstep.launch.ray.actor import Place, RankActor
+from lockstep.launch.ray.actor import Place, RankActor, Told
 from lockstep.launch.ray.cluster import Cluster, Node, check_ray, needs_of, places, with_devices
-from lockstep.launch.ray.ranks import order_of, variables_of, visible_gpus
+from lockstep.launch.ray.ranks import RayRanks, order_of, variables_of, visible_gpus
 
 A, B = "a" * 8, "b" * 8
 MASTER = ("10.0.0.1", 4711)
@@ -214,3 +215,12 @@ def test_a_long_output_comes_in_parts_and_whole(tmp_path, monkeypatch):
         found += told.stdout
     assert len(found + told.stdout) == most
     keeper.end()
+
+
+def test_a_long_text_of_a_ranks_libraries_is_passed_on_to_its_end(tmp_path, capfd):
+    ranks = RayRanks(cast("Any", None), [None], [None], [Place(A, "", ())], tmp_path)
+    text = b"x" * 200_000 + b"cause"
+    ranks._take(0, Told(b"", b"", text, None, None, False))
+    ranks._errors.close()
+    os.close(ranks._native[0])
+    assert capfd.readouterr().err == text.decode()

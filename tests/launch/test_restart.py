@@ -17,7 +17,7 @@ from lockstep.launch.rank import Assignment
 from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, prepared, signature
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.world import number_of_processes
-from lockstep.runs.checkpoint import REQUIRED, CheckpointError
+from lockstep.runs.checkpoint import REQUIRED, STATE, CheckpointError
 from lockstep.runs.checkpoint_writer import commit
 from lockstep.runs.directory import BEGUN, RunDirectory
 
@@ -103,6 +103,32 @@ def test_kills_for_memory_and_errors_are_the_programs_own_the_second_time(tmp_pa
     code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (KILLED, [1])], max_restarts=9)
     assert (code, len(rows)) == (1, 1)
     assert capsys.readouterr().err.count("twice without a newer state in between") == 2
+
+
+REFUSED = Outcome("rank 1: device: cuda, but there is no GPU", bad_input=True)
+
+
+def test_what_is_refused_after_training_is_a_failure_like_others(tmp_path, monkeypatch, capsys):
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (REFUSED, None), (DONE, [1])], max_restarts=9)
+    assert (code, [row["why"] for row in rows]) == (0, [KILLED.message, REFUSED.message])
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (REFUSED, None), (REFUSED, None)], max_restarts=9)
+    assert (code, len(rows)) == (1, 2)
+    assert capsys.readouterr().err.endswith("(twice without a newer state in between, so it isn't started again)\n")
+
+
+@pytest.mark.parametrize("outcomes", [[(REFUSED, None)], [(REFUSED, [])], [(KILLED, []), (REFUSED, None)]])
+def test_what_is_refused_before_anything_was_trained_ends_at_once(tmp_path, monkeypatch, capsys, outcomes):
+    code, rows = train(tmp_path, monkeypatch, outcomes, max_restarts=9)
+    assert (code, len(rows)) == (2, len(outcomes) - 1)
+    assert capsys.readouterr().err.endswith("lockstep: error: rank 1: device: cuda, but there is no GPU\n")
+
+
+def test_what_a_resumed_run_had_trained_before_is_not_of_this_command(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    state(tmp_path / "checkpoints", 3)
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"iteration": {n}, "global_step": {n}}}\n' for n in (1, 2, 3)))
+    assert train(tmp_path, monkeypatch, [(REFUSED, [1, 2, 3])], max_restarts=9)[0] == 2
+    assert train(tmp_path, monkeypatch, [(KILLED, [1, 2, 3, 4]), (REFUSED, None), (DONE, [])], max_restarts=9)[0] == 0
 
 
 class Holding(FakeServer):
@@ -269,6 +295,20 @@ def test_what_is_in_memory_alone_is_saved_when_ranks_arent_started_again(tmp_pat
     (memory / "step_512").mkdir()
     restarts_of(tmp_path)._save(State(512, memory / "step_512"))  # one without a manifest: nothing to save
     assert newest_state([disk]) == State(256, disk / "step_256")
+
+
+def test_restarts_since_a_state_in_memory_are_saved_with_it(tmp_path):
+    """The next session knows them by it: no summary tells of a launcher that gave up."""
+    memory, disk = tmp_path / "memory", tmp_path / "checkpoints"
+    disk.mkdir()
+    (tmp_path / "metrics.jsonl").touch()
+    rows = [{"why": why, "iteration": 3} for why in ("killed", "lost")]
+    files = dict.fromkeys(REQUIRED, b"{}") | {STATE: json.dumps({"iteration": 2, "restarts": rows[:1]}).encode()}
+    restarts = restarts_of(tmp_path)
+    restarts._rows.extend(rows)
+    restarts._save(State(256, commit(memory, 256, files, None)))
+    assert newest_state([disk]) == State(256, disk / "step_256")
+    assert json.loads((disk / "step_256" / STATE).read_text()) == {"iteration": 2, "restarts": rows}
 
 
 def test_until_ranks_begin_later_checkpoints_dont_count(tmp_path):

@@ -1,15 +1,19 @@
 """The command that a group keeps with each seed trains that seed by itself."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 
 from lockstep.config.command_line import read_request
+from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
+from lockstep.launch.rank import Assignment
 from lockstep.launch.seeds import group as groups
 from lockstep.launch.seeds.seed_run import SeedRun
-from lockstep.launch.start import group_of, prepare, start_run
+from lockstep.launch.start import commands_of, group_of, prepare, start_run
+from lockstep.runs.directory import RunDirectory, open_seed
 from lockstep.runs.progress import Progress
 
 
@@ -82,6 +86,22 @@ def test_of_a_resumed_group_it_goes_on_with_that_seed(kept, resume):
     trained = kept_alone(words)
     assert trained.path.name == "seed_4"
     assert trained.config.seed == 4
+
+
+def test_seeds_of_one_program_are_told_their_own(tmp_path):
+    """Their runs are opened far from the launcher, which alone knows the words."""
+    (tmp_path / "many").mkdir()
+    words = ("train", "CartPole-v1", "--num-seeds", "2", "--seed", "3", "--name", "many", "--env.kwargs", '{"key": 7}')
+    assignment = Assignment(Config(seed=3), tmp_path / "many", RunOptions(num_seeds=2, name="many"))
+    told = Assignment.from_json(replace(assignment, **commands_of(assignment, words)).to_json())
+    run = RunDirectory(told.path, command=told.command, commands=told.commands)
+    own = open_seed(run, Config(seed=4))
+    own.unlock()
+    left = ("--env.kwargs", '{"key": ***}', "--seed", "4")
+    assert own.command == ("lockstep", "train", "CartPole-v1", *left)
+    assert run.command == ("lockstep", *words[:-1], left[1])
+    assert commands_of(assignment, None) == {}
+    assert commands_of(replace(assignment, options=RunOptions()), words)["commands"] == {}
 
 
 def kept_alone(words):

@@ -52,6 +52,14 @@ def test_torchs_ranks_are_processes(cores):
     assert "launcher started 4" in refused("--nproc", "2", topology=two_hosts)
 
 
+def test_a_rank_takes_as_many_cores_as_it_has_threads(cores):
+    cores(7)
+    assert asked("--nproc", "auto", "--threads", "2") == World(3, 3)
+    assert asked("--nproc", "2:8", "--threads", "3") == World(2, 2)
+    assert asked("--nproc", "auto", "--threads", "8") == World(1, 1)
+    assert asked("--nproc", "4", "--threads", "8") == World(4, 4)  # who gives a number gets it
+
+
 def test_jaxs_ranks_are_devices(cores):
     cores(6)
     assert asked(*JAX) == World(1, 1, 4)

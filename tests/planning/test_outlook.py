@@ -3,9 +3,9 @@
 import numpy as np
 
 from lockstep.config.run import Config
-from lockstep.envs.describe import describe
 from lockstep.planning import outlook
 from lockstep.planning.hardware import parse_target
+from lockstep.planning.host_steps import HostSteps
 from lockstep.planning.measure import RankTimes
 from lockstep.planning.request import PlanRequest
 from lockstep.planning.this_machine import Measured
@@ -20,7 +20,7 @@ def planned(monkeypatch, target, sizes=None):
     costs = Costs(2, (ADDITIONS,), MEMORY, notes=("its simulator isn't counted",))
     monkeypatch.setattr(outlook, "count_costs", lambda *_: costs)
     request = PlanRequest(CONFIG, (parse_target(target),), sizes)
-    (found,) = outlook.outlooks(request, describe(CONFIG.env), lambda _: None)
+    (found,) = outlook.outlooks(request, lambda _: None)
     return found
 
 
@@ -52,3 +52,26 @@ def test_ranks_of_a_processor_share_its_memory_as_many_as_there_are(monkeypatch)
     rows = planned(monkeypatch, "cpu:8", (1, 2, 8)).to_json()["predictions"]
     assert [row["share_of_memory"] for row in rows] == [0.25, 0.5, 2.0]
     assert [row["fits"] for row in rows] == [True, True, False]
+
+
+def test_a_target_for_another_engine_is_of_the_environment_that_engine_steps(monkeypatch):
+    counted = []
+
+    def count(config, *rest):
+        counted.append((config.engine, config.env.id))
+        return Costs(2, (ADDITIONS,), MEMORY, host_steps=config.engine == "torch")
+
+    described, predict = [], outlook.accelerators.predict
+
+    def predicted(work):
+        described.append(work.description.id)
+        return predict(work)
+
+    monkeypatch.setattr(outlook, "count_costs", count)
+    monkeypatch.setattr(outlook.accelerators, "predict", predicted)
+    targets = tuple(map(parse_target, ("h100:1", "tpu:v5e:2x2")))
+    monkeypatch.setattr(outlook, "measure_host_steps", lambda *_: HostSteps((1e-4,)))
+    found = list(outlook.outlooks(PlanRequest(CONFIG, targets, (1,)), lambda _: None))
+    assert counted == [("torch", "CartPole-v1"), ("jax", "lockstep/CartPole-v1")]
+    assert described == ["CartPole-v1", "lockstep/CartPole-v1"]
+    assert "is stepped inside the compiled program as lockstep/CartPole-v1" in "\n".join(found[1].notes)

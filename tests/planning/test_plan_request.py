@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from lockstep.config.run import Config
+from lockstep.launch.defaults import described_run
 from lockstep.planning.hardware import parse_target
 from lockstep.planning.request import PlanRequest, prices, world_sizes
 
@@ -17,7 +18,7 @@ def request_of(*targets, sizes=None, mode="strong", config=None, **more: Any):
 def test_sizes_are_powers_of_two_as_far_as_target_and_shards_go():
     request = request_of("h100:8", "l40:3", "tpu:v5e:16x16", "cpu:2")
     assert [request.sizes_on(t) for t in request.targets] == [(1, 2, 4, 8), (1, 2, 3), (1, 2, 4, 8), (1, 2)]
-    assert request.notes_on(request.targets[2])[1].startswith("tpu:v5e:16x16: 8 shards use 8 of 256 devices; for all")
+    assert request.notes_on(request.targets[2])[2].startswith("tpu:v5e:16x16: 8 shards use 8 of 256 devices; for all")
 
 
 def test_any_number_of_devices_up_to_the_shards_will_do():
@@ -39,6 +40,27 @@ def test_a_target_brings_its_device_and_engine():
     request = request_of("h100:8", "tpu:v5e:2x4", "cpu:2")
     runs = [request.run_on(target) for target in request.targets]
     assert [(run.device, run.engine) for run in runs] == [("cuda", "torch"), ("tpu", "jax"), ("cpu", "torch")]
+
+
+def of_command_line(*words):
+    return PlanRequest(described_run("plan", words[0], words[1:]), (parse_target("tpu:v5e:2x4"),))
+
+
+@pytest.mark.parametrize("words", [("CartPole-v1",), ("CartPole-v1", "--env.backend", "gymnasium"), ("Snake-v0",)])
+def test_a_run_on_tpus_is_the_one_that_is_trained_by_their_engine(words):
+    said, given = of_command_line(*words), of_command_line(*words, "--engine", "jax")
+    (target,) = said.targets
+    assert said.run_on(target) == given.run_on(target)
+    assert said.sized(said.run_on(target), 8) == given.sized(given.run_on(target), 8)
+
+
+def test_an_environment_that_is_stepped_inside_of_a_program_is_noted():
+    request = of_command_line("CartPole-v1")
+    notes = request.notes_on(request.targets[0])
+    assert notes[0] == "tpu:v5e:2x4: engine jax, which alone runs on TPUs"
+    assert notes[1].startswith(
+        "tpu:v5e:2x4: engine jax: CartPole-v1 is stepped inside the compiled program as lockstep"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Predictions of this machine from runs of one rank, whose times are written out by hand."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from lockstep.planning.this_machine import Machine, Measured, predict
 
 CONFIG = resolve(Config.model_validate({"num_envs": 16, "num_steps": 16, "ppo": {"num_minibatches": 2}}))
 MACHINE = Machine(per_host=8, copy=1e9)
+ROOT = Path(__file__).parents[2]
+SUMS, PAGE = ROOT / "benchmarks" / "results" / "collectives.md", ROOT / "docs" / "plan.md"
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +57,17 @@ def test_ranks_that_share_cores_beyond_what_was_measured_take_turns(monkeypatch)
     monkeypatch.setattr(this_machine, "available_cores", lambda: 2)
     alone, crowd = predicted(2, times([1.0], [1.0])), predicted(8, times([1.0], [1.0]), times([1.0], [1.0]))
     assert crowd.parts["rollout"] == pytest.approx(4 * alone.parts["rollout"])
+
+
+def test_latencies_are_those_of_small_sums_that_were_measured():
+    rows = [line.strip("| ").split(" | ") for line in SUMS.read_text().splitlines() if line.startswith("| 2 |")]
+    small = [row for row in rows if int(row[1].replace(",", "")) <= 10_000]  # of two ranks, each with a core
+    memory, gloo = ([1e-6 * float(row[column].replace(",", "")) for row in small] for column in (2, 4))
+    assert min(memory) - 1e-6 <= this_machine.MEMORY_LATENCY <= max(memory)
+    assert min(gloo) <= this_machine.TCP_LATENCY <= max(gloo)
+    said = " ".join(PAGE.read_text().split())
+    assert f"{1e6 * this_machine.MEMORY_LATENCY:g} µs for each further rank in memory" in said
+    assert f"{1e3 * this_machine.TCP_LATENCY:g} ms with gloo" in said
 
 
 def test_a_slow_network_is_in_the_collectives():

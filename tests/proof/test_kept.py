@@ -1,15 +1,16 @@
 """``verify.json``: which runs a verification is kept beside, and what it says."""
 
 import json
+import re
 
 import pytest
-from made_runs import make_run
+from made_runs import make_run, summary_of
 
 from lockstep.cli import main
 from lockstep.commands import verify as command
 from lockstep.config.run import Config
 from lockstep.proof.kept import keep, run_of
-from lockstep.proof.verify import Comparison, Trace
+from lockstep.proof.verify import Comparison, Trace, recorded_config, verify
 
 
 def compared(equal=True):
@@ -58,11 +59,67 @@ def test_what_was_found_is_kept(tmp_path, equal):
 def test_of_another_config_nothing_is_kept(tmp_path):
     run = make_run(tmp_path / "demo")
     config = config_of(run)
-    keep(run, compared(), config.model_copy(update={"total_steps": 999}), 5)  # which decides no bytes before them
-    (run / "verify.json").unlink()
     with pytest.raises(ValueError, match=r"seed is 0 in .*demo and was 3 here"):
         keep(run, compared(), config.model_copy(update={"seed": 3}), 5)
     assert not (run / "verify.json").exists()
+
+
+SHORTER = {"total_steps": 999}
+
+
+def test_of_another_length_it_is_kept_if_no_schedule_follows_it(tmp_path):
+    ppo = config_of(make_run(tmp_path / "any")).ppo.model_dump(mode="json")
+    constant = ppo | {"schedule": "constant", "clip_schedule": "constant"}
+    run = make_run(tmp_path / "constant", ppo=constant)
+    assert keep(run, compared(), config_of(run).model_copy(update=SHORTER), 5).is_file()
+    run = make_run(tmp_path / "linear", ppo=constant | {"clip_schedule": "linear"})
+    with pytest.raises(ValueError, match=r"total_steps was \d+ in these iterations of .*linear and 999 here"):
+        keep(run, compared(), config_of(run).model_copy(update=SHORTER), 5)
+    assert not (run / "verify.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("iterations", "total_steps", "said"),
+    [
+        (2, 1024, None),
+        (2, 2048, "total_steps was 1024 in these iterations"),
+        (3, 1024, "until step {two} and by 2048 from there on; use --iterations 2"),
+    ],
+)
+def test_of_a_run_with_two_lengths_that_of_these_iterations_counts(tmp_path, iterations, total_steps, said):
+    made = make_run(tmp_path / "made")
+    two = 2 * config_of(made).steps_per_iteration
+    ppo = config_of(made).ppo.model_dump(mode="json") | {"schedule": "linear"}
+    summary = summary_of(lengths=[{"global_step": two, "was": 1024, "is": 2048}])
+    run = make_run(tmp_path / "resumed", summary, total_steps=2048, ppo=ppo)
+    config = config_of(run).model_copy(update={"total_steps": total_steps})
+    if said is None:
+        assert keep(run, compared(), config, iterations).is_file()
+        assert recorded_config(run, config_of(run), iterations).total_steps == 1024
+        return
+    with pytest.raises(ValueError, match=re.escape(said.format(two=two))):
+        keep(run, compared(), config, iterations)
+    if iterations == 3:
+        with pytest.raises(ValueError, match=r"against: schedules of .* use --iterations 2"):
+            recorded_config(run, config, iterations)
+
+
+def test_what_was_trained_with_the_length_of_the_recorded_run_is_kept_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "runs" / "recorded")
+    assert config_of(run).ppo.schedule == "linear"
+    monkeypatch.setattr(command, "verify", lambda *_: compared())
+    words = ["--world-sizes", "1,2", "--against", "recorded", "--total-steps", "999"]
+    assert main(["verify", "CartPole-v1", *words]) == 0
+    assert json.loads((run / "verify.json").read_text())["config"] == json.loads((run / "config.json").read_text())
+
+
+def test_more_iterations_than_schedules_have_are_refused(tmp_path):
+    config = config_of(make_run(tmp_path / "made"))
+    config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"schedule": "linear"})})
+    config = config.model_copy(update={"total_steps": 4 * config.steps_per_iteration + 1})
+    with pytest.raises(ValueError, match=r"iterations: 6, .* which are 5; use --iterations 5, or a larger"):
+        verify(config, [(1, 1), (2, 1)], 6)
 
 
 def test_the_command_keeps_it_beside_the_run(tmp_path, monkeypatch, capsys):

@@ -125,14 +125,22 @@ def test_what_is_cut_or_slow_is_whole_or_not_there(ours, monkeypatch):
     assert ours.read("a") == b"after" * 1000
 
 
-WITHOUT_GCSFS = pytest.mark.skipif(installed("gcsfs"), reason="shows what is said without it")
+def needing(url, package, install=None):
+    """A place, and what is said of it where its package isn't there."""
+    without = pytest.mark.skipif(installed(package), reason="shows what is said without it")
+    return pytest.param(url, f"; pip install {install or repr(package)}", marks=without)
 
 
 @pytest.mark.parametrize(
     ("url", "why"),
     [
         ("nosuch://bucket/runs", "nosuch"),
-        pytest.param("gs://bucket/runs", "pip install 'gcsfs'", marks=WITHOUT_GCSFS),
+        needing("gs://bucket/runs", "gcsfs"),
+        needing("abfs://bucket/runs", "adlfs"),
+        needing("abfss://bucket/runs", "adlfs"),
+        needing("oss://bucket/runs", "ossfs"),
+        needing("sftp://host/runs", "paramiko", "'fsspec' 'paramiko'"),
+        needing("ssh://host/runs", "paramiko", "'fsspec' 'paramiko'"),
     ],
 )
 def test_a_scheme_that_nobody_knows_is_one_line(url, why):

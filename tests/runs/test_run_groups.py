@@ -311,6 +311,27 @@ def test_another_mirror_of_a_group_has_a_place_for_its_seeds(asked):
         assert trusted_config(run.path).checkpoint.mirror == "file:///other/group"
 
 
+def test_the_same_words_go_on_with_a_group_on_another_account(asked, tmp_path, monkeypatch):
+    words = ("paced:PacedCartPole-v0", *WORDS[1:], "--seeds", "0,1", "--checkpoint.mirror", "file:///net/runs")
+    before = [stored_config(run.path) for run in asked(*words).runs]
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
+    with pytest.raises(ValueError, match=r"group/config.json names paced:PacedCartPole-v0, which would be imported"):
+        asked("--resume", "group")
+    theirs = tmp_path / "group" / "seed_1" / "config.json"
+    kept = theirs.read_text()
+    theirs.write_text(kept.replace("file:///net/runs/group", "file:///theirs"))
+    with pytest.raises(ValueError, match=r"^env\.id: .*group/config.json names paced:PacedCartPole-v0"):
+        asked("--resume", "group", "--checkpoint.keep-last", "2")
+    theirs.write_text(json.dumps(json.loads(kept) | {"log": json.loads(kept)["log"] | {"jsonl": "/theirs"}}))
+    with pytest.raises(ValueError, match=r"seed_1/config.json names /theirs, which would be written"):
+        asked(*words)
+    theirs.write_text(kept)
+    again = asked(*words)
+    assert [stored_config(run.path) for run in again.runs] == before
+    for run in again.runs:  # which each process reads by itself
+        assert trusted_config(run.path).checkpoint.mirror == "file:///net/runs/group"
+
+
 @pytest.mark.parametrize(
     "overrides",
     [{"seed": 5, "checkpoint": {"mirror": "s3://b/m/", "interval": 3}}, {"seed": 5, "checkpoint.mirror": "s3://b/m/"}],
@@ -452,3 +473,25 @@ def test_a_session_of_a_group_is_as_fast_as_what_it_trained_and_the_group_as_old
     begin_group(group, list(summaries))  # a session that is killed
     assert not (tmp_path / "summary.json").exists()
     assert session(5.0)["wall_time"] == 15.0
+
+
+@pytest.mark.parametrize(
+    ("status", "taken", "kept"), [("finished", 0, True), ("finished", 80, False), ("stopped at step", 0, False)]
+)
+def test_a_group_that_is_done_already_keeps_what_its_last_steps_left(tmp_path, status, taken, kept):
+    facts = summary_of(seed=0, environment="CartPole-v1", iteration=40, episodes=9, best_checkpoint=None)
+    run, facts["status"], facts["global_step"] = make_run(tmp_path / "seed_0", facts), status, 240
+
+    def session(seconds, command):
+        group = RunDirectory(tmp_path, command=command)
+        before = begin_group(group, [run])
+        summary = finish_group(group, {run: facts}, 1, seconds, lambda line: None, before)
+        return {name: summary[name] for name in ("command", "wall_time", "steps_per_second")}
+
+    first = session(10.0, ("lockstep", "train"))
+    (run / "checkpoints" / "step_240").mkdir(parents=True)
+    facts["global_step"] += taken
+    again = {"command": ["lockstep", "again"], "wall_time": 15.0, "steps_per_second": taken / 5.0}
+    assert session(5.0, ("lockstep", "again")) == (first if kept else again)
+    begin_group(RunDirectory(tmp_path), [run])  # without the summary there is nothing to keep
+    assert session(5.0, ("lockstep", "again"))["command"] == ["lockstep", "again"]

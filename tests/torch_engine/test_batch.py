@@ -19,6 +19,7 @@ from lockstep.torch_engine.nets.functions import PolicyOutputs
 from lockstep.torch_engine.nets.shards import from_shards, to_shards
 from lockstep.torch_engine.plain.functions import PlainFunctions
 from lockstep.torch_engine.rollout import Rollout
+from lockstep.torch_engine.setup.traced import CountingMode
 from lockstep.torch_engine.state import TrainState
 
 
@@ -124,6 +125,21 @@ def test_advantages_bootstrap_from_the_final_observation_of_a_truncated_episode_
         (batch.advantages, batch.returns), expected_advantages(state, rollout, config), strict=True
     ):
         np.testing.assert_allclose(from_shards(ours, config.num_steps).numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [1, 4, 8])
+def test_observations_are_copied_once_into_memory_of_their_own(shards):
+    config = small_config(num_shards=shards)
+    plan, state = plan_of(config), small_state(config, described())
+    rollout = made_rollout(config, plan, ENDS)
+    seen, size = rollout.observations.copy(), 2 * rollout.observations.nbytes  # read and written
+    with CountingMode() as mode:
+        batch = make_batch(state, rollout, plan, config, "batched")
+    assert sum(kernel.calls for kernel in mode.kernels if kernel.bytes == size) == 1
+    rollout.observations[...] = np.nan
+    expected = to_shards(torch.from_numpy(seen[:-1]), shards)
+    assert torch.equal(batch.observations, expected)
+    assert batch.observations[0].is_contiguous()
 
 
 def test_an_end_of_another_kind_gives_other_advantages(config):

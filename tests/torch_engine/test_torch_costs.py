@@ -18,8 +18,9 @@ CRITIC = 4 * 32 + 32 * 16 + 16 * 1
 PARAMETERS = ACTOR + CRITIC + 2 * (32 + 16) + 3
 
 
-def costs_of(devices=1, **changes: Any):
-    return costs(resolve(Config.model_validate(VALUES | {"ppo": PPO} | changes), devices), "cuda", None, devices)
+def costs_of(devices=1, platform="cuda", **changes: Any):
+    values = VALUES | {"ppo": PPO, "device": platform} | changes
+    return costs(resolve(Config.model_validate(values), devices), platform, None, devices)
 
 
 def products(found, name):
@@ -60,10 +61,45 @@ def test_memory_is_of_what_is_held():
     assert costs_of(8).memory["gradients"] == 4 * PARAMETERS * 3
 
 
-def test_images_are_taken_shard_by_shard():
-    found = costs_of(2, env="lockstep/GridWorldPixels-v0", network={"image": {"kind": "simple"}, "hidden_sizes": [8]})
+IMAGES: dict[str, Any] = {
+    "env": "lockstep/GridWorldPixels-v0",
+    "network": {"image": {"kind": "simple"}, "hidden_sizes": [8]},
+}
+
+
+def test_gradients_of_images_are_taken_shard_by_shard_on_a_gpu():
+    found = costs_of(2, **IMAGES)
     assert [x.grows for x in found.parts if x.name == "gradients"] == ["count", "size"]
+    assert [x.grows for x in found.parts if x.name == "evaluate"] == ["count", "size"]
     assert products(found, "gradients") > 0
+
+
+def test_a_step_of_a_rollout_takes_the_images_of_all_shards():
+    exact, fast = costs_of(**IMAGES), costs_of(reduction="fast", **IMAGES)
+    assert of_part(exact, "rollout", 8, "calls") == of_part(fast, "rollout", 8, "calls")
+    assert of_part(exact, "rollout", 8, "calls") == of_part(exact, "rollout", 1, "calls")
+    assert of_part(exact, "rollout", 8, "flops") == 8 * of_part(exact, "rollout", 1, "flops")
+    half = costs_of(platform="cpu", precision="bf16", **IMAGES)
+    assert [x.grows for x in half.parts if x.name == "rollout"] == ["count"]
+
+
+def test_a_single_image_goes_through_the_networks_twice():
+    found, alone = costs_of(1, num_envs=8, **IMAGES), costs_of(8, num_envs=8, **IMAGES)
+    one, two, four = (of_part(found, "rollout", n, "flops") for n in (1, 2, 4))
+    assert one == two == four / 2
+    assert [of_part(alone, "rollout", n, "flops") for n in (1, 2, 4)] == [one, two, four]
+
+
+def test_gradients_of_images_are_taken_of_several_shards_at_once_on_a_cpu():
+    here, there = costs_of(platform="cpu", **IMAGES), costs_of(**IMAGES)
+    assert of_part(here, "gradients", 8, "calls") < of_part(there, "gradients", 8, "calls") / 2
+    assert products(here, "gradients") == pytest.approx(products(there, "gradients"), rel=0.05)
+    assert here.memory["activations"] > there.memory["activations"]
+    lone: dict[str, Any] = {"num_envs": 8, "num_steps": 4, "ppo": PPO | {"num_minibatches": 4}}  # one image of a shard
+    half: dict[str, Any] = {"precision": "bf16"}
+    for changes in (lone, half):
+        found = costs_of(platform="cpu", **IMAGES, **changes)
+        assert found.memory["gradients"] == found.memory["parameters"] * (2 + 8)
 
 
 def test_shards_too_large_to_be_computed_twice_are_taken_one_by_one():
@@ -155,13 +191,31 @@ def test_a_step_takes_its_minibatch_and_its_decisions():
     assert taken.grows == "size"
 
 
+NORMALIZED = {"normalize": {"observations": True}}
+
+
 @pytest.mark.parametrize(
     ("changes", "copies"),
-    [({}, 3), ({"env": TENSOR}, 4), ({"env": TENSOR, "normalize": {"observations": True}}, 5)],
+    [
+        ({}, 3),
+        ({"num_shards": 1}, 3),
+        (NORMALIZED, 3),
+        ({"env": TENSOR}, 4),
+        ({"env": TENSOR, **NORMALIZED}, 5),
+        ({"platform": "cpu"}, 3),
+        ({"platform": "cpu", "num_shards": 1}, 2),
+        ({"platform": "cpu", **NORMALIZED}, 4),
+        ({"platform": "cpu", "env": TENSOR}, 4),
+    ],
     ids=str,
 )
 def test_observations_are_held_several_times(changes, copies):
     assert costs_of(**changes).memory["rollout"] == 16 * 8 * (copies * 16 + 40)
+
+
+def test_images_are_held_twice_on_a_cpu():
+    here, there = (costs_of(platform=name, **IMAGES).memory["rollout"] for name in ("cpu", "cuda"))
+    assert there - here == (here - 16 * 8 * 40) / 2
 
 
 def test_fsdp_holds_whole_gradients_and_the_parameters_that_it_gathered():

@@ -19,6 +19,11 @@ def test_further_shards_make_kernels_larger_or_more_or_nothing():
     assert Part("optimizer", PART.kernels, "not").of_shards(4, 2).calls == 8.0
 
 
+def test_a_part_may_have_a_size_below_which_it_is_not():
+    lone = Part("rollout", PART.kernels, "size", 4, at_least=2)
+    assert [lone.of_shards(n, 4).flops for n in (1, 2, 4, 8)] == [17.5, 17.5, 35.0, 70.0]
+
+
 def test_kernels_that_are_alike_are_one():
     kernel = Kernel(1.0, 2.0, 3.0)
     other = Kernel(1.0, 2.0, 3.0, "matmul")

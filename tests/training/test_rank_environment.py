@@ -64,6 +64,17 @@ def test_hosts_meet_over_the_interface_that_leads_there(interface):
     assert not {"NCCL_SOCKET_IFNAME", "NCCL_SOCKET_NTHREADS"} & set(infiniband)
 
 
+def test_on_one_host_too_the_address_that_a_launcher_names_decides(interface):
+    """It is the host's name under torchrun's c10d; in containers of one host ranks have loopbacks of their own."""
+    named = Topology(world_size=2, local_world_size=2, master_addr="node-0")
+    found = values("cuda", named, machine_class(named))
+    assert (machine_class(named), found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == (
+        ONE_HOST,
+        "ens1",
+        "=ens1",
+    )
+
+
 def test_a_link_says_its_speed_or_nothing(tmp_path):
     for name, said in (("fast", "100000\n"), ("down", "-1\n"), ("odd", "?")):
         (tmp_path / name).mkdir()

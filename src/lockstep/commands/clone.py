@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.parser import CommandParser, add_trust, at_least_one
-from lockstep.launch.defaults import request_of
+from lockstep.commands.parser import CommandParser, add_runs_dir, add_trust, at_least_one
+from lockstep.launch.defaults import config_named
 from lockstep.policies.cloning import CloneSettings, clone
 
 LARGEST_RATE = 1e37
@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate, help="Adam's (default: 1e-3)")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and minibatches (default: 0)")
     parser.add_argument("--validation", type=float, default=default.validation, help="share of episodes (default: 0.1)")
+    add_runs_dir(parser)
     add_trust(parser)
     options = parser.parse_args(argv)
     if not 0 <= options.validation < 1:
@@ -32,8 +33,8 @@ def main(argv: Sequence[str]) -> int:
     if not 0 < options.learning_rate < LARGEST_RATE:
         raise ValueError(f"learning_rate: {options.learning_rate}; use a number above 0 and below {LARGEST_RATE:g}")
     settings = CloneSettings(options.epochs, options.batch, options.learning_rate, options.seed, options.validation)
-    trust = ["--trust"] if options.trust else []
-    network = None if options.like is None else request_of([options.like, *trust]).config.network
+    like = None if options.like is None else config_named(options.like, options.runs_dir, options.trust)
+    network = None if like is None else like.network
     found = clone(options.episodes, options.out, settings, network, options.trust)
     share = f", {found['accuracy']:.1%} of actions alike" if found.get("accuracy") is not None else ""
     print(f"{found['environment']}: {found['recorded_steps']:,} steps of {found['policy']}{share} → {options.out}")

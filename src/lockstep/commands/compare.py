@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"json: {json_file} is an evaluation and would be lost; to print, put --json behind the runs")
     if len(options.runs) < 2:
         raise ValueError(f"compare: {options.runs[0]} with what? give two or more runs or evaluations")
-    check_files(json_file, None, options.plot, "plot")
+    check_files(json_file, None, options.plot, "plot", compares=True)
     _check_asked(options)
     called = dict(zip(options.runs, short_names(options.runs), strict=True))
     pairs = [_evaluated(run, called[run], options) for run in options.runs]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one
 from lockstep.core.files import as_json
-from lockstep.launch.defaults import request_of
+from lockstep.launch.defaults import config_named
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
 from lockstep.policies.evaluation import BATCH, evaluate, start_of
 from lockstep.policies.policy import load_policy
@@ -77,6 +77,4 @@ def actor_of(options: argparse.Namespace) -> Actor:
         raise ValueError(f"checkpoint: {options.checkpoint} is asked for, and --policy {options.policy} has none")
     if options.stochastic:
         raise ValueError(f"stochastic: --policy {options.policy} has no most likely actions; leave --stochastic out")
-    inside = Path(options.runs_dir) / options.run
-    target = str(inside) if (inside / "config.json").is_file() else options.run
-    return Baseline(options.policy, request_of([target, *(["--trust"] if options.trust else [])]).config)
+    return Baseline(options.policy, config_named(options.run, options.runs_dir, options.trust))

@@ -56,6 +56,11 @@ def add_policy_options(parser: argparse.ArgumentParser, seed: int | None = None)
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Lets a command say which checkpoint, and where runs lie."""
     parser.add_argument("--checkpoint", default=LATEST, help="latest, best or a step number (default: latest)")
+    add_runs_dir(parser)
+
+
+def add_runs_dir(parser: argparse.ArgumentParser) -> None:
+    """Lets a command say where runs lie."""
     parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
 
 

@@ -19,7 +19,6 @@ from lockstep.config.run import RunOptions
 from lockstep.core.files import replace_text
 from lockstep.core.machine import cpu_model
 from lockstep.core.topology import available_cores
-from lockstep.envs.describe import describe
 from lockstep.launch.defaults import described_run
 from lockstep.planning.hardware import TABLE, parse_rate, parse_target
 from lockstep.planning.outlook import outlooks
@@ -38,10 +37,9 @@ PLAN, PICTURE = "plan.json", "plan.png"
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep plan CONFIG --on TARGET``: exit status 0, also where a run doesn't fit."""
     request, path = _read_request(argv)
-    description = describe(request.config.env)
     found = []
     with Console(stderr=True).status("planning") as status:
-        for outlook in outlooks(request, description, status.update):
+        for outlook in outlooks(request, status.update):
             print_outlook(outlook)
             found.append(outlook)
     _write(path, request, found)

@@ -16,16 +16,17 @@ from lockstep.config.checks import resolve
 from lockstep.config.command_line import Request
 from lockstep.config.files import config_text
 from lockstep.config.help import train_help
-from lockstep.config.run import RunOptions
+from lockstep.config.run import Config, RunOptions
 from lockstep.core.machine import collect_seldom
 from lockstep.core.process import say, spare_children
-from lockstep.launch.defaults import request_of
+from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.environment import environment_lines
 from lockstep.launch.mirrored import Mirrors, mirrors
+from lockstep.launch.resume import resumed_config
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.world import topology_of
 from lockstep.report.packages import check_installed
-from lockstep.runs.directory import REPORT, SUMMARY, is_writer
+from lockstep.runs.directory import REPORT, SUMMARY, find_run, is_writer
 from lockstep.runs.listing import read_object
 from lockstep.runs.stored import stored_config
 from lockstep.training.audience import ADDRESS_VARIABLE, COMMAND_VARIABLE
@@ -48,15 +49,25 @@ def main(argv: Sequence[str]) -> int:
                 check_installed()
             return start_run(request, held, command, report)
     if _PRINT in argv:
-        request = request_of(words)
-        if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
-            resolve(request.config, request.options.nproc if isinstance(request.options.nproc, int) else 1)
-        return _show(config_text(request.config).removesuffix("\n"))
+        return _show(config_text(_config_of(request_of(words))).removesuffix("\n"))
     if _ENVIRONMENT in argv:
         request = request_of(words)
         return _show("\n".join(environment_lines(request.config, request.options)))
     request = request_of(words, needs_env=False)
     return _show(train_help(request.config, request.options, everything=_HELP[-1] in argv))
+
+
+def _config_of(request: RunRequest) -> Config:
+    """What a request would train with; a one-line ``ValueError`` where it couldn't."""
+    if request.undescribed is not None:
+        raise request.undescribed
+    options = request.options
+    if options.resume is not None:
+        path, _ = find_run(options.resume, options.runs_dir)
+        return resumed_config(path, request.overrides, options.trust)
+    if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
+        resolve(request.config, options.nproc if isinstance(options.nproc, int) else 1)
+    return request.config
 
 
 def _show(text: str) -> int:

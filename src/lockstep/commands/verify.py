@@ -19,7 +19,7 @@ from lockstep.core.process import EXIT_FAILURE
 from lockstep.launch.defaults import described_run
 from lockstep.proof.kept import keep, run_of
 from lockstep.proof.setup import setup_of
-from lockstep.proof.verify import Comparison, machines_apart, parse_worlds, verify
+from lockstep.proof.verify import Comparison, machines_apart, parse_worlds, recorded_config, verify
 from lockstep.runs.directory import CONFIG, find_run
 
 
@@ -58,9 +58,12 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(rows))
     else:
         print_table(config, results, options.iterations)
+    trained = resolve(config, worlds[0][0])
+    if against is not None:
+        trained = recorded_config(against, trained, options.iterations)
     for path in {path.resolve(): path for path in (run, against) if path is not None}.values():
         try:
-            keep(path, results, resolve(config, worlds[0][0]), options.iterations)
+            keep(path, results, trained, options.iterations)
         except ValueError as error:
             print(f"lockstep: warning: nothing is kept of this beside the run: {error}", file=sys.stderr)
     return 0 if all(result.equal for result in results) else EXIT_FAILURE

@@ -12,6 +12,9 @@ from typing import Any
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import nearest_divisors
 
+VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
+"""The variable that says which devices of a kind a process sees, by number or name."""
+
 
 class MissingPackageError(ValueError):
     """An engine needs a package that isn't installed; ``package`` names it."""

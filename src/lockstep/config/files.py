@@ -172,15 +172,24 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for layer in layers:
-        for pair in TURNS:
-            given = [_found(layer, key) for key in pair]
-            if None not in given and pair[0] != "num_envs":  # how many ranks there are decides that one
-                raise ValueError(f"{pair[1]}: {given[1]} given together with {pair[0]} {given[0]}; give one")
-            for value, other in zip(given, reversed(pair), strict=True):
-                if value is not None and _found(layer, other) is None:
-                    _section(out, other).pop(other.rpartition(".")[2], None)
-        merge(out, copy.deepcopy(layer))
+        lay_over(out, copy.deepcopy(layer))
     return out
+
+
+def lay_over(below: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Lays nested settings over those ``below``, in place, as :func:`layered` does; returns ``below``.
+
+    Raises:
+        ValueError: the layer gives both of two settings that take turns; one line.
+    """
+    for pair in TURNS:
+        given = [_found(layer, key) for key in pair]
+        if None not in given and pair[0] != "num_envs":  # how many ranks there are decides that one
+            raise ValueError(f"{pair[1]}: {given[1]} given together with {pair[0]} {given[0]}; give one")
+        for value, other in zip(given, reversed(pair), strict=True):
+            if value is not None and _found(layer, other) is None:
+                _section(below, other).pop(other.rpartition(".")[2], None)
+    return merge(below, layer)
 
 
 def _section(settings: Mapping[str, Any], key: str) -> Any:

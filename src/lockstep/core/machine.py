@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib.util
 import os
@@ -38,9 +39,22 @@ HEAP_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX")
 
 KERNEL_VARIABLES = (
     *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
-    *("ONEDNN_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY", "NPY_DISABLE_CPU_FEATURES"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "ATEN_CPU_CAPABILITY"),
+    *("NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES"),
+    *("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_BLAS_PREFER_HIPBLASLT", "PYTORCH_TUNABLEOP_ENABLED"),
+    *("PYTORCH_TUNABLEOP_TUNING", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
+    *("TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE", "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS"),
+    *("TORCHINDUCTOR_COORDINATE_DESCENT_TUNING", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_EMULATE_PRECISION_CASTS"),
+    "LIBTPU_INIT_ARGS",
 )
 """By which libraries choose how they compute, and so the last bits."""
+
+ENVIRONMENT_PACKAGES = (
+    *("ale_py", "box2d", "box2d_py", "brax", "envpool", "equinox", "gymnax", "minigrid", "mujoco", "mujoco_mjx"),
+    *("playground", "scipy"),
+)
+"""Packages that environments and networks of users compute with, as the folders of their versions are called."""
 
 SELDOM = (50_000, 20, 100)
 """Thresholds of Python's collector by which starting engine jax takes about a tenth less."""
@@ -139,9 +153,26 @@ def collect_as_usual() -> None:
         gc.set_threshold(*USUAL)
 
 
-def kernel_variables() -> str:
-    """The :data:`KERNEL_VARIABLES` that are set, ``NAME=value`` with blanks between them."""
-    return " ".join(f"{name}={os.environ[name]}" for name in sorted(KERNEL_VARIABLES) if name in os.environ)
+def kernel_variables(more: Sequence[str] = ()) -> str:
+    """The :data:`KERNEL_VARIABLES`, and ``more``, that are set, ``NAME=value`` with blanks between them."""
+    names = sorted({*KERNEL_VARIABLES, *more})
+    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+
+
+@functools.cache
+def package_versions() -> str:
+    """The :data:`ENVIRONMENT_PACKAGES` that are installed, ``name version`` with commas between them.
+
+    Read from names of folders, ``name-version.dist-info``: ``importlib.metadata`` would read and parse their files.
+    """
+    found: dict[str, str] = {}
+    for path in sys.path:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(path or "."):
+                name, _, version = entry.removesuffix(".dist-info").partition("-")
+                if entry.endswith(".dist-info") and name.lower() in ENVIRONMENT_PACKAGES:
+                    found.setdefault(name.lower(), version)
+    return ", ".join(f"{name} {found[name]}" for name in sorted(found))
 
 
 def one_blas_thread() -> None:

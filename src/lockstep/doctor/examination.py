@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.core.process import started_at
+from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
 from lockstep.doctor.judge.diagnosis import Diagnosis, diagnose
 from lockstep.doctor.judge.traces import read_traces
+from lockstep.doctor.meeting import common_store
 from lockstep.doctor.supervisor import OneRank, Supervisor, await_leaving, await_verdict
 from lockstep.doctor.watch.side_store import VERDICT, write_json
 from lockstep.doctor.watch.watched import MODULE
@@ -56,8 +53,8 @@ class Examination:
 
 def examine(wanted: Examination, nproc: int) -> Diagnosis:
     """Starts ``nproc`` ranks on this machine and diagnoses them when they have ended."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-doctor-", dir=wanted.directory) as directory:
-        store, logs = Path(directory, "store"), Path(directory, "logs")
+    with temporary_directory(within=wanted.directory) as directory:
+        store, logs = directory / "store", directory / "logs"
         logs.mkdir()
         ranks = start_script(wanted.words(store), nproc, logs)
         outcome = wanted.supervisor(ranks, store, nproc, judges=True).wait()
@@ -70,36 +67,21 @@ def examine_as_rank(wanted: Examination, topology: Topology, tell: Callable[[Dia
     Rank 0's process judges, and reports by ``tell``, which returns that status.
 
     Raises:
-        ValueError: ranks on several hosts share no directory; one line.
+        ValueError: ranks on several hosts share no directory, or some never come there; one line.
     """
     if wanted.directory is None and not topology.on_one_host:
         raise ValueError(
             f"directory: {topology.world_size} ranks are on several hosts; give --directory DIR on a file system that "
             "all of them share"
         )
-    store = _common_store(wanted.directory, topology)
-    judges = is_writer(topology)
-    ranks = OneRank([sys.executable, *wanted.words(store)], topology.rank)
-    outcome = wanted.supervisor(ranks, store, topology.world_size, judges=judges).wait()
-    if not judges:
-        return await_verdict(store, topology.rank)
-    traces = read_traces(store, range(topology.world_size))
-    status = tell(diagnose(traces, deadlock=outcome.deadlock, interrupted=outcome.interrupted))
-    write_json(store / VERDICT, {"status": status})
-    await_leaving(store, range(1, topology.world_size))
-    shutil.rmtree(store, ignore_errors=True)
-    return status
-
-
-def _common_store(directory: Path | None, topology: Topology) -> Path:
-    """Makes the directory that every rank of this run finds by itself, and no other run does."""
-    run = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_STEP_ID")]
-    run += [topology.master]
-    if topology.on_one_host:
-        run += [str(os.getppid()), started_at(os.getppid())]
-    name = hashlib.blake2b("|".join(run).encode(), digest_size=8).hexdigest()
-    store = Path(directory or tempfile.gettempdir(), f"lockstep-doctor-{os.getuid()}-{name}")
-    store.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if store.is_symlink() or store.stat().st_uid != os.getuid():
-        raise ValueError(f"directory: {store} belongs to somebody else; give another --directory DIR")
-    return store
+    with common_store(wanted.directory, topology) as store:
+        ranks = OneRank([sys.executable, *wanted.words(store)], topology.rank)
+        judges = is_writer(topology)
+        outcome = wanted.supervisor(ranks, store, topology.world_size, judges=judges).wait()
+        if not judges:
+            return await_verdict(store, topology.rank)
+        traces = read_traces(store, range(topology.world_size))
+        status = tell(diagnose(traces, deadlock=outcome.deadlock, interrupted=outcome.interrupted))
+        write_json(store / VERDICT, {"status": status})
+        await_leaving(store, range(1, topology.world_size))
+        return status

@@ -97,8 +97,10 @@ class Supervisor:
             try:
                 return self._wait(signals.received)
             finally:
-                self._tell_ends()  # of those that came to an end of themselves
-                self._ranks.kill()
+                try:
+                    self._tell_ends()  # of those that came to an end of themselves
+                finally:
+                    self._ranks.kill()
 
     def _wait(self, received: list[int]) -> Outcome:
         while True:
@@ -119,7 +121,7 @@ class Supervisor:
                 self._told.add(rank)
                 path = rank_directory(self._store, rank)
                 path.mkdir(parents=True, exist_ok=True)
-                write_json(path / ENDED, {"code": code, "at": time.monotonic()})
+                write_json(path / ENDED, {"code": code, "at": time.time()})  # compared with other hosts
 
     def _over_here(self, received: list[int]) -> bool:
         """Whether the ranks of this process are done, or a signal said so some time ago."""
@@ -168,7 +170,8 @@ def await_verdict(store: Path, rank: int) -> int:
             deadline, heard = time.monotonic() + VERDICT_SECONDS, newest
         verdict: Mapping[str, int] | None = read_json(store / VERDICT)
         if verdict is not None:
-            (rank_directory(store, rank) / LEFT).touch()
+            with suppress(OSError):  # rank 0 hasn't waited for it
+                (rank_directory(store, rank) / LEFT).touch()
             _await(lambda: not store.exists())  # a launcher ends the others when the first has ended badly
             return verdict["status"]
         time.sleep(POLL_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from lockstep.jax.wrappers.single import Wrapper
 from lockstep.jax_engine.distributed.placement import gathered
 from lockstep.jax_engine.distributed.processes import gather_json, this_process
 from lockstep.jax_engine.shards.keys import is_key
-from lockstep.runs.checkpoint import CheckpointError, checkpoints_in, problem_with, step_of
+from lockstep.runs.checkpoint import MANIFEST, CheckpointError, checkpoints_in, problem_with, step_of
 from lockstep.runs.checkpoint_writer import left_aside
 from lockstep.runs.directory import is_writer
 
@@ -74,29 +75,36 @@ class CheckpointFolder:
             )
 
     def find(self, template: PPOTrainState) -> Found | None:
-        """Loads the newest checkpoint, if ``resume`` was asked for and there is one.
+        """Loads the newest checkpoint, if ``resume`` was asked for and there is one; a collective.
 
         Damaged ones are passed over, with a warning.
 
         Raises:
-            ValueError: it is of another training; one line.
+            ValueError: it is of another training, or not every process sees the same one; one line.
         """
         if not self._runner.resume:
             return None
+        path, damaged = self._newest()
+        _check_seen_by_all(path)
+        _warn_of(damaged, "passed over, and training begins anew" if path is None else f"passed over for {path.name}")
+        if path is None:
+            return None
+        said = load_metadata(path) or {}
+        self._check(path, said)
+        self._last = int(said["timesteps"])
+        history = said["history"]
+        rows = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
+        return Found(load_checkpoint(path, template), rows, int(said["update"]))
+
+    def _newest(self) -> tuple[Path | None, list[str]]:
+        """The newest undamaged checkpoint that this process sees, and what is wrong with those after it."""
         damaged: list[str] = []
         for path in checkpoints_in(self.path) if self.path.is_dir() else []:
-            if (problem := problem_with(path, FILES)) is not None:
-                damaged.append(problem)
-                continue
-            _warn_of(damaged, f"passed over for {path.name}")
-            said = load_metadata(path) or {}
-            self._check(path, said)
-            self._last = int(said["timesteps"])
-            history = said["history"]
-            rows = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
-            return Found(load_checkpoint(path, template), rows, int(said["update"]))
-        _warn_of(damaged, "passed over, and training begins anew")
-        return None
+            problem = problem_with(path, FILES)
+            if problem is None:
+                return path, damaged
+            damaged.append(problem)
+        return None, damaged
 
     def _check(self, path: Path, said: dict[str, Any]) -> None:
         theirs = said.get("settings")
@@ -138,6 +146,20 @@ class CheckpointFolder:
                 continue  # damaged, or none of ours
             if said.get("keep") is False:
                 _remove(path)
+
+
+def _check_seen_by_all(newest: Path | None) -> None:
+    """Refuses, in every process, a folder in which some see another checkpoint: they would go on from two states."""
+    mine = None if newest is None else [newest.name, sha256((newest / MANIFEST).read_bytes()).hexdigest()]
+    seen = gather_json(mine)
+    other = next((rank for rank, found in enumerate(seen) if found != seen[0]), None)
+    if other is not None:
+        first, second = ("none" if found is None else found[0] for found in (seen[0], seen[other]))
+        another = "another " if first == second else ""
+        raise ValueError(
+            f"resume: the newest checkpoint that process 0 sees is {first}, and process {other}'s is {another}"
+            f"{second}; give a checkpoint_dir that all processes see"
+        )
 
 
 def _warn_of(problems: list[str], what_for: str) -> None:

@@ -193,8 +193,8 @@ class PPO:
         if key is None:
             actions = distributions.mode(net, output)
         else:
-            draw = jax.random.gumbel if net.discrete else jax.random.normal
-            actions = distributions.sample(net, state.params, output, draw(key, (len(rows), net.action.outputs)))
+            noise = distributions.action_noise(net, key, (len(rows), net.action.outputs))
+            actions = distributions.sample(net, state.params, output, noise)
         actions = native_actions(net, distributions.squash(net, actions))
         return actions.reshape(*lead, *actions.shape[1:])
 

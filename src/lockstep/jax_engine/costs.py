@@ -29,7 +29,7 @@ from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.session import parameter_layout
-from lockstep.jax_engine.setup.set_up import GPU_FLAGS, add_xla_flags
+from lockstep.jax_engine.setup.set_up import GPU_FLAGS, add_xla_flags, settle_numbers
 from lockstep.jax_engine.setup.targets import OPTIONS, VARIABLES, described_devices
 from lockstep.jax_engine.shards.normalizers import empty_moments, scale_of
 from lockstep.jax_engine.state import TrainState, check_networks, state_of, state_specs
@@ -52,7 +52,7 @@ def start_compiler(platform: str) -> None:
         return
     add_xla_flags(GPU_FLAGS)
     jax.config.update("jax_platforms", "")  # the plugin is known only so; devices needn't be there
-    jax.config.update("jax_default_matmul_precision", "highest")
+    settle_numbers(platform)
 
 
 def costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:

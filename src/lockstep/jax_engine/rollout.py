@@ -118,7 +118,7 @@ def action_noise(config: Config, net: PolicyNet, key: Array, iteration: Array, s
     Gumbel for discrete actions, standard normal for continuous ones.
     """
     shape = (config.num_steps, config.envs // config.shards, net.action.outputs)
-    return (jax.random.gumbel if net.discrete else jax.random.normal)(keyed(key, iteration, shard), shape, jnp.float32)
+    return distributions.action_noise(net, keyed(key, iteration, shard), shape)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.command_line import Request, parse_arguments, read_request
+from lockstep.config.command_line import Request, base_settings, parse_arguments, read_request
 from lockstep.config.engines import engine_module
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
@@ -16,10 +15,10 @@ from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
-from lockstep.runs.directory import CONFIG
+from lockstep.runs.directory import CONFIG, run_if_any
 from lockstep.runs.making import has_begun
 from lockstep.runs.trackers.service import flattened
-from lockstep.runs.trust import check_trusted
+from lockstep.runs.trust import check_trusted, trusted_config
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class RunRequest:
     """Holds a request whose config is whole, but not resolved, and the nested settings that were given explicitly.
 
     ``note`` is what was decided for the user, a line each: defaults for an environment without a preset, an array
-    environment in place of Gymnasium's. ``description`` is there where the environment had to be looked at;
-    ``audience`` where somebody listens to the run's records.
+    environment in place of Gymnasium's. ``description`` is there where the environment had to be looked at, or in its
+    place ``undescribed``, why it can't be; ``audience`` where somebody listens to the run's records.
     """
 
     config: Config
@@ -36,6 +35,7 @@ class RunRequest:
     overrides: dict[str, Any]
     note: str | None = None
     description: EnvDescription | None = None
+    undescribed: ValueError | None = None
     audience: str | None = None
 
 
@@ -53,17 +53,37 @@ def request_of(
     if bring is not None:  # from a mirror that may stand in that config
         request = replace(request, options=bring(request))
     request = _on_device(request)
-    config, options, lines, description = request.config, resumed_if_begun(request.options), [], None
+    config, options, lines = request.config, resumed_if_begun(request.options), []
+    description, undescribed = None, None
     if not has_preset(config.env.id) and options.resume is None:
-        with contextlib.suppress(ValueError):  # whoever makes it for the run says why it can't be made
+        try:
             start_jax(config, options)
             description = describe(config.env)
+        except ValueError as error:  # whoever makes it for the run says so
+            undescribed = error
         if description is not None:
             defaults, lines = defaults_by_spaces(description, request)
             config = request.config_over(defaults)
     config, line = stepped_inside(config)
     lines += [] if line is None else [line]
-    return RunRequest(config, options, _as_begun(request, options), "\n".join(lines) or None, description)
+    overrides, note = _as_begun(request, options), "\n".join(lines) or None
+    return RunRequest(config, options, overrides, note, description, undescribed)
+
+
+def config_named(word: str, runs_dir: str, trust: bool = False) -> Config:
+    """Reads the config of a run, given by its name, directory or checkpoint, of a config file or of an environment id.
+
+    Raises:
+        ValueError: it is none of them: of an id, why no environment can be made; one line.
+    """
+    run = run_if_any(word, runs_dir, single=False)
+    if run is not None:
+        return trusted_config(run[0], trust, unused=("ppo.loss",))  # which is for training
+    request = request_of([word, *(["--trust"] if trust else [])])
+    _, file = base_settings(word)
+    if file is None and request.undescribed is not None:
+        raise request.undescribed
+    return request.config
 
 
 def _on_device(request: Request) -> Request:

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Assignment:
         started: when the launcher began, ISO 8601 in UTC.
         command: the words of its command line; None: it had none.
         commit: of the git repository that it was started in; None: it was in none.
+        commands: of the seeds of a group that is one program, the words that train each by itself.
     """
 
     config: Config
@@ -68,6 +69,7 @@ class Assignment:
     started: str | None = None
     command: tuple[str, ...] | None = None
     commit: str | None = None
+    commands: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As text."""
@@ -107,6 +109,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             started=assignment.started,
             command=assignment.command,
             commit=assignment.commit,
+            commands=assignment.commands,
         )
         run.take_over()
         life.inherit(topology)

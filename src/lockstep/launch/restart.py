@@ -21,6 +21,7 @@ from lockstep.launch.rank import Assignment
 from lockstep.launch.spawn import threads_of
 from lockstep.launch.supervise import NOT_BEGUN, Outcome, Server, StopSignals, exit_code, forwarding, watch
 from lockstep.runs.checkpoint import (
+    STATE,
     CheckpointError,
     checkpoints_in,
     manifest_of,
@@ -31,6 +32,7 @@ from lockstep.runs.checkpoint_writer import write_directory
 from lockstep.runs.directory import BEGUN, CHECKPOINTS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import last_global_step_of
+from lockstep.training.past import with_restarts
 
 OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 """Where the kernel counts processes that it killed for memory."""
@@ -163,22 +165,26 @@ class Restarts:
 
     def _train(self, nproc: int, memory: Path, signals: StopSignals) -> int:
         state, ranks = State(), nproc
+        beginning, trained = max(self._newest(memory).step, 0), False
         while True:
             kills = killed_for_memory()
             outcome = self._attempt(memory, state, ranks, signals)
-            if outcome.message is None:
+            if (why := outcome.message) is None:
                 return exit_code(outcome, signals)
             for_memory = outcome.killed and killed_for_memory() > kills
             self.fewer += for_memory
             done, state, before = self._done(memory), self._newest(memory), ranks
+            trained |= max(done, state.step) > beginning
+            if trained:  # what has been trained with was no bad input: a device or a server has gone since
+                outcome = replace(outcome, bad_input=False)
             with signals.interruptible():
                 ranks = self.ranks(nproc)
             own = for_memory or not outcome.killed
-            over = outcome.message if signals.received else self._over(outcome, state, own, ranks < before)
+            over = why if signals.received else self._over(outcome, state, own, ranks < before)
             if over is not None:
                 self._save(state)
                 return exit_code(replace(outcome, message=over), signals)
-            self._note(outcome.message, state, before, ranks, done)
+            self._note(why, state, before, ranks, done)
 
     def _done(self, memory: Path) -> int:
         """Steps of the last iteration that the last ranks logged; 0: they ended before they began."""
@@ -191,7 +197,7 @@ class Restarts:
         sends it, also while ranks start; unless the kernel sends it for memory. ``fewer``: whether fewer ranks come.
         """
         most, message = self._assignment.options.max_restarts, outcome.message or ""
-        if outcome.bad_input:
+        if outcome.bad_input:  # before anything was trained
             return message
         if own and self._failures.again(message, state.step) and not fewer:
             return f"{message} (twice without a newer state in between, so it isn't started again)"
@@ -225,7 +231,7 @@ class Restarts:
                 served.end()
 
     def _save(self, state: State) -> None:
-        """Writes a state that is in memory alone to the disk, where a later session finds it."""
+        """Writes a state that is in memory alone to the disk, where a later session finds it and restarts since."""
         if state.path is None or state.where == "disk":
             return
         manifest, run = manifest_of(state.path), self._assignment.path
@@ -234,6 +240,7 @@ class Restarts:
         facts = {name: fact for name, fact in manifest.items() if name not in ("format", "files")}
         try:
             files = {name: (state.path / name).read_bytes() for name in manifest["files"]}
+            files[STATE] = with_restarts(files[STATE], self._rows)
             sync_path(run / METRICS_JSONL)
             write_directory(run / CHECKPOINTS / state.path.name, files, facts)
         except (OSError, CheckpointError) as error:

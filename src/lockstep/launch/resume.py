@@ -21,7 +21,7 @@ from lockstep.runs.making import create_run
 from lockstep.runs.stored import stored_config, written_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import records_differ
-from lockstep.runs.trust import trusted_config
+from lockstep.runs.trust import check_trusted
 from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.fingerprint import KEY as OWN_LOSS
 from lockstep.training.own_loss.recorded import facts_of_loss
@@ -46,21 +46,27 @@ def resumed_config(
 ) -> Config:
     """Reads a run's config under overrides; a ``ValueError`` if one would change what the run is a function of.
 
-    ``named`` is what the user has named by hand just now, and so trusts.
+    Without ``trust`` it may name only what this user has trained with, or has ``named`` by hand just now.
     """
-    stored = trusted_config(path, trust, warn, named)
+    stored = stored_config(path, warn)
+    config = _under(overrides, stored)
+    check_trusted(config, path / CONFIG, trust, named=named)
     _check_unchanged(path, stored)
+    for key, old, new in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
+        if not may_change(key) and not is_respelt(key, old, new, path):
+            raise ValueError(
+                f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
+            )
+    return config
+
+
+def _under(overrides: dict[str, Any], stored: Config) -> Config:
     if not overrides:
         return stored
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
     changed = counted(changed, stored.envs)
     if changed.env.id != stored.env.id:  # the id that the run was asked for with
         changed, _ = stepped_inside(changed)
-    for key, old, new in differences(stored.model_dump(mode="json"), changed.model_dump(mode="json")):
-        if not may_change(key) and not is_respelt(key, old, new, path):
-            raise ValueError(
-                f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
-            )
     return changed
 
 
@@ -136,6 +142,7 @@ def open_directory(
             remember_seeds(run, seeds)
         return run, None
     stored = stored_config(path, warn=False)
+    length = stored.total_steps
     if not checkpoints_in(path / CHECKPOINTS):
         which = None  # it ended before its first checkpoint: it begins again
         if writer and not options.quiet:
@@ -143,6 +150,8 @@ def open_directory(
     else:
         found = find_training_state(path / CHECKPOINTS, which or "latest", warn=False)
         done = found.state["global_step"]
+        if path not in seeds_in(path.parent):  # whose group has said it
+            length = found.state.get("total_steps") or length  # config.json may have been edited since
         _check_more(path, done, stored.total_steps, config.total_steps)
         if writer and not options.quiet and done >= config.total_steps:
             goes_on = "--total-steps N trains it further"
@@ -153,15 +162,23 @@ def open_directory(
                 "record read it"
             )
     _check_second_log(stored.log.jsonl, config.log.jsonl, path)
-    if writer and config.reduction == "fast" and stored.collectives != config.collectives:
-        change = f"collectives was {stored.collectives} and is {config.collectives} from here on"
-        say(f"lockstep: warning: {change}; with reduction fast the order of sums follows it")
-    if writer and stored.total_steps != config.total_steps:
-        change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
+    if writer and config.reduction == "fast":
+        _warn_of_another_order(stored, config)
+    if writer and length != config.total_steps:
+        change = f"total_steps was {length} and is {config.total_steps} from here on"
         follows = follows_length(config)
         note = "schedules follow it, so a new run of this config.json is another run"
         say(f"lockstep: {'warning: ' if follows else ''}{change}{f'; {note}' if follows else ''}")
     return (open_run(path, config, options.trust, later=True) if writer else RunDirectory(path, is_writer=False)), which
+
+
+def _warn_of_another_order(stored: Config, config: Config) -> None:
+    """Warns of what changes the order of sums, and so the agent: ``fast`` repeats itself only where nothing did."""
+    for name in ("collectives", "fsdp"):
+        before, now = (str(getattr(each, name)).lower() for each in (stored, config))
+        if before != now:
+            change = f"{name} was {before} and is {now} from here on"
+            say(f"lockstep: warning: {change}; with reduction fast the order of sums follows it")
 
 
 def _check_more(path: Path, done: int, stored: int, asked: int) -> None:

@@ -30,16 +30,17 @@ from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import facts_of_own_loss, open_directory, resumed_config
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart
 from lockstep.launch.seeds.group import start_group
+from lockstep.launch.seeds.words import words_of_seed
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, available_processes, topology_of, world_of
 from lockstep.runs.commit import commit_of
-from lockstep.runs.directory import SUMMARY, RunDirectory, find_run, is_writer
+from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, find_run, is_writer
 from lockstep.runs.groups import seeds_of
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.stored import stored_config
-from lockstep.runs.trust import remember_names
+from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.past import utc_date
 
 STOPPED_BY_SIGNAL = (129, 130, 143)
@@ -73,9 +74,8 @@ def start_run(
             return code
         held = held or stack.enter_context(mirrors())
         assignment, run, world, server = prepare(request, topology, stack, held.named)
-        words = None if command is None else without_secrets(["lockstep", *command])
         commit = commit_of(Path.cwd()) if run.is_writer else None
-        assignment = replace(assignment, started=started, command=words, commit=commit)
+        assignment = replace(assignment, started=started, commit=commit, **commands_of(assignment, command))
         stack.callback(run.unlock)
         if server is not None:
             stack.callback(server.close)  # before the run is left to others
@@ -89,6 +89,17 @@ def start_run(
     if code and topology.launched and topology.world_size > 1:
         leave_at_once(code)  # on its way out JAX would wait half a minute for a process that is gone
     return code
+
+
+def commands_of(assignment: Assignment, words: Sequence[str] | None) -> dict[str, Any]:
+    """Returns the command line to remember, of the words after ``lockstep``, and that of each seed of one program."""
+    if words is None:
+        return {}
+    options, found = assignment.options, dict[int, tuple[str, ...]]()
+    for seed in options.seeds_from(assignment.config.seed) if options.is_group else ():
+        own = words_of_seed(words, options, assignment.path / f"{SEED}{seed}")
+        found[seed] = without_secrets(["lockstep", *own])
+    return {"command": without_secrets(["lockstep", *words]), "commands": found}
 
 
 def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple[Path | None, World, str] | None]:
@@ -123,10 +134,11 @@ def prepare(
     """Resolves and checks everything, once; makes the run directory if this process is the one to write it.
 
     ``stack`` closes the server of the ranks, where several are to be started; ``named`` is what the user has named by
-    hand besides.
+    hand besides what the request does.
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
+    named = {*named, *names_in(request.config)}
     config = request.config if path is None else resumed_config(path, request.overrides, options.trust, writer, named)
     check_engine_options(options, config)
     server, cluster = None, None
@@ -153,7 +165,7 @@ def prepare(
     if not _checked_by(server, config, world, before):
         check_machine(config, world.ranks_here, description, sees_devices=cluster is None, before=before)
     run, which = open_directory(config, options, path, which, writer)
-    if writer and not options.trust:
+    if topology.local_rank == 0 and not options.trust:  # hosts may have homes of their own
         remember_names(config)
     settled = options.model_copy(update={"devices": world.devices})
     return Assignment(config, run.path, settled, which, audience=request.audience), run, world, server

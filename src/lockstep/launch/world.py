@@ -73,11 +73,15 @@ def number_of_processes(options: RunOptions, config: Config, topology: Topology,
 
 
 def available_processes(config: Config, places: int | None = None) -> int:
-    """As many ranks as there are places for, by default this machine's cores or GPUs, and the run has shards for."""
+    """As many ranks as there are places for, by default this machine's cores or GPUs, and the run has shards for.
+
+    A rank on a CPU takes as many cores as it has threads.
+    """
     limit = places
-    if limit is None:
-        engine = engine_module(config.engine)
-        limit = available_cores() if config.device == "cpu" else max(1, engine.visible_gpus(config.device))
+    if limit is None and config.device == "cpu":
+        limit = max(1, available_cores() // config.threads)
+    elif limit is None:
+        limit = max(1, engine_module(config.engine).visible_gpus(config.device))
     num_shards = _num_shards(config)
     return limit if num_shards is None else min(limit, num_shards)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 
 from lockstep.config.run import Config
 from lockstep.core.machine import system_fact
 from lockstep.core.topology import available_cores
+from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.sizing import MEMINFO
 from lockstep.planning import accelerators, this_machine
@@ -22,23 +23,26 @@ from lockstep.training.costs import Costs
 Say = Callable[[str], None]
 
 
-def outlooks(request: PlanRequest, description: EnvDescription, say: Say) -> Iterator[Outlook]:
+def outlooks(request: PlanRequest, say: Say) -> Iterator[Outlook]:
     """Plans the run on each target, in order; ``say`` is told what is under way.
 
     Steps of environments on the host are timed once, for all targets.
 
     Raises:
-        ValueError: an engine can't do what the config asks for; one line.
+        ValueError: an environment can't be made, or an engine can't do what the config asks for; one line.
         RunError: a compiler or a run that was to be measured failed.
     """
+    envs = {env.id: env for env in (request.run_on(target).env for target in request.targets)}
+    descriptions = {name: describe(env) for name, env in envs.items()}  # engine jax may step another one inside
 
     @cache
-    def host() -> HostSteps:
-        say(f"timing steps of {description.id}")
-        return measure_host_steps(request.config.env, description)
+    def host(name: str) -> HostSteps:
+        say(f"timing steps of {name}")
+        return measure_host_steps(envs[name], descriptions[name])
 
     for target in request.targets:
-        yield _outlook_on(target, request, description, host, say)
+        name = request.run_on(target).env.id
+        yield _outlook_on(target, request, descriptions[name], partial(host, name), say)
 
 
 Host = Callable[[], HostSteps]

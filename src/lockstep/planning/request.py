@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from lockstep.config.checks import envs_and_shards, resolve
 from lockstep.config.run import Config
 from lockstep.core.shards import uneven
+from lockstep.envs.batched.twins import stepped_inside
 from lockstep.planning.hardware import Target
 from lockstep.scaling.plan import parse_world_sizes
 
@@ -57,12 +58,16 @@ class PlanRequest:
 
     def run_on(self, target: Target) -> Config:
         """The config of the run on a target's devices: its ``device``, and engine jax where there are only TPUs."""
+        return self._settled_on(target)[0]
+
+    def _settled_on(self, target: Target) -> tuple[Config, str | None]:
+        """Settles the run on a target's devices, with a line where its engine steps a twin of the environment."""
         changes = {"device": target.platform}
         if target.platform == "tpu":
             changes["engine"] = "jax"
         if target.platform == "cpu":
             changes["backend"] = "auto"
-        return self.config.model_copy(update=changes)
+        return stepped_inside(self.config.model_copy(update=changes))
 
     def sizes_on(self, target: Target) -> tuple[int, ...]:
         """Numbers of devices of a target, ascending: those asked for that it has, else powers of two and the most.
@@ -88,9 +93,10 @@ class PlanRequest:
 
     def notes_on(self, target: Target) -> list[str]:
         """Says what was decided for a target, a line each."""
-        out, run = [], self.run_on(target)
+        out, (run, line) = [], self._settled_on(target)
         if run.engine != self.config.engine:
             out.append(f"{target.text}: engine jax, which alone runs on TPUs")
+        out += [] if line is None else [f"{target.text}: {line}"]
         shards = self._shards(target)
         if self.sizes is None and self.mode == "strong" and shards < target.devices:
             out.append(

@@ -24,7 +24,7 @@ from lockstep.training.costs import Collective
 
 MEMORY_LATENCY, SHARED_CORE_LATENCY = 25e-6, 75e-6
 """Seconds of a collective in memory for each further rank; where ranks share cores (docs/plan.md)."""
-TCP_LATENCY, TCP_GOODPUT = 500e-6, 0.94
+TCP_LATENCY, TCP_GOODPUT = 650e-6, 0.94
 """Seconds of a collective of gloo's for each further rank; share of a network's rate that its data gets."""
 ETHERNET = 25e9 / 8
 """Bytes a second between hosts where nobody says."""

@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config.algorithms import PPOConfig
 from lockstep.config.checks import resolve
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
-from lockstep.config.sections import NetworkConfig
+from lockstep.config.sections import CheckpointConfig, EvalConfig, LogConfig, NetworkConfig
 from lockstep.core.errors import NonFiniteError
 from lockstep.core.fingerprint import sha256_of
+from lockstep.envs.description import stepped_as_arrays
+from lockstep.policies.baselines import BASELINES
 from lockstep.policies.recordings import read_recording
 from lockstep.runs.checkpoint import POLICY, to_files
 from lockstep.runs.checkpoint_writer import commit
@@ -26,6 +29,14 @@ from lockstep.runs.trackers.jsonl import JsonlTracker
 from lockstep.runs.trust import check_trusted
 
 LESS = "nothing is written; a smaller --learning-rate may help"
+UNUSED: dict[str, Any] = {
+    **{"algorithm": "ppo", "backend": "auto", "collectives": "auto", "fsdp": False, "sync_period": 1},
+    **{"compile": False, "cuda_graphs": None, "num_envs_per_rank": None},
+    **{"log": LogConfig(), "checkpoint": CheckpointConfig()},
+}
+"""Settings that say how a run trains on its devices and where its records go, as a run that isn't trained has them."""
+UNTRAINED: dict[str, Any] = {"num_envs": None, "num_shards": None, "ppo": PPOConfig(num_minibatches=1)}
+"""Sizes and optimisation where a baseline was recorded, of whose config nobody has checked whether they fit."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ def clone(
         NonFiniteError: the loss isn't finite, or the parameters aren't; there is no run then.
     """
     recording = read_recording(episodes)
-    config = _config(recording.facts["config"], settings, network)
+    config = _config(recording.facts, settings, network)
     if network is None:
         check_trusted(config, episodes, trust)
     engine = _engine()
@@ -121,15 +132,35 @@ def _check_parameters(arrays: Mapping[str, np.ndarray]) -> None:
             raise NonFiniteError(f"{name} isn't finite after the last epoch; {LESS}")
 
 
-def _config(recorded: dict[str, Any], settings: CloneSettings, network: NetworkConfig | None) -> Config:
-    """Takes the recording's config for the torch engine on a CPU, with other networks if that is asked for."""
-    config: Config = validate(Config, recorded, "the recording's config")
-    changed: dict[str, Any] = {"engine": "torch", "device": "cpu", "seed": settings.seed, "algorithm": "ppo"}
-    if network is not None:
-        changed["network"] = network
-    if config.env.backend == "tensor":
-        changed["env"] = config.env.model_copy(update={"backend": "auto"})
-    return resolve(config.model_copy(update=changed))
+def _config(facts: Mapping[str, Any], settings: CloneSettings, network: NetworkConfig | None) -> Config:
+    """Takes a recording's config for a run that plays on a CPU, with other networks if that is asked for.
+
+    What is of use in training alone can't stand in the way. The engine is torch, but for environments of JAX's.
+    """
+    config: Config = validate(Config, facts["config"], "the recording's config")
+    network = network or config.network
+    if config.env.jax_only and network.custom is not None:
+        raise ValueError(
+            f"network.custom: {network.custom}, but a clone learns with PyTorch and plays {config.env.id} with engine "
+            "jax; give another --like"
+        )
+    changed: dict[str, Any] = {
+        "seed": settings.seed,
+        "network": network.model_copy(update={"remat": False, "sequence_length": None}),
+        "eval": EvalConfig(max_steps=config.eval.max_steps),
+        **({"engine": "jax", "threads": 1} if config.env.jax_only else {"engine": "torch"}),
+        **(UNTRAINED if facts["policy"] in BASELINES else {"ppo": _unused_ppo(config.ppo)}),
+    }
+    if config.env.backend != "tensor" or stepped_as_arrays(config.env):  # simulators go on where they were
+        backend = "auto" if config.env.backend == "tensor" else config.env.backend
+        changed |= {"device": "cpu", "env": config.env.model_copy(update={"backend": backend})}
+    return resolve(config.model_copy(update=UNUSED | changed))
+
+
+def _unused_ppo(ppo: PPOConfig) -> PPOConfig:
+    """Leaves out of how a recorded policy was optimised what engine torch hasn't, and code that isn't called."""
+    even = {"drop_remainder": False, "num_minibatches": 1, "gradient_accumulation": 1} if ppo.drop_remainder else {}
+    return ppo.model_copy(update={"loss": None, "loss_kwargs": {}, **even})
 
 
 def _engine() -> Any:

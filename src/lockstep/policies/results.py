@@ -60,8 +60,16 @@ def in_words(actor: Actor, facts: dict[str, Any]) -> str:
     )
 
 
-def check_files(json_file: Path | None, csv_file: Path | None, picture: Path | None, option: str = "histogram") -> None:
+def check_files(
+    json_file: Path | None,
+    csv_file: Path | None,
+    picture: Path | None,
+    option: str = "histogram",
+    compares: bool = False,
+) -> None:
     """Checks the files that a command is to write, of which ``option`` names the picture.
+
+    The JSON is an evaluation, or a comparison where the command ``compares``.
 
     Raises:
         ValueError: a name doesn't say what it is, something that no such command has written would be lost, or a
@@ -71,7 +79,8 @@ def check_files(json_file: Path | None, csv_file: Path | None, picture: Path | N
     for name, path, known in files:
         if path is not None and path.suffix not in known:
             raise ValueError(f"{name}: {path} must end in {' or '.join(known)}")
-    for (name, path, _), (is_ours, what) in zip(files, OURS, strict=True):
+    ours = (COMPARISON if compares else EVALUATION, EPISODES, PICTURE)
+    for (name, path, _), (is_ours, what) in zip(files, ours, strict=True):
         if path is None:
             continue
         if path.name in RECORDS and is_run(path.parent):
@@ -91,12 +100,12 @@ def is_evaluation(path: Path) -> bool:
     return True
 
 
-def _is_result(path: Path) -> bool:
+def _is_comparison(path: Path) -> bool:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return False
-    return is_evaluation(path) or (isinstance(found, dict) and found.keys() >= COMPARED)
+    return isinstance(found, dict) and found.keys() >= COMPARED
 
 
 def _is_csv(path: Path) -> bool:
@@ -108,12 +117,12 @@ def _is_figure(path: Path) -> bool:
     return b"atplotlib" in path.read_bytes()  # which says so in each of its formats
 
 
-OURS: tuple[tuple[Callable[[Path], bool], str], ...] = (
-    (_is_result, "neither an evaluation nor a comparison"),
-    (_is_csv, "no list of episodes"),
-    (_is_figure, "no picture of matplotlib's"),
-)
-"""Which file may be replaced by JSON, CSV and a picture, and what one is that may not."""
+Kind = tuple[Callable[[Path], bool], str]
+"""Tells a file that may be replaced by one of its kind, and says what one is that may not."""
+EVALUATION: Kind = (is_evaluation, "no evaluation")
+COMPARISON: Kind = (_is_comparison, "no comparison")
+EPISODES: Kind = (_is_csv, "no list of episodes")
+PICTURE: Kind = (_is_figure, "no picture of matplotlib's")
 
 
 def check_plot(option: str) -> None:

@@ -16,6 +16,9 @@ from lockstep.core.files import draft_of
 from lockstep.core.life import life
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.arrays.base import render_modes
+from lockstep.envs.batched.array_envs import EvaluationDraws
+from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.make import make_environment
@@ -80,8 +83,14 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
     Raises:
         ValueError: it can't; one line.
     """
-    if config.jax_only and config.id not in ARRAY_ENVIRONMENTS:
-        if mode == "ansi":
+    if config.backend == "envpool":
+        raise ValueError(
+            "env.backend: envpool, which draws no pictures, and an environment of Gymnasium's would be another one; "
+            f"lockstep eval plays {config.id}"
+        )
+    if config.jax_only:
+        kind = ARRAY_ENVIRONMENTS.get(config.id)
+        if mode == "ansi" and (kind is None or mode not in render_modes(kind)):
             raise ValueError(NO_TEXT.format(config.id))
         return engine_module("jax").DrawnEnvironment(config, mode)
     with warnings.catch_warnings():
@@ -103,6 +112,16 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
 
 def _undrawn(env_id: str, mode: str, why: str) -> str:
     return NO_TEXT.format(env_id) if mode == "ansi" else f"{env_id} can't be drawn: {why}"
+
+
+def begin_as_evaluated(env: Any, config: EnvConfig, seed: int, episode: int) -> int:
+    """Chooses the seed of a reset that begins an episode as an evaluation with this seed does.
+
+    One of our array environments is told, too, where that evaluation's random numbers come from.
+    """
+    if stepped_as_arrays(config):
+        env.unwrapped.draw_from(EvaluationDraws(seed, episode))
+    return keyed_seed(seed, "eval", episode)
 
 
 def play_episode(
@@ -173,7 +192,7 @@ def play(
     Raises:
         ValueError: the environment can't be rendered here, or what a video needs isn't installed.
     """
-    config = policy.config
+    config, first = policy.config, policy.config.seed if seed is None else seed
     prepare_rendering(has_screen())
     mode = "human" if target is None else "ansi" if target == "terminal" else "rgb_array"
     env = drawn_environment(config.env, mode)
@@ -188,7 +207,7 @@ def play(
             stack.callback(writer.close)
         with contextlib.suppress(QuitPlay):
             for episode in range(episodes):
-                start = keyed_seed(config.seed if seed is None else seed, "eval", episode)
+                start = begin_as_evaluated(env, config.env, first, episode)
                 played.append(play_episode(env, policy, writer, start, deterministic))
     return played
 
@@ -229,7 +248,8 @@ def record_evaluation(policy: Policy, video: Path) -> float:
         draft_of(video) as draft,
         contextlib.closing(video_writer(draft, frames_per_second(env))) as writer,
     ):
-        score, *_ = play_episode(env, policy, writer, keyed_seed(policy.config.seed, "eval", 0), True)
+        start = begin_as_evaluated(env, policy.config.env, policy.config.seed, 0)
+        score, *_ = play_episode(env, policy, writer, start, True)
     return score
 
 

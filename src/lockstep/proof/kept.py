@@ -11,10 +11,11 @@ from lockstep.config.presets import has_preset, with_version
 from lockstep.config.run import Config
 from lockstep.core.files import replace_text
 from lockstep.launch.resume import differences, may_change
-from lockstep.proof.verify import MACHINE, Comparison
+from lockstep.proof.verify import MACHINE, Comparison, first_length
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY, check_single, is_run
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.fingerprint import difference, fingerprint_in
 from lockstep.training.own_loss.recorded import facts_of_loss
 from lockstep.training.past import utc_date
@@ -79,6 +80,11 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
     for key, theirs, ours in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
         if not may_change(key):
             raise ValueError(f"{key} is {theirs} in {run} and was {ours} here")
+    if follows_length(config) and (length := first_length(run, stored, iterations)) != config.total_steps:
+        raise ValueError(
+            f"total_steps was {length} in these iterations of {run} and {config.total_steps} here, and schedules fall "
+            "by it"
+        )
     theirs, ours = fingerprint_in(facts_of_loss(run) or {}), fingerprint_in(results[-1].trace.loss)
     if theirs is not None and ours is not None and (found := difference(theirs, ours)) is not None:
         raise ValueError(f"ppo.loss: {config.ppo.loss} isn't what {run} was trained with any more: it {found}")

@@ -21,6 +21,7 @@ from lockstep.launch.world import world_words
 from lockstep.runs.directory import CONFIG, FINGERPRINTS, SUMMARY
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.recorded import facts_of_loss
 
 MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
@@ -81,7 +82,7 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     source.write_text(config.model_dump_json())
     command = command_that_ends_with_us("train", str(source), "--trust", *world_words(config, world_size, processes))
     command += ["--name", name, "--runs-dir", str(directory), "--quiet"]
-    command += ["--stop-at-step", str(iterations * config.steps_per_iteration)]
+    command += ["--stop-at-step", str(min(iterations * config.steps_per_iteration, config.total_steps))]
     done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     error = said_error(done.stderr, done.returncode) if done.returncode else None
     run = directory / name
@@ -112,11 +113,11 @@ def recorded_trace(run: Path, iterations: int) -> Trace:
     return Trace(ranks, None, tensors[:iterations], metrics[:iterations], recorded=run, facts=facts)
 
 
-def recorded_config(run: Path, config: Config) -> Config:
-    """Reads the config of a recorded run, which ``config`` must be but for what can't change an agent.
+def recorded_config(run: Path, config: Config, iterations: int) -> Config:
+    """Reads the config of a run's first iterations, which ``config`` must be but for what can't change an agent.
 
     Raises:
-        ValueError: it is of another run; one line names the first setting.
+        ValueError: it is of another run, or changed within those iterations; one line names the first setting.
     """
     stored = stored_config(run)
     for key, theirs, mine in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
@@ -125,8 +126,29 @@ def recorded_config(run: Path, config: Config) -> Config:
                 f"against: {run} was trained with {key} {theirs}, and here it is {mine}; give the config of that run: "
                 f"lockstep verify {run / CONFIG} --against {run}"
             )
-    kept = {"total_steps": stored.total_steps, "eval": stored.eval}
+    try:
+        kept = {"total_steps": first_length(run, stored, iterations), "eval": stored.eval}
+    except ValueError as error:
+        raise ValueError(f"against: {error}") from None
     return config.model_copy(update=kept)
+
+
+def first_length(run: Path, stored: Config, iterations: int) -> int:
+    """Reads the ``total_steps`` by which a run's first iterations were trained, which may be no longer those it has.
+
+    Raises:
+        ValueError: schedules fall by several in these iterations; one line.
+    """
+    changes = _summary(run).get("lengths")
+    if not changes or not follows_length(stored):
+        return stored.total_steps
+    step, was = changes[0]["global_step"], changes[0]["was"]
+    if iterations * stored.steps_per_iteration > step:
+        raise ValueError(
+            f"schedules of {run} fall by total_steps {was} until step {step} and by {changes[0]['is']} from there on; "
+            f"use --iterations {step // stored.steps_per_iteration}"
+        )
+    return was
 
 
 def _summary(run: Path) -> dict[str, Any]:
@@ -180,24 +202,37 @@ def verify(
     With ``against`` all are compared with that recorded run.
 
     Raises:
-        ValueError: a world size can't share the config's shards, or the recorded run is another one; before anything is
-            started.
+        ValueError: a world size can't share the config's shards, the recorded run is another one, or the config's
+            schedules end before; before anything is started.
     """
     config = resolve(config, worlds[0][0])
     recorded = []
     if against is not None:
-        config, recorded = recorded_config(against, config), [recorded_trace(against, iterations)]
+        recorded = [recorded_trace(against, iterations)]
+        config = recorded_config(against, config, iterations)
     for world_size, _ in worlds:
         resolve(config, world_size)
     describe(config.env)
     proof = config.proof.model_copy(update={"trace": True, "interval": 1})
     log = LogConfig(tensorboard=False)
     kept = config.checkpoint.model_copy(update={"mirror": None})
-    steps = max(config.total_steps, iterations * config.steps_per_iteration)
+    steps = _length_for(config, iterations)
     config = config.model_copy(update={"proof": proof, "log": log, "checkpoint": kept, "total_steps": steps})
     with temporary_directory() as directory:
         traces = recorded + [run_trace(config, n, iterations, directory, processes) for n, processes in worlds]
     return [compare(traces[0], trace) for trace in traces]
+
+
+def _length_for(config: Config, iterations: int) -> int:
+    """The ``total_steps`` with which so many iterations can be trained, if that leaves their bytes what they are."""
+    if not follows_length(config):
+        return max(config.total_steps, iterations * config.steps_per_iteration)
+    if iterations > config.num_iterations:
+        raise ValueError(
+            f"iterations: {iterations}, but schedules fall to 0 over total_steps {config.total_steps}, which are "
+            f"{config.num_iterations}; use --iterations {config.num_iterations}, or a larger --total-steps"
+        )
+    return config.total_steps
 
 
 def parse_worlds(text: str, engine: str) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import FILE_SUFFIXES, merge, nested, read_file
+from lockstep.config.files import FILE_SUFFIXES, lay_over, merge, nested, read_file
 from lockstep.config.run import Config
 from lockstep.python.environments import refusal, registered_here_alone
 from lockstep.python.handed import Handed, handed, with_objects
@@ -76,10 +76,10 @@ def train(
         given = (handed("env.id", env),)
     elif not isinstance(env, str | Path | None):
         raise ValueError(refusal(env))
-    asked = _settings_of(config)
+    asked = lay_over({}, _settings_of(config))
     if seeds is not None:
         asked.pop("seed", None)  # as a run's config has one
-    merge(asked, nested(settings))
+    lay_over(asked, nested(settings))
     if env is not None:
         merge(asked, {"env": {"id": given[0].id if given else str(env)}})
     given = with_objects(asked, given)

@@ -184,24 +184,38 @@ def checkpoints_in(directory: Path) -> list[Path]:
     return sorted(found, key=lambda p: step_of(p) or 0, reverse=True)
 
 
-Score = tuple[bool, float]
-"""Whether a checkpoint was planned, and its score."""
+Score = tuple[bool, bool, float]
+"""Whether a checkpoint's policy was evaluated, whether the checkpoint was planned, and its score."""
 
 
 def score_in(manifest: Mapping[str, Any] | None) -> Score | None:
-    """The score that a manifest says, if it is a number, behind whether the config asked for a checkpoint then."""
+    """The score that a manifest says, if it is a number, behind what it is of: an evaluation, or the last episodes.
+
+    Between them stands whether the config asked for a checkpoint then.
+    """
     found = manifest or {}
     score = found.get("score")
     if not isinstance(score, int | float) or not math.isfinite(score):
         return None
-    return found.get("planned") is not False, score
+    return _was_evaluated(found), found.get("planned") is not False, score
+
+
+def _was_evaluated(manifest: Mapping[str, Any]) -> bool:
+    """Whether a score is an evaluation's; versions that didn't say it gave no other score where a config evaluates."""
+    if "evaluated" in manifest:
+        return manifest["evaluated"] is True
+    config = manifest.get("config")
+    section = config.get("eval") if isinstance(config, dict) else None
+    interval = section.get("interval") if isinstance(section, dict) else None
+    return isinstance(interval, int) and interval > 0
 
 
 def best_of(directory: Path) -> Path | None:
     """The checkpoint with the highest score, the newest among equals.
 
-    One that was saved because a session ended, or by the clock, counts only where no other has a score: the best one is
-    a matter of the config.
+    Returns in training aren't compared with evaluations, which a resumed run may begin or leave off: they count only
+    where nothing was evaluated. One that was saved because a session ended, or by the clock, counts only where no other
+    of its kind has a score: the best one is a matter of the config.
     """
     return best_among({path: score_in(manifest_of(path)) for path in checkpoints_in(directory)})
 

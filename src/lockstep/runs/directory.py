@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import PYTREE, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.links import WANDB, odd_entry
-from lockstep.runs.lock import PATIENCE, RunLock
+from lockstep.runs.lock import PATIENCE, RunLock, why_not_locked
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.trackers import METRICS_JSONL, OWN_FILES, RunTrackers, cut_trackers, start_services, wanted_trackers
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
@@ -44,6 +44,7 @@ class RunDirectory:
         audience: where somebody listens to the run's records.
         started: when this session began, ISO 8601 in UTC, ``command`` its command line and ``commit`` that of the git
             repository it was started in, where a launcher tells.
+        commands: of the seeds of a group, the command line that trains each by itself.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class RunDirectory:
     started: str | None = None
     command: tuple[str, ...] | None = None
     commit: str | None = None
+    commands: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     _lock: RunLock | None = field(default=None, repr=False)
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
     _services: dict[str, Tracker] = field(default_factory=dict, repr=False)
@@ -72,8 +74,7 @@ class RunDirectory:
         try:
             acquired = lock.acquire(PATIENCE if started_by_torchrun() else 0.0)  # those before it may be dying
         except OSError as error:
-            why = error.strerror or error
-            raise ValueError(f"run {self.path} can't be written ({why}); copy it to where you may write") from None
+            raise ValueError(f"run {self.path} {why_not_locked(error)}") from None
         if not acquired:
             raise ValueError(f"run {self.path} is being written by another process; wait for it or stop it")
         self._lock = lock
@@ -208,8 +209,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
     """The directory of one of a run's seeds, inside the run's own, with its ``config.json``; it comes back locked."""
-    path = run.path / f"{SEED}{config.seed}"
-    seed = RunDirectory(path, run.is_writer, quiet=True, started=run.started, command=run.command, commit=run.commit)
+    path, command = run.path / f"{SEED}{config.seed}", run.commands.get(config.seed)
+    seed = RunDirectory(path, run.is_writer, quiet=True, started=run.started, command=command, commit=run.commit)
     if seed.is_writer:
         seed.path.mkdir()
     seed.lock()
@@ -250,8 +251,26 @@ def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Pat
     Raises:
         ValueError: there is no such run, or not a ``single`` one but one a seed; the line names those that are there.
     """
-    places = list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
-    for path in places:
+    found = run_if_any(run, runs_dir, single)
+    if found is not None:
+        return found
+    places = _places_of(run, runs_dir)
+    there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))
+    close = difflib.get_close_matches(run, there, 1, 0.6)
+    more = f" and {len(there) - 5} more" if len(there) > 5 else ""
+    listed = f"; in {runs_dir} there are: {', '.join(there[:5])}{more}" if there else f"; {runs_dir} holds no runs"
+    listed = f"; did you mean {close[0]}?" if close else listed
+    neither = f"neither {run} nor {places[1]} is a run directory" if places[1:] else f"{run} is no run directory"
+    raise ValueError(f"run: {neither}{listed}")
+
+
+def run_if_any(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str] | None:
+    """What :func:`find_run` finds, or None where there is no such run.
+
+    Raises:
+        ValueError: it is not a ``single`` run but one a seed, or a checkpoint of no run; one line.
+    """
+    for path in _places_of(run, runs_dir):
         if is_run(path):
             if single:
                 check_single(path)
@@ -263,13 +282,11 @@ def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Pat
                 f"run: {path} holds a checkpoint of lockstep.jax, which is no run's; load it with "
                 "lockstep.jax.load_checkpoint"
             )
-    there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))
-    close = difflib.get_close_matches(run, there, 1, 0.6)
-    more = f" and {len(there) - 5} more" if len(there) > 5 else ""
-    listed = f"; in {runs_dir} there are: {', '.join(there[:5])}{more}" if there else f"; {runs_dir} holds no runs"
-    listed = f"; did you mean {close[0]}?" if close else listed
-    neither = f"neither {run} nor {places[1]} is a run directory" if places[1:] else f"{run} is no run directory"
-    raise ValueError(f"run: {neither}{listed}")
+    return None
+
+
+def _places_of(run: str, runs_dir: str) -> list[Path]:
+    return list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
 
 
 def is_run(path: Path) -> bool:

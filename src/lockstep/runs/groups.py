@@ -24,6 +24,8 @@ OWN = (
 FINISHED = "finished"
 DIFFERENT = {*OWN, "final_success_rate", "wall_time", "steps_per_second", "best_evaluation", "last_evaluation"}
 """What of a seed's summary the group's doesn't say as its own."""
+OF_A_SESSION = ("command", "wall_time", "steps_per_second")
+"""What it says of the session that wrote it; one that finds all seeds finished leaves what the session before said."""
 TAKEN_BY_ALL = ("iteration", "global_step")
 """What it says as that of the seed that is least far: up to there the curves go."""
 GROUP_JSON = "group.json"
@@ -37,10 +39,12 @@ class Before:
     Attributes:
         wall_time: of the sessions before, in seconds.
         steps: of each run, by its directory.
+        summary: that it had.
     """
 
     wall_time: float = 0.0
     steps: Mapping[Path, int] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 def remember_seeds(group: RunDirectory, seeds: Sequence[int]) -> None:
@@ -66,10 +70,12 @@ def seeds_of(group: Path) -> list[int]:
 
 def begin_group(group: RunDirectory, runs: Sequence[Path]) -> Before:
     """Begins a session of a group: removes the summary of the one before, and returns how far its runs are."""
-    wall_time = _read(group.path / SUMMARY).get("wall_time", _kept(group.path).get("wall_time"))
+    summary = _read(group.path / SUMMARY)
+    wall_time = summary.get("wall_time", _kept(group.path).get("wall_time"))
     before = Before(
         float(wall_time) if isinstance(wall_time, int | float) else 0.0,
         {run: next((step_of(each) or 0 for each in checkpoints_in(run / CHECKPOINTS)), 0) for run in runs},
+        summary,
     )
     _keep(group, {"wall_time": before.wall_time})
     group.remove_summary()
@@ -131,6 +137,8 @@ def finish_group(
         "steps_per_second": steps / seconds,
         "seeds": listed,
     }
+    if not steps and before.summary.get("status") == summary["status"] == FINISHED:
+        summary |= {name: before.summary[name] for name in OF_A_SESSION if name in before.summary}
     group.write_summary(summary)
     return summary
 

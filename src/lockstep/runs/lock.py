@@ -18,6 +18,8 @@ RUN, WRITER = 0, 1
 """Bytes of the lock file: whoever is responsible for the run holds the first, the process that writes the second."""
 PATIENCE = 10.0
 """Seconds that a writer whose launcher is gone may take to die."""
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""What a file system says that keeps no locks: Lustre mounted without ``flock``, NFS without its lock service."""
 _POLL = 0.02
 _ON_LINUX = sys.platform == "linux"
 _QUERY = "hhqqi4x" if _ON_LINUX else "qqihh"
@@ -103,6 +105,14 @@ def _key_of(file: IO[bytes]) -> tuple[int, int, int]:
     return os.getpid(), status.st_dev, status.st_ino
 
 
+def why_not_locked(error: OSError) -> str:
+    """Says what keeps a run's lock from being taken, other than another process, and what would help."""
+    why = error.strerror or error
+    if error.errno in WITHOUT_LOCKS:
+        return f"lies where there are no file locks ({why}); mount Lustre with flock, or use another --runs-dir"
+    return f"can't be written ({why}); copy it to where you may write"
+
+
 def is_held(path: Path) -> bool:
     """Whether a process has the run of a lock file; asks only, and takes nothing that a run about to begin would miss.
 
@@ -131,7 +141,7 @@ def _lock(file: IO[bytes], byte: int, seconds: float) -> bool:
             return True
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise  # of a file system without locks
+                raise  # see WITHOUT_LOCKS
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL)

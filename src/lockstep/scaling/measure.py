@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.engines import VISIBLE
 from lockstep.config.run import Config
 from lockstep.core.process import command_that_ends_with_us, said_error
 from lockstep.core.topology import without_launcher
@@ -70,19 +71,23 @@ class Training:
 
 
 def start_training(
-    config: Config, world_size: int, name: str, directory: Path, steps: int | None, gpu: str | None = None
+    config: Config,
+    world_size: int,
+    name: str,
+    directory: Path,
+    steps: int | None,
+    environment: Mapping[str, str] | None = None,
 ) -> Training:
     """Start ``lockstep train`` on ``world_size`` ranks (engine jax: devices of one process).
 
-    It makes the run ``name`` in ``directory``, ends after ``steps`` global steps (None: when it is told to), and sees
-    only the GPU ``gpu``.
+    It makes the run ``name`` in ``directory``, ends after ``steps`` global steps (None: when it is told to), and has
+    the variables of ``environment`` besides those of this process.
     """
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json())
     words = command_that_ends_with_us("train", str(source), "--trust", *world_words(config, world_size))
     words += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     words += [] if steps is None else ["--stop-at-step", str(steps)]
-    environment = without_launcher() | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     stderr = directory / f"{name}.stderr"
     with stderr.open("wb") as file:
         process = subprocess.Popen(
@@ -90,7 +95,7 @@ def start_training(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=file,
-            env=environment,
+            env=without_launcher() | dict(environment or {}),
             start_new_session=True,  # Ctrl-C is this process's to deal with
         )
     return Training(process, directory / name / TIMING, stderr)
@@ -143,13 +148,12 @@ def _run(world_size: int, plan: Plan, directory: Path, progress: Progress) -> Ou
 def _ceiling(copies: int, plan: Plan, directory: Path, progress: Progress) -> Outcome:
     """As many single-rank runs at once, until all of them have done their iterations side by side."""
     config, wanted = plan.sized(1), plan.warmup_iters + plan.iters
-    gpus = visible_gpus(copies) if config.device == "cuda" else [None] * copies
     trainings: list[Training] = []
     measured: list[list[bool]] = []
     failed = None
     try:
-        for number, gpu in enumerate(gpus):
-            trainings.append(start_training(config, 1, f"copy_{number}", directory, None, gpu))
+        for number, own in enumerate(own_devices(config.device, copies)):
+            trainings.append(start_training(config, 1, f"copy_{number}", directory, None, own))
         while True:
             running = [training.watch() for training in trainings]
             failed = next((t for t, runs in zip(trainings, running, strict=True) if not runs), None)
@@ -188,8 +192,10 @@ def side_by_side(copies: Sequence[Sequence[dict[str, Any]]], warmup_iters: int) 
     ]
 
 
-def visible_gpus(count: int) -> list[str]:
-    """The names of ``count`` GPUs, one for each independent run."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(n) for n in range(count)] if given is None else [part.strip() for part in given.split(",")]
-    return names[:count]
+def own_devices(device: str, copies: int) -> list[dict[str, str]]:
+    """Returns the variable by which each of ``copies`` independent runs sees one device of a kind; none on CPUs."""
+    if device not in VISIBLE:
+        return [{}] * copies
+    given = os.environ.get(VISIBLE[device])
+    names = [str(n) for n in range(copies)] if given is None else [part.strip() for part in given.split(",")]
+    return [{VISIBLE[device]: name} for name in names[:copies]]

@@ -13,7 +13,7 @@ from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import gae, group_advantages
 from lockstep.torch_engine.nets.functions import PolicyFunctions, PolicyOutputs
 from lockstep.torch_engine.nets.memory import on_host
-from lockstep.torch_engine.nets.shards import Mode, by_shard, from_shards, to_sequences, to_shards
+from lockstep.torch_engine.nets.shards import Mode, by_shard, from_shards, laid_out, to_sequences, to_shards
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup.accelerator import to_device
 from lockstep.torch_engine.state import TrainState
@@ -128,7 +128,8 @@ def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Con
     """Computes values, log-probabilities, advantages and returns of a rollout; keeps the recurrent state it ends in."""
     device, shards, steps = state.parameters.flat.device, plan.local_num_shards, config.num_steps
     # contiguous: where a shard's rows lie apart, how far is the number of shards, and a product's bits may depend on it
-    observations, actions = (to_shards(x, shards).contiguous() for x in rollout.tensors(device))
+    observations, actions = rollout.tensors(device)
+    observations, actions = laid_out(observations, shards), to_shards(actions, shards).contiguous()
     begins = _begins(rollout, shards, device)
     outputs = policy_outputs(state.policy, mode, observations, actions, begins, state.recurrent_state, steps)
     samples = actions.shape[1]

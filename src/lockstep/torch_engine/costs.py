@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,11 @@ from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_los
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
-from lockstep.torch_engine.nets.shards import to_shards
-from lockstep.torch_engine.setup.choose_mode import may_be_paired
+from lockstep.torch_engine.nets.shards import Mode, parts_of, to_shards
+from lockstep.torch_engine.setup.choose_mode import expected_modes
 from lockstep.torch_engine.setup.traced import counted, scaled, written
 from lockstep.torch_engine.state import make_net
-from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part
+from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
 from lockstep.training.limits import scheduled_coefficients
 from lockstep.training.losses import loss_settings
 
@@ -70,11 +71,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     net = replace(make_net(config, description.observation, description.action), bf16=False)  # shapes are the same
     check_own_loss(config, net)
     plan = ShardPlan(config.envs, config.shards, devices)
-    loops = net.convolutional or net.custom is not None or config.compile
-    if platform == "cuda":  # where a lone shard has other bits, unless it is computed twice
-        loops = loops or not may_be_paired(sum(map(math.prod, net.shapes().values())), config)
-    loops = loops and config.reduction == "exact"
-    traced = _Traced(config, net, plan, loops)
+    traced = _Traced(config, net, plan, platform)
     stepped, notes = _environments(traced, description) if config.env.backend == "tensor" else ((), ())
     try:
         parts, held = traced.parts(), traced.memory(devices)
@@ -125,34 +122,41 @@ class _Still(Actor):
 class _Traced:
     """The functions of an iteration of one rank, on shapes."""
 
-    def __init__(self, config: Config, net: PolicyNet, plan: ShardPlan, loops: bool) -> None:
-        self.config, self.net, self.plan = config, net, plan
+    def __init__(self, config: Config, net: PolicyNet, plan: ShardPlan, platform: str) -> None:
+        self.config, self.net, self.plan, self.on_cpu = config, net, plan, platform == "cpu"
+        self.modes = expected_modes(config, net, platform)
         self.dtype = torch.from_numpy(np.zeros(0, net.observation.dtype)).dtype
         self.parameters = FlatParameters(net.shapes(), META)
         self.policy = AutogradFunctions(net, self.parameters, config)
-        self.shards = 1 if loops else plan.local_num_shards
         self.rows = plan.envs_per_shard
         if config.reduction == "fast":  # all samples of a rank are one shard of the update
             self.update_shards, self.update_rows = 1, plan.local_num_envs
         else:
-            self.update_shards, self.update_rows = self.shards, self.rows
-        self.calls = plan.local_num_shards if loops else 1
+            self.update_shards, self.update_rows = plan.local_num_shards, self.rows
+        whole, modes = [(0, self.update_shards)], self.modes
+        cut = whole if modes.mode == "batched" else parts_of(self.update_shards, modes.together)
+        self.gradient_calls = Counter(last - first for first, last in cut)
         scheduled = dict.fromkeys(scheduled_coefficients(config, 0), torch.empty((), device=META))
         self.settings = loss_settings(config).scheduled(scheduled)
         self.report = Report(len(self.settings.terms), 4 * config.shards, META)
         outputs, noise = self._empty(1, 1, net.outputs), self._empty(1, 1, net.action.outputs)
         with torch.no_grad():
             self.action = distributions.sample(net, self.parameters.expanded(1), outputs, noise)
-        self.grows: Grows = "count" if loops else "size"
+
+    def _calls(self, mode: Mode) -> tuple[int, int, Grows]:
+        """Counts calls for a device's shards, and the shards of each; says what further shards add."""
+        shards = self.plan.local_num_shards
+        return (shards, 1, "count") if mode == "loop" else (1, shards, "size")
 
     def parts(self) -> tuple[Part, ...]:
         """Counts all parts."""
         config = self.config
         steps = config.ppo.num_epochs * config.ppo.num_minibatches
+        evaluations, shards, grows = self._calls(self.modes.mode)
         with torch.no_grad():
-            rollout = scaled(self._act(), config.num_steps * self.calls)
-            evaluate = scaled(counted(self._evaluate), self.calls)
-        gradients = scaled(counted(self._gradient), steps * (1 if config.reduction == "fast" else self.calls))
+            evaluate = counted(lambda: self._evaluate(shards), evaluations)
+        of_calls = (counted(partial(self._gradient, n), steps * times) for n, times in self.gradient_calls.items())
+        gradients = merged(kernel for kernels in of_calls for kernel in kernels)
         size = self.parameters.flat.numel()
         optimizer = (
             Kernel(ADAM_FLOPS * size, ADAM_BYTES * size, steps),
@@ -162,10 +166,10 @@ class _Traced:
             batch = counted(self._batch)
             taken, decided = counted(self._take, steps), counted(self._decide, steps)
         return (
-            Part("rollout", rollout, self.grows),
-            Part("evaluate", evaluate, self.grows),
+            self._rollout(),
+            Part("evaluate", evaluate, grows),
             Part("evaluate", batch, "size"),
-            Part("gradients", gradients, self.grows),
+            Part("gradients", gradients, grows),
             Part("gradients", taken, "size"),
             Part("optimizer", optimizer + decided, "not"),
             *self._sums(steps),
@@ -202,9 +206,18 @@ class _Traced:
             step = counted(lambda: take_step(0, envs, still, self._empty(0), rollout, normalize, squash))
         return scaled(step, config.num_steps)
 
-    def _act(self) -> tuple[Kernel, ...]:
-        """Counts the sampling of one step's actions."""
-        plan = ShardPlan(self.shards * self.rows, self.shards)
+    def _rollout(self) -> Part:
+        """Counts the sampling of all steps' actions; a single image goes through the networks twice."""
+        calls, shards, grows = self._calls(self.modes.rollout_mode)
+        single = self.net.convolutional and self.net.custom is None and self.rows == 1
+        least = 2 if single and grows == "size" else 1
+        with torch.no_grad():
+            kernels = scaled(self._act(max(shards, least)), self.config.num_steps * calls)
+        return Part("rollout", kernels, grows, max(self.plan.local_num_shards, least), least)
+
+    def _act(self, shards: int) -> tuple[Kernel, ...]:
+        """Counts the sampling of one step's actions of so many shards."""
+        plan = ShardPlan(shards * self.rows, shards)
         actor, envs = self.policy.actor(plan, "batched"), plan.num_envs
         if self.net.core is not None:
             actor.begin(np.zeros((envs, self.net.carry_size), np.float32))
@@ -212,9 +225,9 @@ class _Traced:
         sampled = counted(lambda: actor.tensors(rows, noise))
         return sampled + counted(lambda: actor.forget(self._empty(envs, dtype=torch.bool)))
 
-    def _evaluate(self) -> None:
-        """Computes log-probabilities and values of a rollout."""
-        steps, rows, shards = self.config.num_steps, self.rows, self.shards
+    def _evaluate(self, shards: int) -> None:
+        """Computes log-probabilities and values of so many shards' rollout."""
+        steps, rows = self.config.num_steps, self.rows
         if self.net.core is None:
             seen, actions = self._observations(shards, (steps + 1) * rows), self._actions(shards, steps * rows)
             self.policy.evaluate(seen, actions)
@@ -245,7 +258,7 @@ class _Traced:
 
     def _take(self) -> None:
         """Takes one minibatch out of the rollout, and normalises its advantages."""
-        shards, (count, *length) = self.update_shards * self.calls, self._minibatch
+        shards, (count, *length) = self.update_shards, self._minibatch
         ppo = self.config.ppo
         total, count = ppo.num_epochs * ppo.num_minibatches, count * ppo.gradient_accumulation
         number = self._empty(1, dtype=torch.int64)
@@ -269,16 +282,16 @@ class _Traced:
         (~applied).float()
         number.add_(1)
 
-    def _gradient(self) -> None:
-        """Computes the gradient of one minibatch."""
-        shards, shape = self.update_shards, self._minibatch
+    def _gradient(self, shards: int) -> None:
+        """Computes the gradients of one minibatch of so many shards."""
+        shape = self._minibatch
         columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
         for _ in range(self.config.ppo.gradient_accumulation):
             self.policy.gradients(columns, self.settings)
 
     def _loss_bytes(self) -> float:
         """Bytes of one minibatch, and of what its loss keeps until the gradient is taken."""
-        shards, shape = self.update_shards, self._minibatch
+        shards, shape = max(self.gradient_calls), self._minibatch
         columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
         weights = {name: x.requires_grad_() for name, x in nets.expand(self.parameters.views, shards).items()}
         set_dropout(self.net, columns)
@@ -290,30 +303,38 @@ class _Traced:
         """Bytes that the rank's device holds, by kind.
 
         Gradients are of every shard, once as autograd gives them and once side by side; with FSDP whole as well, until
-        they are scattered, as are the parameters that were ``gathered``. Of observations there are three copies: as
-        they were collected, by shards, and where the steps read them (without a graph and with one shard that is no
-        copy); of environments on the device also what each episode saw last, and rows before they were normalised.
-        Activations are what the loss of one minibatch keeps until its gradient is taken, or, if that is more, half of
-        what the values of a whole rollout take.
+        they are scattered, as are the parameters that were ``gathered``. Activations are what the loss of one minibatch
+        keeps until its gradient is taken, or, if that is more, half of what the values of a whole rollout take.
         """
         config, size = self.config, self.parameters.flat.numel()
         cut = config.fsdp and devices > 1
         held = FLOAT * size / (devices if cut else 1)
         samples = self.plan.local_num_envs * config.num_steps
         width = self.net.observation.width * self.dtype.itemsize
-        on_device = config.env.backend == "tensor"
-        copies = 3 + on_device + (on_device and config.normalize.observations)
-        gradients = FLOAT * size * (self.update_shards * 2 + self.calls)
+        summed = self.update_shards if self.modes.mode == "loop" else 1
+        gradients = FLOAT * size * (max(self.gradient_calls) * 2 + summed)
         with torch.no_grad():
-            evaluated = written(self._evaluate) / 2
+            evaluated = written(lambda: self._evaluate(self._calls(self.modes.mode)[1])) / 2
         return {
             "parameters": held,
             "moments": 2 * held,
             "gathered": float(FLOAT * size) if cut else 0.0,
             "gradients": gradients,
-            "rollout": samples * (float(copies) * width + 10 * FLOAT),
+            "rollout": samples * (float(self._copies()) * width + 10 * FLOAT),
             "activations": max(self._loss_bytes(), evaluated),
         }
+
+    def _copies(self) -> int:
+        """Counts the copies of a rollout's observations: as collected, by shards, and where the steps read them.
+
+        On an accelerator these are there until the next rollout is by shards; where the host takes part in each step
+        they are the second copy, but for vectors of several shards. Environments on the device also keep what each
+        episode saw last, and those in the networks' own memory the rows before they were normalised.
+        """
+        config, on_device = self.config, self.config.env.backend == "tensor"
+        flattened = self.dtype != torch.uint8 and self.plan.local_num_shards > 1
+        apart = flattened if self.on_cpu or config.fsdp or config.sync_period > 1 else True
+        return 2 + apart + on_device + ((on_device or self.on_cpu) and config.normalize.observations)
 
     def _columns(self, shards: int, shape: tuple[int, ...]) -> dict[str, Tensor]:
         names = ["log_probs", "advantages", *(("values", "returns") if self.net.critic else ("valid",))]

@@ -23,7 +23,6 @@ from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
-from lockstep.torch_engine.nets.shards import aligned
 from lockstep.torch_engine.state import TrainState
 
 
@@ -99,8 +98,8 @@ class Rollout:
         return block
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns ``observations`` and ``actions`` as tensors on a device."""
-        return aligned(self.observations, device), torch.as_tensor(self.actions).to(device)
+        """Returns ``observations`` and ``actions`` as tensors on a device, in the same memory where they are there."""
+        return torch.as_tensor(self.observations).to(device), torch.as_tensor(self.actions).to(device)
 
     @classmethod
     def empty(cls, num_steps: int, envs: HostEnvs, net: PolicyNet, normalized: bool) -> Rollout:

@@ -35,12 +35,14 @@ class Part:
         kernels: of one iteration.
         grows: what further shards add.
         shards: of the device that it was counted for; None: those of the :class:`Costs`.
+        at_least: shards whose size a device with fewer computes too.
     """
 
     name: str
     kernels: tuple[Kernel, ...]
     grows: Grows
     shards: int | None = None
+    at_least: int = 1
 
     @property
     def flops(self) -> float:
@@ -59,7 +61,7 @@ class Part:
 
     def of_shards(self, shards: float, before: float) -> Part:
         """Returns this part on a device of ``shards`` shards, where it is known for ``before`` of them."""
-        ratio = shards / before
+        ratio = (max(shards, self.at_least) if self.grows == "size" else shards) / before
         if self.grows == "not" or ratio == 1.0:
             return self
         if self.grows == "additions":

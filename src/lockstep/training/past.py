@@ -1,19 +1,26 @@
-"""What a run remembers through all its sessions beside the training state: when it began, and its evaluations."""
+"""What a run remembers through all its sessions beside the training state: its beginning, evaluations and restarts."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.config.run import Config
+from lockstep.runs.directory import SUMMARY, RunDirectory
+from lockstep.runs.listing import UnreadableError, read_object
 from lockstep.training.limits import follows_length
 from lockstep.training.reference_policy import reference_digest
+from lockstep.training.stop import FINISHED, STATUS
 
 Evaluated = dict[str, Any]
 """``step`` and ``return_mean`` of an evaluation."""
+OF_A_SESSION = ("command", "commit", "wall_time", "steps_per_second", "restarted_environments", "lockstep")
+"""What a summary says of the session that wrote it, besides what that says of engine, devices and machine itself."""
+PLACE = ("status", "iteration", "global_step")
 
 
 @dataclass
@@ -27,6 +34,7 @@ class Past:
             which ``global_step`` it ``was`` and what it ``is`` since.
         best_evaluation: with the highest mean return, the newest among equals; ``last_evaluation`` the newest.
         reference_sha256: of GRPO's reference policy; None without one.
+        restarts: how often a launcher has started ranks again, a row each.
     """
 
     started: str | None = None
@@ -36,6 +44,7 @@ class Past:
     best_evaluation: Evaluated | None = None
     last_evaluation: Evaluated | None = None
     reference_sha256: str | None = None
+    restarts: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, state: Mapping[str, Any] | None, started: str) -> Past:
@@ -54,6 +63,7 @@ class Past:
             best,
             last,
             state.get("reference_sha256"),
+            rows_of(state),
         )
 
     def goes_on_for(self, config: Config, step: int) -> None:
@@ -66,6 +76,10 @@ class Past:
         """Takes in which reference policy GRPO has: a path alone doesn't tell."""
         self.reference_sha256 = reference_digest(config)
 
+    def takes_in(self, restarts: Sequence[dict[str, Any]]) -> None:
+        """Takes in rows of restarts, in order, that may be here already, or some of them."""
+        self.restarts = with_rows(self.restarts, restarts)
+
     def evaluated(self, step: int, return_mean: float) -> None:
         """Takes in an evaluation, whose mean return is the score; NaN is the best only until there is a number."""
         self.score = return_mean
@@ -76,8 +90,11 @@ class Past:
 
     def score_at(self, step: int, evaluates: bool) -> float | None:
         """Returns the score of a checkpoint of this step; where a run evaluates, of an evaluated one alone."""
-        evaluated = self.last_evaluation is not None and self.last_evaluation["step"] == step
-        return self.score if evaluated or not evaluates else None
+        return self.score if self.was_evaluated_at(step) or not evaluates else None
+
+    def was_evaluated_at(self, step: int) -> bool:
+        """Tells whether the last evaluation is the one at this step."""
+        return self.last_evaluation is not None and self.last_evaluation["step"] == step
 
     def is_best_at(self, step: int) -> bool:
         """Tells whether the best evaluation so far is the one at this step."""
@@ -90,6 +107,55 @@ class Past:
 
 def _is_evaluation(found: Any) -> bool:
     return isinstance(found, dict) and isinstance(found.get("return_mean"), int | float)
+
+
+def rows_of(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of ``restarts`` in a ``state.json`` or a ``summary.json``."""
+    rows = facts.get("restarts")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def with_rows(known: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds those of ``rows`` that aren't known; where some are alike, as many are left as one of the two has."""
+    left, new = list(known), []
+    for row in rows:
+        if row in left:
+            left.remove(row)
+        else:
+            new.append(row)
+    return [*known, *new]
+
+
+def with_restarts(state: bytes, rows: Sequence[dict[str, Any]]) -> bytes:
+    """Adds rows of restarts to the content of a ``state.json`` that was written before them."""
+    facts = json.loads(state)
+    return (json.dumps({**facts, "restarts": with_rows(rows_of(facts), rows)}) + "\n").encode()
+
+
+def summary_before(run: RunDirectory) -> dict[str, Any]:
+    """Reads the summary that an earlier session left, as the writer; nothing if it is missing or damaged."""
+    if not run.is_writer:
+        return {}
+    try:
+        return read_object(run.path / SUMMARY)
+    except (OSError, UnreadableError):
+        return {}
+
+
+def with_facts_before(summary: Mapping[str, Any], before: Mapping[str, Any], facts: Iterable[str]) -> dict[str, Any]:
+    """Returns a summary of a session that took no step, with what the one ``before`` says of the last that took some.
+
+    It does where both are of a run that has finished, at the same place; else it has nothing of it.
+
+    Args:
+        summary: as it would be.
+        before: what the session found.
+        facts: names of what a session says of engine, devices and machine.
+    """
+    is_finished = summary["status"] == STATUS[FINISHED]
+    if not is_finished or any(before.get(name) != summary[name] for name in PLACE):
+        return dict(summary)
+    return {**summary, **{name: before[name] for name in (*OF_A_SESSION, *facts) if name in before}}
 
 
 def utc_date(seconds_ago: float = 0.0) -> str:

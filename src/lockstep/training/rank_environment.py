@@ -60,9 +60,10 @@ def link_speed(interface: str, interfaces: Path = INTERFACES) -> int:
 
 
 def interface_settings(topology: Topology, kind: str) -> tuple[Setting, ...]:
-    """Says over which interface ranks meet: loopback on one host, else the one that leads to rank 0's.
+    """Says over which interface ranks meet: loopback where they meet there, else the one that leads to rank 0's host.
 
-    With InfiniBand NCCL chooses by itself, for it favours those interfaces.
+    A launcher may name another address on one host as well, and each rank may have a network of its own there. With
+    InfiniBand NCCL chooses by itself, for it favours those interfaces.
     """
     gloo, nccl = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
     if topology.loopback:

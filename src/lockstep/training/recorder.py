@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from lockstep.training.announcement import unread_settings
 from lockstep.training.audience import Audience
 from lockstep.training.keeping import Keeper
 from lockstep.training.metrics import WORLD_SIZE, Record
-from lockstep.training.past import Past, utc_date
+from lockstep.training.past import Past, rows_of, summary_before, utc_date, with_facts_before
 from lockstep.training.schedule import comes_due, evaluation_due
 from lockstep.training.session import TrainingSession
 from lockstep.training.stop import KEEP, RUNNING, SAVE, TrainResult, status_of
@@ -35,6 +35,7 @@ class Recorder:
 
     It goes on from a checkpoint, or None, since ``started`` by the monotonic clock. The checkpoint is what this rank
     found on its own host; what decides anything that all ranks do is the session's, which is the same on all.
+    ``before`` is the summary that an earlier session left.
 
     Attributes:
         past: what the run remembers through its sessions, with the score by which the best checkpoint is kept.
@@ -42,7 +43,12 @@ class Recorder:
     """
 
     def __init__(
-        self, session: TrainingSession, run: RunDirectory, started: float, checkpoint: Checkpoint | None = None
+        self,
+        session: TrainingSession,
+        run: RunDirectory,
+        started: float,
+        checkpoint: Checkpoint | None = None,
+        before: Mapping[str, Any] | None = None,
     ) -> None:
         config = session.config
         self.session = session
@@ -56,6 +62,10 @@ class Recorder:
         self.past = Past.of(session.remembered, run.started or utc_date(time.monotonic() - started))
         self.past.goes_on_for(config, session.counted.global_step)
         self.past.keeps_to(config)
+        self.before = before or {}
+        if self.before.get("global_step") == self.steps_before:  # else it has what lies after the beginning
+            self.past.takes_in(rows_of(self.before))
+        self.past.takes_in(run.restarts)
         self.saved_iteration: int | None = None
         self._compared: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
@@ -190,8 +200,9 @@ class Recorder:
         facts = {"rows": iteration, "config": config.model_dump(mode="json")}
         if due:
             score = self.past.score_at(step, config.eval.interval > 0)
+            evaluated = self.past.was_evaluated_at(step)
             planned = best or comes_due(config.checkpoint.interval, iteration) or iteration >= config.num_iterations
-            self.checkpoints.save(step, files, score, {**facts, "planned": planned})
+            self.checkpoints.save(step, files, score, {**facts, "planned": planned, "evaluated": evaluated})
             self.saved_iteration = iteration
             self.keeper.saved()
         else:
@@ -215,12 +226,13 @@ class Recorder:
         return self.session.wall_time_before + time.monotonic() - self.started
 
     def summarize(self, status: str) -> dict[str, Any]:
-        """Returns ``summary.json``."""
+        """Returns ``summary.json``: of a session that took no step with what :func:`with_facts_before` keeps."""
         session, counted, config = self.session, self.counted, self.config
         arrays, episodes = session.arrays(), counted.recent.metrics()
         seconds = time.monotonic() - self.started
         best = best_of(self.run.checkpoints) if self.run.is_writer else None
-        return {
+        facts, steps = session.facts(), counted.global_step - self.steps_before
+        summary = {
             "status": status,
             "started": self.past.started,
             "command": None if self.run.command is None else list(self.run.command),
@@ -238,16 +250,17 @@ class Recorder:
             "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
             "state_sha256": sha256_of(arrays),
             "wall_time": self.wall_time(),
-            "steps_per_second": (counted.global_step - self.steps_before) / seconds,
+            "steps_per_second": steps / seconds,
             "num_shards": config.shards,
             "reduction": config.reduction,
             "restarted_environments": session.restarted_before + session.restarted,
             "missing_rows": self.missing_rows,
-            "restarts": list(self.run.restarts),
+            "restarts": self.past.restarts,
             "lengths": self.past.lengths,
             "lockstep": __version__,
-            **session.facts(),
+            **facts,
         }
+        return summary if steps else with_facts_before(summary, self.before, facts)
 
     def finish(self, stop: int) -> TrainResult:
         """Compares the ranks for the last time, waits for the last checkpoint and writes ``summary.json``."""
@@ -303,10 +316,11 @@ def record_training(
     try:
         lines = start_lines(session)
         run.start_services(session.config)
+        before = summary_before(run)
         run.remove_summary()
         run.cut_after(session.counted.iteration, session.counted.global_step, session.config.log)
         run.write_config(session.config)
-        recorder = Recorder(session, run, started, checkpoint)
+        recorder = Recorder(session, run, started, checkpoint, before)
         try:
             recorder.begin(lines)
             recorder.warn_of_unread()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lockstep.config.run import EnvConfig
+from lockstep.envs.arrays.pictures.window import Window
 from lockstep.jax_engine.envs.picture import DrawnEnvironment
 from lockstep.jax_engine.envs.renderers import MujocoRenderer
 from lockstep.policies.videos import drawn_environment, prepare_rendering
@@ -38,6 +39,24 @@ def test_what_has_no_picture_says_so():
     env.reset(seed=0)
     with pytest.raises(ValueError, match="gymnax draws no picture of it"):
         env.render()
+
+
+def test_array_environments_are_drawn_shown_and_written(monkeypatch):
+    shown, seen = [], []
+    monkeypatch.setattr(Window, "show", lambda _, picture: shown.append(picture))
+    for mode in ("rgb_array", "human", "ansi"):
+        config = EnvConfig(id="lockstep/Snake-v0", kwargs={"size": 4}, backend="jax", frame_stack=2)
+        env = drawn_environment(config, mode)
+        env.reset(seed=1)
+        *_, info = env.step(1)
+        assert info["score"] in (0, 1)
+        seen.append(env.render())
+        env.close()
+    picture, _, text = seen
+    assert (picture.dtype, picture.shape) == (np.uint8, (480, 480, 3))
+    assert len(shown) == 2
+    np.testing.assert_array_equal(shown[1], picture)
+    assert text.splitlines()[0] == "+-------+"
 
 
 BALL = """

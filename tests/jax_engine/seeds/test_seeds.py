@@ -8,9 +8,11 @@ import pytest
 from command_line import SMALL, error_line, lockstep, trained
 from safetensors.numpy import load_file
 
+from lockstep.config.checks import resolve
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.seeds.train import train
+from lockstep.launch.defaults import request_of
 from lockstep.runs.curves import METRIC, curve_of
 from lockstep.runs.directory import RunDirectory, seeds_in
 from lockstep.runs.groups import seeds_of
@@ -64,6 +66,17 @@ def test_exactly_reduced_each_seed_has_the_bytes_of_its_own_run(exact, own):
     assert metrics(seed) == own.metrics[:4]
     summary = json.loads((seed / "summary.json").read_text())
     assert (summary["seed"], summary["global_step"]) == (6, 512)
+
+
+def test_the_command_of_each_seed_trains_it_by_itself(exact):
+    for seed in (5, 6):
+        path = exact.path / f"seed_{seed}"
+        words = json.loads((path / "summary.json").read_text())["command"]
+        left = [str(word) for word in (*BASE, "--stop-at-step", 512, "--devices", 1, "--seed", seed)]
+        assert words == ["lockstep", "train", *left]
+        request = request_of(words[2:])
+        assert not request.options.is_group
+        assert resolve(request.config) == stored_config(path)
 
 
 @pytest.mark.long

@@ -82,6 +82,7 @@ CAUSES = {
     "data": (
         "every rank uses the same seed for its environments, its sampling or its data order: N ranks do the work of one"
     ),
+    "lost": "the disk or the quota is full where ranks leave what is compared; or the process ended from within C code",
     "still": "a call that takes long (a download, a big file, another program), or a rank that waits for ever",
     "others_reduced": "other gradients of the script are reduced before the step, and these are not",
     "parted": (
@@ -138,6 +139,7 @@ FIXES = {
     ),
     "buffers": "torch.nn.SyncBatchNorm for BatchNorm; all-reduce other statistics after each rollout",
     "data": "initialise alike, then seed environments and sampling by rank (lockstep.shard_seed(seed))",
+    "lost": "give --directory DIR with more room, or a larger --interval",
     "still": "if that call may take so long, a larger --time-limit; else look where the stacks stand",
     "others_reduced": "reduce these as well; or lockstep.attach([…], […]) with all modules and all optimisers",
     "parted_or_alone": (

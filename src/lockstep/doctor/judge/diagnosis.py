@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.compare import OPTIMIZED
-from lockstep.doctor.judge.endings import failure_finding, unheard_finding, waiting_finding
+from lockstep.doctor.judge.endings import failure_finding, lost_finding, unheard_finding, waiting_finding
 from lockstep.doctor.judge.evidence import DOUBT, FAULT, NOTE, Evidence, Finding, gather_evidence
 from lockstep.doctor.judge.findings import (
     buffer_finding,
@@ -37,6 +37,8 @@ from lockstep.doctor.judge.sums import summed_finding, sums_seen
 from lockstep.doctor.judge.traces import RankTrace
 
 IN_SYNC, NOT_IN_SYNC, UNDETERMINED = "IN SYNC", "NOT IN SYNC", "UNDETERMINED"
+CERTAIN = frozenset({"independent", "gradients", "start", "parameters", "frozen", "normalizers", "buffers", "gathered"})
+"""Kinds of faults for which what was written of every rank stands, whatever else wasn't."""
 STATUS = {IN_SYNC: 0, NOT_IN_SYNC: 1, UNDETERMINED: 2}
 
 
@@ -78,6 +80,8 @@ def diagnose(traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted
     known = [trace for trace in traces if trace.state or trace.checks]
     evidence = gather_evidence(known) if known else Evidence([RankTrace(0)], [], {})
     findings = _findings(traces, evidence, deadlock, interrupted)
+    if (lost := lost_finding(traces)) is not None:
+        findings = [lost, *(f if f.kind in CERTAIN else _doubted(f) for f in findings)]
     faults, doubts, notes = ([f for f in findings if f.level == level] for level in (FAULT, DOUBT, NOTE))
     verdict = NOT_IN_SYNC if faults else UNDETERMINED if doubts else IN_SYNC
     reason = (faults or doubts)[0].text if faults or doubts else _well(evidence)
@@ -106,6 +110,11 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
     found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, interrupted)]
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
+
+
+def _doubted(finding: Finding) -> Finding:
+    """What was found by what isn't there, where not all was written."""
+    return replace(finding, level=DOUBT) if finding.level == FAULT else finding
 
 
 def _there(findings: Sequence[Finding | None]) -> list[Finding]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.core.process import signal_name
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.evidence import DOUBT, FAULT, Finding, listed
 from lockstep.doctor.judge.traces import RankTrace
@@ -17,6 +17,8 @@ STACK_LINES = 12
 
 def waited(trace: RankTrace, deadlock: bool) -> bool:
     """Whether a rank was ended while it waited for others, or failed in a collective, or stood still till the end."""
+    if trace.lost:
+        return False  # what it last said may be long ago
     return in_collective(trace) or (deadlock and trace.end is None and trace.state.get("waiting") is not None)
 
 
@@ -90,7 +92,7 @@ def _how(trace: RankTrace) -> str:
         return f"raised {end['error']}{at}"
     code = trace.exit_code or 0
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by {signal_name(-code)}"
     return f"ended with exit status {code}"
 
 
@@ -100,3 +102,12 @@ def unheard_finding(traces: Sequence[RankTrace]) -> Finding | None:
     if not silent:
         return None
     return Finding("unheard", DOUBT, f"nothing was heard of {listed(silent)}: the process ended before its script ran")
+
+
+def lost_finding(traces: Sequence[RankTrace]) -> Finding | None:
+    """Ranks that couldn't write all that they saw."""
+    lost = [t.rank for t in traces if t.lost]
+    if not lost:
+        return None
+    text = f"the evidence of {listed(lost)} is incomplete: what the doctor saw there could not all be written"
+    return Finding("lost", DOUBT, text, CAUSES["lost"], FIXES["lost"])

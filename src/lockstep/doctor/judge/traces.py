@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.doctor.watch.side_store import SideReader, array_at, rank_directory
+from lockstep.doctor.watch.side_store import BROKEN, SideReader, array_at, rank_directory
 
 
 class Kept(NamedTuple):
@@ -59,11 +59,12 @@ class RankTrace:
         unplaced: names of normalisers that can't be matched with other ranks'.
         unknown: classes of objects that may keep statistics and weren't compared.
         failures: errors of the doctor's own.
+        broken: lines that were written in part.
         wrappers: DDP, FSDP as found in the process; ``libraries`` whose models are trained.
         state: how the rank fared when it last said so, or when its script ended.
         end: what the script's end was: exception, seconds; None if it never came to one.
         exit_code: of the process, negative for a signal; None if unknown.
-        ended_at: order in which the processes ended; None for one that was ended.
+        ended_at: when the process ended, in seconds of the epoch; None for one that was ended.
     """
 
     rank: int
@@ -79,6 +80,7 @@ class RankTrace:
     unplaced: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
+    broken: int = 0
     wrappers: set[str] = field(default_factory=set)
     libraries: set[str] = field(default_factory=set)
     state: dict[str, Any] = field(default_factory=dict)
@@ -90,6 +92,12 @@ class RankTrace:
     def finished(self) -> bool:
         """Whether the script came to its end by itself and without an error."""
         return self.end is not None and "error" not in self.end and self.exit_code == 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether something that the rank saw wasn't written; its process may have ended well all the same."""
+        unended = self.exit_code == 0 and self.end is None and bool(self.state or self.checks)
+        return unended or bool(self.broken or self.state.get("lost"))
 
 
 def read_traces(directory: Path, ranks: Sequence[int]) -> list[RankTrace]:
@@ -122,6 +130,8 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.models[event["phase"]] = event["digests"]
         elif kind == "failure":
             trace.failures.append(event["error"])
+        elif kind == BROKEN:
+            trace.broken += 1
         elif kind == "end":
             trace.end = event
             trace.state |= event

@@ -23,6 +23,8 @@ STATE = "state.json"
 ENDED = "ended.json"
 LEFT = "left"
 VERDICT = "verdict.json"
+BROKEN = "broken"
+"""Kind of an event of which only a part was written."""
 OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
 """Kinds of tensors that are known by their places in the optimiser."""
 
@@ -55,13 +57,23 @@ class SideWriter:
         self._pending: deque[tuple[dict[str, Any], list[tuple[dict[str, Any], np.ndarray]]]] = deque()
         self._lock = threading.Lock()
         self._offset = 0
+        self._lost = False
 
     def add(self, event: dict[str, Any], arrays: list[tuple[dict[str, Any], np.ndarray]] | None = None) -> None:
         """Remember an event, and float32 or float64 vectors, each with the part of the event that is to point to it."""
-        self._pending.append((event, arrays or []))
+        if not self._lost:
+            self._pending.append((event, arrays or []))
 
     def flush(self) -> None:
-        """Write what was remembered."""
+        """Write what was remembered; from the first time on that it can't be, nothing more is."""
+        if not self._lost:
+            try:
+                self._flush()
+            except OSError:  # no room any more, or the store is gone: the script is not to notice
+                self._lost = True
+                self._pending.clear()
+
+    def _flush(self) -> None:
         with self._lock, (self.path / VALUES).open("ab") as values, (self.path / EVENTS).open("a") as events:
             while self._pending:
                 event, arrays = self._pending.popleft()
@@ -73,9 +85,9 @@ class SideWriter:
                 events.write(json.dumps(event) + "\n")
 
     def state(self, content: dict[str, Any]) -> None:
-        """Say how this rank fares."""
-        with self._lock:
-            write_json(self.path / STATE, content)
+        """Say how this rank fares, and whether what it saw could be written, if that can be written."""
+        with self._lock, suppress(OSError):
+            write_json(self.path / STATE, content | ({"lost": True} if self._lost else {}))
 
 
 @dataclass
@@ -85,10 +97,10 @@ class SideReader:
     path: Path
 
     def events(self) -> list[dict[str, Any]]:
-        """All events that were written wholly, in order."""
+        """All events in order, but for the last if it is being written; for one that is broken that it is."""
         with suppress(OSError):
-            lines = (self.path / EVENTS).read_text().splitlines(keepends=True)
-            return [json.loads(line) for line in lines if line.endswith("\n")]
+            lines = (self.path / EVENTS).read_text(errors="replace").split("\n")
+            return [_event(line) for line in lines[:-1]]
         return []
 
     def values(self) -> np.ndarray:
@@ -103,6 +115,13 @@ class SideReader:
     def ended(self) -> dict[str, Any] | None:
         """Reads how its process ended, None while it runs: written by who watches over it."""
         return read_json(self.path / ENDED)
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return {"kind": BROKEN}
 
 
 def array_at(part: dict[str, Any], values: np.ndarray) -> np.ndarray:

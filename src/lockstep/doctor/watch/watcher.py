@@ -102,11 +102,8 @@ class Watcher:
             waiting = self._stillness.look(watch.signs_of_life if watch else 0, **signs)
             if waiting is not None:
                 state |= {"waiting": waiting, "certain": self._stillness.certain, "stack": self._stillness.lines}
-            try:
-                self._writer.flush()
-                self._writer.state(state)
-            except OSError:
-                return  # the store is gone: whoever would read it is, too
+            self._writer.flush()
+            self._writer.state(state)
             self._thread_seconds += time.thread_time() - began
 
 

@@ -125,6 +125,11 @@ class ArrayEnvironment(ABC):
             self._renderer = None
 
 
+def render_modes(kind: type[ArrayEnvironment]) -> list[str]:
+    """Lists how Gymnasium can show an array environment: as text where it has one."""
+    return ["rgb_array", "human"] if kind.text is ArrayEnvironment.text else ["rgb_array", "human", "ansi"]
+
+
 def host_array(values: Array) -> np.ndarray:
     """An array of any namespace, on any device, as NumPy on the host."""
     return np.asarray(values.detach().cpu() if is_torch_array(values) else values)

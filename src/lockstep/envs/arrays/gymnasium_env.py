@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
-from lockstep.envs.arrays.base import ArrayEnvironment, State
+from lockstep.envs.arrays.base import State, render_modes
 from lockstep.envs.arrays.pictures.window import Window
+
+
+class Draws(Protocol):
+    """Random numbers of one episode, uniform in [0, 1), float32 ``[1, count]``."""
+
+    def of_reset(self, count: int) -> np.ndarray:
+        """Those with which it begins."""
+        ...
+
+    def of_step(self, elapsed: int, count: int) -> np.ndarray:
+        """Those of the step after ``elapsed`` ones."""
+        ...
 
 
 class ArrayGymnasiumEnv(gymnasium.Env):
     """An array environment on NumPy with ``n = 1``; random numbers come from Gymnasium's ``np_random``.
+
+    :meth:`draw_from` has them come from elsewhere.
 
     Args:
         array_environment: key of ``ARRAY_ENVIRONMENTS``.
@@ -31,7 +45,7 @@ class ArrayGymnasiumEnv(gymnasium.Env):
             known = ", ".join(ARRAY_ENVIRONMENTS)
             raise ValueError(f"array_environment: {array_environment!r} is none of ours; there are {known}")
         kind = ARRAY_ENVIRONMENTS[array_environment]
-        modes = ["rgb_array", "human"] if kind.text is ArrayEnvironment.text else ["rgb_array", "human", "ansi"]
+        modes = render_modes(kind)
         if render_mode not in (None, *modes):
             raise ValueError(f"render_mode: {render_mode!r} isn't offered; use {', '.join(map(repr, modes))} or None")
         self.array_environment = kind(**kwargs)
@@ -40,6 +54,8 @@ class ArrayGymnasiumEnv(gymnasium.Env):
         self.action_space = self.array_environment.action_space
         self.render_mode = render_mode
         self._state: State | None = None
+        self._draws: Draws | None = None
+        self._elapsed = 0
         self._window = Window(array_environment, self.array_environment.render_fps)
 
     def reset(
@@ -47,7 +63,9 @@ class ArrayGymnasiumEnv(gymnasium.Env):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Starts an episode; observation of ``observation_space``, and an empty info."""
         super().reset(seed=seed, options=options)
-        self._state, observation = self.array_environment.reset(np, self._random(self.array_environment.reset_draws))
+        count, self._elapsed = self.array_environment.reset_draws, 0
+        random = self._random(count) if self._draws is None else self._draws.of_reset(count)
+        self._state, observation = self.array_environment.reset(np, random)
         self._show()
         return observation[0], {}
 
@@ -63,10 +81,12 @@ class ArrayGymnasiumEnv(gymnasium.Env):
         space = self.action_space
         if isinstance(space, gymnasium.spaces.Discrete) and not space.contains(action):
             raise ValueError(f"action: {action!r} isn't one of the {space.n} actions {space}")
-        draws = self._random(self.array_environment.step_draws)
+        count = self.array_environment.step_draws
+        random = self._random(count) if self._draws is None else self._draws.of_step(self._elapsed, count)
         self._state, observation, reward, terminated = self.array_environment.step(
-            np, self._started(), np.asarray(action)[None], draws
+            np, self._started(), np.asarray(action)[None], random
         )
+        self._elapsed += 1
         facts = (getattr(self.array_environment, name)(np, self._state) for name in ("success", "truncated", "score"))
         success, truncated, score = (None if fact is None else fact[0] for fact in facts)
         info = {} if success is None else {"is_success": bool(success)}
@@ -89,8 +109,12 @@ class ArrayGymnasiumEnv(gymnasium.Env):
         self._window.close()
         self.array_environment.close()
 
-    def _random(self, draws: int) -> np.ndarray:
-        return self.np_random.random((1, draws), dtype=np.float32)
+    def draw_from(self, draws: Draws) -> None:
+        """Takes the random numbers of the episodes that begin from here on from ``draws``, whatever their seed."""
+        self._draws = draws
+
+    def _random(self, count: int) -> np.ndarray:
+        return self.np_random.random((1, count), dtype=np.float32)
 
     def _started(self) -> State:
         if self._state is None:

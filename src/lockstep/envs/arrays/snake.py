@@ -35,7 +35,8 @@ class Snake(ArrayEnvironment):
     On a full board ``food`` is ``size²``, a cell that isn't there. A snake that ran into something stays where it was.
 
     The observation is an image, uint8 ``[size, size, 3]``, whose channels are head, body and food, 255 where they are.
-    With ``ages`` the body tells its direction: it fades towards the tail, from 255 to 55.
+    With ``ages`` the body tells its direction, for it fades towards the tail: ``55 + 200 * age // length``, with age 1
+    at the tail and ``length - 1`` at the neck.
 
     The board has 4 to 32 rows and columns; ``gamma``, the discount of the shaping, should be the learner's.
 

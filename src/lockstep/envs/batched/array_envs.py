@@ -39,6 +39,32 @@ def uniform(keys: np.ndarray, episodes: np.ndarray, steps: np.ndarray, draws: in
     return (x >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
 
 
+def step_key(seed: int, purpose: str, key: int) -> np.uint64:
+    """The key of an environment's steps, see :func:`uniform`."""
+    return keyed_generator(seed, f"{purpose}/step", key).integers(2**64, dtype=np.uint64)
+
+
+class EvaluationDraws:
+    """Draws the random numbers of one episode of an evaluation, those that :class:`ArrayEnvs` has in it.
+
+    Args:
+        seed: of the episodes' starts.
+        episode: which of them it is.
+    """
+
+    def __init__(self, seed: int, episode: int) -> None:
+        self._seed, self._episode = seed, episode
+        self._key = np.array([step_key(seed, "eval", episode)])
+
+    def of_reset(self, count: int) -> np.ndarray:
+        """Uniform in [0, 1), float32 ``[1, count]``."""
+        return keyed_generator(self._seed, "eval", self._episode).random((1, count), np.float32)
+
+    def of_step(self, elapsed: int, count: int) -> np.ndarray:
+        """Uniform in [0, 1), float32 ``[1, count]``, of the step after ``elapsed`` ones."""
+        return uniform(self._key, np.zeros(1, np.int64), np.array([elapsed]), count)
+
+
 class ArrayEnvs(HostEnvs):
     """One batch of an array environment."""
 
@@ -48,8 +74,7 @@ class ArrayEnvs(HostEnvs):
         super().__init__(wanted.description, wanted.env_ids)
         self._wanted, self._env, self._keyed = wanted, make_arrays(wanted.config), KeyedDraws()
         keys = wanted.keys if self._env.step_draws else []
-        generators = [keyed_generator(wanted.seed, f"{wanted.purpose}/step", key) for key in keys]
-        self._step_keys = np.array([g.integers(2**64, dtype=np.uint64) for g in generators], np.uint64)
+        self._step_keys = np.array([step_key(wanted.seed, wanted.purpose, key) for key in keys], np.uint64)
         self._limit = wanted.description.max_episode_steps or self._env.max_episode_steps
         self._elapsed = np.zeros(self.num_envs, np.int64)
         self._state: dict[str, np.ndarray] = {}

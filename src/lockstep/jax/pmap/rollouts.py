@@ -72,8 +72,7 @@ class RolloutModel:
     def sample(self, obs: Any, rng: Array) -> Array:
         """Draws actions ``[n, …]``."""
         net, rows = self.actor.net, self._rows(obs)
-        draw = jax.random.gumbel if net.discrete else jax.random.normal
-        noise = draw(rng, (len(rows), net.action.outputs), jnp.float32)
+        noise = distributions.action_noise(net, rng, (len(rows), net.action.outputs))
         return self.actor(rows, jnp.zeros((len(rows), 0)), noise).actions
 
     def mode(self, obs: Any) -> Array:

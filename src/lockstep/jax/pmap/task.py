@@ -33,6 +33,7 @@ from lockstep.jax.training import Customs
 from lockstep.jax_engine.distributed.mesh import get_num_devices
 from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.setup.set_up import prepare_jax
+from lockstep.jax_engine.shards.keys import seed_key
 
 logger = logging.getLogger("lockstep.jax")
 
@@ -211,7 +212,7 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
 
     @cached_property
     def _model(self) -> Any:
-        return self.get_initial_model(jax.random.key(keyed_seed(self.runner_config.seed, "init/custom")))
+        return self.get_initial_model(seed_key(keyed_seed(self.runner_config.seed, "init/custom")))
 
     def _in_users_names(self, message: str) -> str:
         return in_configs_names(super()._in_users_names(message))
@@ -238,7 +239,7 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         return found[0], found[1]
 
     def _first_envs(self) -> tuple[Any, Any] | None:
-        found = self.get_initial_env_state(jax.random.key(keyed_seed(self.runner_config.seed, "env_state")))
+        found = self.get_initial_env_state(seed_key(keyed_seed(self.runner_config.seed, "env_state")))
         if found is not None and not (isinstance(found, tuple) and len(found) == 2):
             raise ValueError(
                 f"get_initial_env_state: {type(found).__name__} was returned; return (obs, state) of all environments, "

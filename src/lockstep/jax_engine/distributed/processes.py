@@ -34,6 +34,8 @@ WITHOUT_LIMIT_SECONDS = 20 * 86400.0
 
 LEAST_WIDTH = 8
 """Bytes that processes tell one another are filled up to a power of two, from this one on."""
+MOST_WIDTH = 1 << 30
+"""More bytes travel in pieces of as many: sizes in bytes, and what a collective carries, have 31 bits."""
 
 LOST = re.compile(r"gloo|nccl|connection|coordination service|heartbeat|barrier", re.IGNORECASE)
 """What a status of XLA's speaks of when another process is gone."""
@@ -255,10 +257,22 @@ def gather_bytes(payload: bytes) -> list[bytes]:
         return [payload]
     words = np.frombuffer(payload, np.uint8)
     with life.waiting():
-        sizes = multihost_utils.process_allgather(np.array([words.size], np.int32)).reshape(-1)
-        width = 1 << max(LEAST_WIDTH, int(sizes.max() - 1).bit_length())  # of few widths, for each is a program
-        rows = multihost_utils.process_allgather(np.pad(words, (0, width - words.size)))
-    return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+        parts = multihost_utils.process_allgather(np.array(divmod(words.size, MOST_WIDTH), np.int32)).reshape(-1, 2)
+        sizes = [int(whole) * MOST_WIDTH + int(rest) for whole, rest in parts]
+        pieces = {
+            start: _gather_rows(words[start : start + MOST_WIDTH], min(MOST_WIDTH, max(sizes) - start))
+            for start in range(0, max(1, *sizes), MOST_WIDTH)
+        }
+    return [
+        b"".join(bytes(rows[rank][: max(0, size - start)]) for start, rows in pieces.items())
+        for rank, size in enumerate(sizes)
+    ]
+
+
+def _gather_rows(words: np.ndarray, most: int) -> np.ndarray:
+    """Gathers bytes of every process, at ``most`` so many of each, as rows of one width."""
+    width = 1 << max(LEAST_WIDTH, (most - 1).bit_length())  # of few widths, for each is a program
+    return multihost_utils.process_allgather(np.pad(words, (0, width - words.size)))
 
 
 def gather_json(value: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from lockstep.jax_engine.envs.functional import (
 from lockstep.jax_engine.envs.functional_checks import check_functions
 from lockstep.jax_engine.envs.gymnax_environment import resets_itself, without_autoreset
 from lockstep.jax_engine.envs.protocol import Step, Tree
+from lockstep.jax_engine.shards.keys import seed_key
 
 SUCCESS = ("is_success", "success")
 
@@ -65,7 +66,7 @@ class FunctionalAdapter:
         self._autoreset = resets_itself(self._env)
         self._draws = bool(getattr(self._env, "step_draws", True))
         self.observation_space, self.action_space, self._keys, shapes = check_functions(
-            self._env, self._params, jax.random.key_data(jax.random.key(0)), where, FINAL if self._autoreset else ()
+            self._env, self._params, jax.random.key_data(seed_key(0)), where, FINAL if self._autoreset else ()
         )
         self.limit_note = None
         if hasattr(self._params, LIMIT) and not tells_truncation(shapes):

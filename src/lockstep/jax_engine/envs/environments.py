@@ -7,11 +7,13 @@ import functools
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from lockstep.config.run import EnvConfig
 from lockstep.config.users_code import one_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
+from lockstep.envs.arrays.base import render_modes
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
@@ -22,13 +24,14 @@ from lockstep.jax_engine.envs.wrappers import wrap
 class ArrayEnvironmentAdapter:
     """An array environment on ``jax.numpy``; its random numbers are float32, uniform in [0, 1)."""
 
-    cheap_reset = True
+    cheap_reset = can_render = True
 
     def __init__(self, env: ArrayEnvironment, max_episode_steps: int | None = None) -> None:
         self._env = env
         self.observation_space: gymnasium.Space = env.observation_space
         self.action_space: gymnasium.Space = env.action_space
         self.max_episode_steps: int | None = max_episode_steps or env.max_episode_steps
+        self.render_fps, self.render_modes = env.render_fps, render_modes(type(env))
 
     def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
         """See :meth:`JaxEnvironment.reset_random`."""
@@ -52,6 +55,18 @@ class ArrayEnvironmentAdapter:
             truncated = jnp.zeros_like(terminated)
         success, score = self._env.success(jnp, state), self._env.score(jnp, state)
         return Step(state, observation, reward, terminated, truncated, success, score=score)
+
+    def render(self, state: Tree) -> np.ndarray:
+        """Draws the picture of the first environment of a state."""
+        return self._env.render(state)
+
+    def text(self, state: Tree) -> str | None:
+        """Writes the first environment of a state as lines of text; None where there is no such picture."""
+        return self._env.text(state)
+
+    def close(self) -> None:
+        """Gives back what :meth:`render` opened."""
+        self._env.close()
 
 
 def is_jax_environment(config: EnvConfig) -> bool:

@@ -14,6 +14,7 @@ from lockstep.jax_engine.envs.default_params import that_may_be_called
 from lockstep.jax_engine.envs.functional import LIMIT, Environment, Outcome, with_limit
 from lockstep.jax_engine.envs.functional_checks import space_of
 from lockstep.jax_engine.envs.protocol import Tree
+from lockstep.jax_engine.shards.keys import seed_key
 
 CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0")
 
@@ -66,7 +67,7 @@ class GymnaxEnvironment(Environment):
         params = self._given(params)
         space = space_of(self._env.observation_space(params))
         if isinstance(space, gymnasium.spaces.Box):
-            seen, _ = jax.eval_shape(lambda key: self.reset(key, params), jax.random.key_data(jax.random.key(0)))
+            seen, _ = jax.eval_shape(lambda key: self.reset(key, params), jax.random.key_data(seed_key(0)))
             space = gymnasium.spaces.Box(
                 space.low.astype(seen.dtype), space.high.astype(seen.dtype), seen.shape, seen.dtype.type
             )

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from lockstep.config.run import EnvConfig
+from lockstep.envs.arrays.pictures.window import Window
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.envs.for_host import reset_draws, step_draws
 
@@ -20,22 +21,25 @@ DEFAULT_FPS = 30
 class DrawnEnvironment:
     """Steps and draws one environment as Gymnasium has it; its k-th evaluation episode begins as in ``eval``.
 
+    Pictures of array environments are shown in a window too (mode ``human``), and some are text (``ansi``).
+
     Raises:
-        ValueError: it has no picture, or a window is asked for; one line.
+        ValueError: it has no picture, or a window is asked for where there is none; one line.
     """
 
     def __init__(self, config: EnvConfig, mode: str) -> None:
-        if mode != "rgb_array":
+        self._env = env = make_environment(config)
+        if mode not in getattr(env, "render_modes", ["rgb_array"]):
             raise ValueError(
                 f"{config.id} is stepped by JAX and can't be shown in a window; --video out.mp4 records it"
             )
-        self._env = env = make_environment(config)
         if not getattr(env, "can_render", False):
             raise ValueError(
                 f"{config.id} can't be drawn: it has no render(state, params), which gives a picture uint8 "
                 "[height, width, 3]"
             )
-        self.metadata = {"render_fps": getattr(env, "render_fps", None) or DEFAULT_FPS}
+        fps = getattr(env, "render_fps", None) or DEFAULT_FPS
+        self.render_mode, self.metadata, self._window = mode, {"render_fps": fps}, Window(config.id, fps)
         entry = "mujoco" if config.id.startswith(MUJOCO_FAMILIES) else ""
         self.spec = SimpleNamespace(id=config.id, entry_point=entry)
         self._dtype = np.float32 if isinstance(env.action_space, gymnasium.spaces.Box) else np.int32
@@ -47,6 +51,7 @@ class DrawnEnvironment:
         """Begins the episode of a seed; its observation and an empty info."""
         self._seed, self._elapsed = np.array([seed], np.uint32), 0
         self._state, observation = self._reset(self._seed)
+        self._show()
         return _first(observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -56,16 +61,25 @@ class DrawnEnvironment:
         self._state, self._elapsed = step.state, self._elapsed + 1
         limit = self._env.max_episode_steps
         truncated = bool(step.truncated[0]) or (limit is not None and self._elapsed >= limit)
-        info = {} if step.success is None else {"is_success": bool(step.success[0])}
+        info: dict[str, Any] = {} if step.success is None else {"is_success": bool(step.success[0])}
+        info |= {} if step.score is None else {"score": int(step.score[0])}
+        self._show()
         return _first(step.observation), float(step.reward[0]), bool(step.terminated[0]), truncated, info
 
-    def render(self) -> np.ndarray:
-        """Draws the picture of the state, uint8 ``[height, width, 3]``."""
+    def render(self) -> Any:
+        """Draws the picture of the state, uint8 ``[height, width, 3]``, or writes it as text."""
         env: Any = self._env
-        return np.asarray(env.render(self._state))
+        return env.text(self._state) if self.render_mode == "ansi" else np.asarray(env.render(self._state))
+
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            env: Any = self._env
+            self._window.show(np.asarray(env.render(self._state)))
 
     def close(self) -> None:
-        """Does nothing: there is nothing to let go."""
+        """Gives back what rendering opened."""
+        self._window.close()
+        getattr(self._env, "close", lambda: None)()
 
 
 def _first(tree: Any) -> Any:

@@ -16,6 +16,7 @@ from lockstep.envs.arrays import ArrayEnvironment
 from lockstep.jax_engine.envs.functional import TERMS, Environment, EnvParams, Outcome, strong
 from lockstep.jax_engine.envs.functional_checks import space_of
 from lockstep.jax_engine.envs.protocol import Tree
+from lockstep.jax_engine.shards.keys import seed_key
 
 REWARD_PREFIXES = ("reward/", "reward_")
 """Metrics of these names are parts of the reward."""
@@ -127,7 +128,7 @@ class SimulatedEnvironment(TimedEnvironment):
 
     def observation_space(self, params: Any = None) -> gymnasium.Space:
         """See :meth:`Environment.observation_space`."""
-        key = jax.random.key_data(jax.random.key(0))
+        key = jax.random.key_data(seed_key(0))
         return _unbounded(jax.eval_shape(lambda k: self._env.reset(k).obs, key))
 
     def action_space(self, params: Any = None) -> gymnasium.Space:

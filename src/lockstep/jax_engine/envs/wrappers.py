@@ -50,6 +50,20 @@ class BatchWrapper:
         env: Any = self._env
         return env.render(state["env"])
 
+    @property
+    def render_modes(self) -> list[str]:
+        """How the one inside can be shown."""
+        return getattr(self._env, "render_modes", ["rgb_array"])
+
+    def text(self, state: Tree) -> str | None:
+        """Writes the first environment of a state as text, where :attr:`render_modes` has ``ansi``."""
+        env: Any = self._env
+        return env.text(state["env"])
+
+    def close(self) -> None:
+        """Gives back what :meth:`render` opened."""
+        getattr(self._env, "close", lambda: None)()
+
 
 class FrameSkip(BatchWrapper):
     """Every action is taken ``skip`` times, or until the episode ends; rewards add up, the last observation counts.

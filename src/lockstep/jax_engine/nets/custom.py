@@ -15,6 +15,7 @@ from jax import numpy as jnp
 from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.nets import encoders
+from lockstep.jax_engine.shards.keys import seed_key
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
@@ -130,7 +131,7 @@ def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> Cust
     """
     rows = jnp.asarray(net.observation.zeros(2))
     try:
-        module = make(observation_arrays(net.observation, rows), net.outputs, key=jax.random.key(seed))
+        module = make(observation_arrays(net.observation, rows), net.outputs, key=seed_key(seed))
         _check_state(name, module)
         custom = CustomNet(module)
         output, values = jax.eval_shape(

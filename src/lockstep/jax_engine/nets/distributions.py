@@ -111,11 +111,18 @@ def squash(net: PolicyNet, actions: Array) -> Array:
     return low + (high - low) * 0.5 * (jnp.tanh(actions) + 1.0)
 
 
+def action_noise(net: PolicyNet, key: Array, shape: tuple[int, ...]) -> Array:
+    """Draws what actions are sampled with, float32: Gumbel for discrete ones, standard normal for continuous ones."""
+    if net.discrete:
+        return jax.random.gumbel(key, shape, jnp.float32, mode="low")  # a setting of JAX's decides it otherwise
+    return jax.random.normal(key, shape, jnp.float32)
+
+
 def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
     """Draws random actions ``[n, …]``: uniform over what is allowed or within bounds, normal without bounds."""
     layout = net.action
     if layout.discrete:
-        noise = jax.random.gumbel(key, (len(rows), layout.outputs))
+        noise = action_noise(net, key, (len(rows), layout.outputs))
         mask = action_mask(net.observation, rows)
         return mode(net, noise if mask is None else jnp.where(mask, noise, MASKED_LOGIT))
     low, high = (np.asarray(bound, np.float32) for bound in (layout.low, layout.high))

@@ -15,7 +15,14 @@ import jaxlib.version
 import numpy as np
 
 from lockstep.core.life import life
-from lockstep.core.machine import cpu_features, instruction_set, kernel_variables, one_blas_thread, processor
+from lockstep.core.machine import (
+    cpu_features,
+    instruction_set,
+    kernel_variables,
+    one_blas_thread,
+    package_versions,
+    processor,
+)
 from lockstep.core.private import user_cache
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 
@@ -88,8 +95,40 @@ def add_xla_flags(flags: dict[str, str]) -> None:
     os.environ["XLA_FLAGS"] = " ".join(present + added)
 
 
-NUMBERS = {"jax_enable_x64": False, "jax_threefry_partitionable": True}
+NUMBERS = {
+    "jax_enable_x64": False,
+    "jax_explicit_x64_dtypes": "warn",
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_threefry_partitionable": True,
+    "jax_random_seed_offset": 0,
+    "jax_high_dynamic_range_gumbel": False,
+    "jax_softmax_custom_jvp": False,
+    "eager_constant_folding": False,
+    "jax_disable_jit": False,
+    "jax_use_shardy_partitioner": True,
+}
 """Settings of JAX's that decide an agent's numbers, which a user's own variables might have set otherwise."""
+PRECISION = "jax_default_matmul_precision"
+PRECISIONS = {"cuda": "highest"}
+"""The same of products of matrices, by platform; no TF32. Elsewhere JAX chooses."""
+JAX_VARIABLES = (
+    *("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_OPTIMIZATION_LEVEL", "JAX_EXEC_TIME_OPTIMIZATION_EFFORT"),
+    *("JAX_MEMORY_FITTING_LEVEL", "JAX_MEMORY_FITTING_EFFORT", "JAX_COMPILER_ENABLE_REMAT_PASS"),
+    *("JAX_ENABLE_PGLE", "JAX_PGLE_PROFILING_RUNS", "JAX_COMPILATION_CACHE_EXPECT_PGLE"),
+    *("JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS", "JAX_EMBEDDED_CONSTANTS_MAX_BYTES", "JAX_SCAN3", "JAX_REMAT3"),
+    *("JAX_CUSTOM_VJP3", "JAX_USE_DIRECT_LINEARIZE", "JAX_ENABLE_CUSTOM_PRNG", "JAX_THREEFRY_GPU_KERNEL_LOWERING"),
+    *("JAX_BCOO_CUSPARSE_LOWERING", "JAX_RAGGED_DOT_USE_RAGGED_DOT_INSTRUCTION"),
+    "JAX_RAGGED_DOT_USE_GPU_PALLAS_TRITON_LOWERING",
+    *("JAX_PALLAS_USE_MOSAIC_GPU", "JAX_USE_MAGMA", "JAX_DEFAULT_DEVICE", "JAX_PJRT_CLIENT_CREATE_OPTIONS"),
+)
+"""By which JAX compiles otherwise: they are the user's, as ``XLA_FLAGS`` is, and the same in every process."""
+
+
+def settle_numbers(platform: str) -> None:
+    """Gives JAX the :data:`NUMBERS` and the platform's precision; a version without a setting goes without it."""
+    for name, value in {**NUMBERS, PRECISION: PRECISIONS.get(platform)}.items():
+        if name in jax.config.values:
+            jax.config.update(name, value)
 
 
 def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:
@@ -113,11 +152,9 @@ def configure(threads: int, platform: str, devices: int | None, pool: int | None
         add_xla_flags(ONE_THREAD_FLAGS if threads == 1 else {})
     elif platform == "cuda":
         add_xla_flags(GPU_FLAGS)
-        jax.config.update("jax_default_matmul_precision", "highest")  # no TF32
     one_blas_thread()
     jax.config.update("jax_platforms", PLATFORMS[platform])
-    for name, value in NUMBERS.items():
-        jax.config.update(name, value)
+    settle_numbers(platform)
     if platform == "cpu":
         _set_cpu_devices(devices or 1)
     use_compilation_cache()
@@ -228,7 +265,7 @@ def machine_facts() -> dict[str, str]:
         "machine": machine.machine(),
         "cpu": processor(),
         "cpu capability": instruction_set(),
-        "kernel variables": kernel_variables(),
+        "kernel variables": kernel_variables(JAX_VARIABLES),
         "device": jax.devices()[0].device_kind,
         "platform": jax.default_backend(),
         "jax": jax.__version__,
@@ -236,6 +273,7 @@ def machine_facts() -> dict[str, str]:
         "xla flags": os.environ.get("XLA_FLAGS", ""),
         "numpy": np.__version__,
         "gymnasium": gymnasium.__version__,
+        "packages of environments": package_versions(),
         "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
         "python": ".".join(machine.python_version_tuple()[:2]),
     }

@@ -204,6 +204,6 @@ def _empty(count: int, shape: jax.ShapeDtypeStruct) -> Array:
     if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
         kind = str(jax.random.key_impl(shape))  # pyright: ignore[reportArgumentType]
         words = jax.random.key_data(jax.random.key(0, impl=kind))
-        return jax.random.wrap_key_data(jnp.zeros((count, *shape.shape, *words.shape), words.dtype))
+        return jax.random.wrap_key_data(jnp.zeros((count, *shape.shape, *words.shape), words.dtype), impl=kind)
     with jax.enable_x64(True):
         return jnp.zeros((count, *shape.shape), shape.dtype)

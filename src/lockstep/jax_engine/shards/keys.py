@@ -23,6 +23,11 @@ def key_of(words: ArrayLike) -> Array:
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
+def seed_key(seed: int) -> Array:
+    """Gives the threefry key that ``jax.random.key`` makes of a seed of 32 bits, whatever settings of JAX's say."""
+    return key_of(np.array([0, seed], np.uint32))
+
+
 def keyed(key: Array, *numbers: Array | int) -> Array:
     """Gives the key of further numbers."""
     for number in numbers:

@@ -248,10 +248,7 @@ class RayRanks:
                 with contextlib.suppress(OSError, ValueError):
                     stream.flush()
                     os.write(stream.fileno(), text)
-        if told.native:
-            os.set_blocking(self._native[rank], False)
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._native[rank], told.native)
+        self._take_native(rank, told.native)
         if told.code is None:
             return
         self._codes[rank] = told.code
@@ -262,6 +259,14 @@ class RayRanks:
             message.write_text(told.message)
         if told.done:
             message.with_suffix(".done").touch()
+
+    def _take_native(self, rank: int, text: bytes) -> None:
+        """Puts what a rank's libraries have written to that of the others; it may be more than a pipe holds."""
+        os.set_blocking(self._native[rank], False)
+        while text:
+            with contextlib.suppress(BlockingIOError):
+                text = text[os.write(self._native[rank], text) :]
+            self._errors.read(self._errors.descriptors)
 
     def _lost(self, rank: int) -> None:
         """Notes a rank whose actor is gone as one that was killed."""

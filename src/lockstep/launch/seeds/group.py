@@ -36,7 +36,7 @@ from lockstep.runs.making import create_run
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.runs.trust import remember_names
+from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.own_loss.recorded import told_apart
 from lockstep.training.stop import stop_requests
 
@@ -69,7 +69,8 @@ def start_group(
         RunError: some of the seeds failed; one line, and the others are done.
     """
     options, is_new = request.options, path is None
-    config = request.config if path is None else resumed_config(path, request.overrides, options.trust)
+    named = names_in(request.config)
+    config = request.config if path is None else resumed_config(path, request.overrides, options.trust, named=named)
     check_engine_options(options, config)
     changed, stored, lines = dict[Path, Change](), None, list[str]()
     if path is None:

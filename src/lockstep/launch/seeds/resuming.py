@@ -15,6 +15,7 @@ from lockstep.launch.seeds.making import config_of_seed
 from lockstep.runs.directory import LOCK, open_run, seeds_in
 from lockstep.runs.lock import is_held
 from lockstep.runs.stored import stored_config
+from lockstep.runs.trust import names_in
 from lockstep.training.limits import follows_length
 
 Change = tuple[Config, Config]
@@ -45,10 +46,10 @@ def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], opt
     settings, changed = settings_of_seeds(group, config, overrides), dict[Path, Change]()
     if not settings:
         return changed
-    mirror = settings.get("checkpoint", {}).get("mirror")
+    named = names_in(config_of_seed(group, config, config.seed))  # which the group may name, it may
     for run in seeds_in(group):
         stored = stored_config(run, warn=False)
-        own = resumed_config(run, settings, options.trust, warn=False, named=() if mirror is None else (mirror,))
+        own = resumed_config(run, settings, options.trust, warn=False, named=named)
         if own == stored:
             continue
         if is_held(run / LOCK):

@@ -11,9 +11,13 @@ PACKAGES = {
     "gs": "gcsfs",
     "gcs": "gcsfs",
     "abfs": "adlfs",
+    "abfss": "adlfs",
     "az": "adlfs",
+    "oss": "ossfs",
+    "sftp": "fsspec paramiko",
+    "ssh": "fsspec paramiko",
 }
-"""What to install for a protocol."""
+"""What to install for a protocol, which brings fsspec where it isn't named."""
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"}
 """Where a file appears once it is whole."""
 TEMPORARY = ".part"
@@ -48,12 +52,14 @@ class Place:
             import fsspec
         except ImportError:
             raise MirrorError(f"{url}: needs fsspec; {how_to_install(scheme)}") from None
+        missing = f"{url}: fsspec has no package for {scheme}; {how_to_install(scheme)}"
         try:
             self._fs, self._root = fsspec.url_to_fs(self.url, skip_instance_cache=True, use_listings_cache=False)
         except ImportError:
-            raise MirrorError(f"{url}: fsspec has no package for {scheme}; {how_to_install(scheme)}") from None
+            raise MirrorError(missing) from None
         except ValueError as error:
-            raise MirrorError(f"{url}: {one_line(error)}") from None
+            unknown = scheme in PACKAGES and scheme not in fsspec.available_protocols()  # until its package names it
+            raise MirrorError(missing if unknown else f"{url}: {one_line(error)}") from None
         self._whole = scheme in OBJECT_STORES
 
     def _path(self, name: str) -> str:
@@ -128,7 +134,7 @@ class Place:
 
 def how_to_install(scheme: str) -> str:
     """Names the command that installs what a scheme needs."""
-    return f"pip install '{PACKAGES.get(scheme, 'fsspec')}'"
+    return " ".join(["pip install", *(f"'{package}'" for package in PACKAGES.get(scheme, "fsspec").split())])
 
 
 def one_line(error: BaseException) -> str:

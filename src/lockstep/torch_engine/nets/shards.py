@@ -82,6 +82,12 @@ def to_shards(x: Tensor, num_shards: int) -> Tensor:
     return parts.reshape(num_shards, steps * rows, *x.shape[2:])
 
 
+def laid_out(x: Tensor, num_shards: int) -> Tensor:
+    """Does what :func:`to_shards` does of two steps or more, contiguous and by one copy always; see :func:`aligned`."""
+    own = x.clone(memory_format=torch.contiguous_format) if num_shards == 1 else x
+    return to_shards(own, num_shards).contiguous()
+
+
 def from_shards(x: Tensor, steps: int) -> Tensor:
     """Reverses :func:`to_shards`: ``[k, T·rows]`` to ``[T, k·rows]``."""
     shards = len(x)

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.config.engines import VISIBLE
 from lockstep.torch_engine.nets.memory import on_host
 
 TYPES = {"cuda": "cuda", "xpu": "xpu"}
 """PyTorch's type of each ``device`` of a config that is an accelerator of this engine; tests put theirs in."""
 PREFERRED = ("cuda", "xpu")
 """What ``device: auto`` takes, the first that is here; else the CPU."""
-VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 GRAPHS = ("CUDAGraph", "XPUGraph")
 NEEDED = ("device_count", "current_device", "set_device", "synchronize", "get_device_name", "get_rng_state")
 """What a run asks of a device's module whatever its settings."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,6 +115,31 @@ def shards_that_fit(net: PolicyNet, config: Config) -> int:
     images = max(1, min(IMAGES_TOGETHER, BYTES_TOGETHER // net.observation.image_bytes))
     fit = min(config.shards, max(1, images // _samples(config)))
     return 1 << fit.bit_length() - 1
+
+
+class Modes(NamedTuple):
+    """How a rank's shards go through the networks; see :class:`lockstep.torch_engine.session.Session`."""
+
+    mode: Mode
+    rollout_mode: Mode
+    together: int
+
+
+def expected_modes(config: Config, net: PolicyNet, platform: str) -> Modes:
+    """Says what is chosen if all checks pass, for plans: without a state, and whatever the machine.
+
+    But networks of a user's own go shard by shard, and what is too large to be computed twice does on a GPU.
+    """
+    on_cpu, half = platform == "cpu", config.precision == "bf16"
+    loops = net.convolutional or net.custom is not None or config.compile or (on_cpu and half)
+    if not on_cpu:  # where a lone shard has other bits
+        loops = loops or not may_be_paired(sum(map(math.prod, net.shapes().values())), config)
+    if config.reduction == "fast" or not loops:
+        return Modes("batched", "batched", 1)
+    if not net.convolutional or net.custom is not None or (on_cpu and half):
+        return Modes("loop", "loop", 1)
+    lone = _samples(config) // config.ppo.gradient_accumulation == 1
+    return Modes("loop", "batched", 1 if lone or config.compile or not on_cpu else shards_that_fit(net, config))
 
 
 def _mode_of_custom(state: TrainState, custom: CustomNet, config: Config, communicator: Communicator) -> Mode:

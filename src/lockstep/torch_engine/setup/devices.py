@@ -14,7 +14,7 @@ import torch
 
 from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
-from lockstep.core.machine import kernel_variables, one_blas_thread, processor
+from lockstep.core.machine import kernel_variables, one_blas_thread, package_versions, processor
 from lockstep.core.private import user_cache
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
@@ -97,6 +97,7 @@ def machine_facts(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "gymnasium": gymnasium.__version__,
+        "packages of environments": package_versions(),
         "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
         "python": ".".join(platform.python_version_tuple()[:2]),
     }

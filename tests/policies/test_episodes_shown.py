@@ -1,0 +1,135 @@
+"""``play`` and the videos of a run show the episodes that evaluations count; where they can't, a line says so."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lockstep.config.checks import resolve
+from lockstep.config.engines import engine_module
+from lockstep.config.run import Config, EnvConfig
+from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium.make import make_environment
+from lockstep.launch.defaults import request_of
+from lockstep.policies import videos
+from lockstep.policies.evaluation import evaluate
+from lockstep.policies.policy import Policy
+from lockstep.policies.videos import check_video, drawn_environment, play
+from lockstep.runs.checkpoint import POLICY
+from lockstep.torch_engine.state import make_net
+from lockstep.training.session import policy_of
+
+SMALL = {"hidden_sizes": [8], "image": {"width": 0.25, "depth": 1}}
+
+
+def policy_in(env: dict[str, Any], engine: str = "torch") -> Policy:
+    """A policy of random parameters."""
+    settings = {"env": env, "engine": engine, "network": SMALL, "eval": {"max_steps": 80}, "seed": 5}
+    config = resolve(Config.model_validate(settings))
+    description = describe(config.env)
+    net, generator = make_net(config, description.observation, description.action), np.random.default_rng(0)
+    arrays = {POLICY + name: generator.normal(0, 0.5, shape).astype(np.float32) for name, shape in net.shapes().items()}
+    return policy_of(config, description, arrays, 0)
+
+
+def assert_shows_what_counts(policy: Policy, episodes: int = 4, deterministic: bool = True) -> None:
+    """Plays and evaluates from the same state of the policy's own noise."""
+    policy.reset(policy.config.seed)
+    shown = play(policy, None, episodes, None, deterministic)
+    table = evaluate(policy, episodes, None, deterministic, 1 if not deterministic else episodes)
+    assert [length for _, length, _ in shown] == table[:, 1].tolist()
+    np.testing.assert_allclose([total for total, *_ in shown], table[:, 0], rtol=1e-4, atol=1e-4)
+    scores = [score for *_, score in shown]
+    assert scores == ([None] * episodes if np.isnan(table[:, 3]).any() else table[:, 3].tolist())
+
+
+@pytest.fixture
+def unseen(monkeypatch):
+    """Has environments drawn by nobody, so that no picture needs a package."""
+
+    def made(config: EnvConfig, _: str) -> Any:
+        if config.jax_only:
+            return engine_module("jax").DrawnEnvironment(config, "rgb_array")
+        return make_environment(config)
+
+    monkeypatch.setattr(videos, "drawn_environment", made)
+
+
+ENVIRONMENTS = {
+    "CartPole": {"id": "lockstep/CartPole-v1"},
+    "CartPole on tensors": {"id": "lockstep/CartPole-v1", "backend": "tensor", "max_episode_steps": 15},
+    "Snake": {"id": "lockstep/Snake-v0", "kwargs": {"size": 4}},
+    "stacked Snake": {"id": "lockstep/Snake-v0", "kwargs": {"size": 4}, "frame_stack": 2},
+    "images": {"id": "lockstep/GridWorldPixels-v0", "max_episode_steps": 20},
+    "stacked PushCube": {"id": "lockstep/PushCube-v0", "frame_stack": 3, "max_episode_steps": 15},
+    "one by one": {"id": "lockstep/Snake-v0", "kwargs": {"size": 4}, "backend": "gymnasium", "sticky_actions": 0.3},
+}
+
+
+@pytest.mark.usefixtures("unseen")
+@pytest.mark.parametrize("env", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+def test_the_episodes_of_array_environments_are_those_that_count(env):
+    policy = policy_in(env)
+    assert_shows_what_counts(policy)
+    assert_shows_what_counts(policy, deterministic=False)
+
+
+IN_JAX = {
+    "Snake": {"id": "lockstep/Snake-v0", "kwargs": {"size": 4}},
+    "wrapped CartPole": {"id": "lockstep/CartPole-v1", "frame_skip": 2, "sticky_actions": 0.3, "frame_stack": 2},
+}
+
+
+@pytest.mark.usefixtures("unseen")
+@pytest.mark.parametrize("env", IN_JAX.values(), ids=IN_JAX)
+def test_those_that_jax_draws_are_too(env):
+    policy = policy_in({**env, "backend": "jax", "max_episode_steps": 40}, "jax")
+    assert_shows_what_counts(policy, 2, deterministic=False)  # each of which is compiled anew
+
+
+@pytest.mark.usefixtures("unseen")
+def test_a_run_inside_the_compiled_program_shows_them():
+    """Whose evaluations are stepped on the host."""
+    config = request_of(["CartPole-v1", "--engine", "jax"]).config
+    assert_shows_what_counts(policy_in(config.env.model_dump(), "jax"))
+
+
+@pytest.mark.usefixtures("unseen")
+def test_a_video_is_of_an_evaluations_first_episode(monkeypatch, tmp_path):
+    class Writer(list):
+        append_data = list.append
+
+        def close(self):
+            assert len(self) == evaluate(policy, 1)[0, 1]
+
+    writer, policy = Writer(), policy_in({"id": "lockstep/PushCube-v0", "max_episode_steps": 15})
+    monkeypatch.setattr(videos, "video_writer", lambda path, _: path.touch() or writer)
+    monkeypatch.setattr(videos, "_frame", lambda _: np.zeros((2, 2, 3), np.uint8))
+    assert videos.record_evaluation(policy, tmp_path / "a.mp4") == pytest.approx(evaluate(policy, 1)[0, 0])
+    assert writer
+
+
+def test_other_episodes_would_be_found():
+    """Two seeds, and two episodes of a seed, differ."""
+    policy = policy_in(ENVIRONMENTS["Snake"])
+    policy.reset(5)
+    first = evaluate(policy, 8, None, False, 1)
+    assert len({tuple(row) for row in first.tolist()}) > 2
+    assert not np.array_equal(evaluate(policy, 8, 6, False, 1), first)
+
+
+@pytest.mark.parametrize("mode", ["rgb_array", "human", "ansi"])
+def test_another_environment_is_not_shown_in_envpools_place(mode):
+    line = r"^env.backend: envpool, which draws no pictures, and an .* another one; lockstep eval plays CartPole-v1$"
+    with pytest.raises(ValueError, match=line):
+        drawn_environment(EnvConfig(id="CartPole-v1", backend="envpool"), mode)
+    with pytest.raises(
+        ValueError, match=r"^env.id: simulators:isaac is a simulator on tensors, .* can't be drawn here"
+    ):
+        drawn_environment(EnvConfig(id="simulators:isaac", backend="tensor"), mode)
+
+
+def test_no_run_starts_whose_videos_would_be_of_another_environment():
+    pytest.importorskip("imageio_ffmpeg")
+    with pytest.raises(ValueError, match=r"^eval.record_video: env.backend: envpool, which draws no pictures"):
+        check_video(EnvConfig(id="CartPole-v1", backend="envpool"))
