@@ -15,7 +15,9 @@ _STOPPED = "lockstep: stopped by a signal, with a checkpoint"
 _FULL = "(the disk is full|No space left on device)"
 
 
-def expected_line(fault: Fault, processes: Processes, victims: Collection[int], run: Path) -> str | None:
+def expected_line(
+    fault: Fault, processes: Processes, victims: Collection[int], run: Path, workers: int | None = None
+) -> str | None:
     """The regular expression of the one line by which a run tells a fault; None: nobody is left to say anything.
 
     Args:
@@ -23,6 +25,8 @@ def expected_line(fault: Fault, processes: Processes, victims: Collection[int], 
         processes: of the run, before the fault.
         victims: that get its signal.
         run: the run directory.
+        workers: that step a rank's environments, and as many those of its evaluations, which are started later; None:
+            nobody knows how many, so that the number of one may be any that it can have.
     """
     if fault.kind == "stop":
         return re.escape(_STOPPED)
@@ -35,7 +39,8 @@ def expected_line(fault: Fault, processes: Processes, victims: Collection[int], 
         return rf"{_ERROR}rank \d+ {_KILLED}"
     if fault.target == "rank":
         return rf"{_ERROR}rank {processes.ranks[victim]} {_KILLED}"
-    rank, number = processes.place_of(victim)
+    rank, place = processes.place_of(victim)
+    number = str(place % workers) if workers else f"({'|'.join(map(str, range(place + 1)))})"
     named = "" if rank is None or len(processes.ranks) == 1 else f"rank {rank}: "
     return rf"{_ERROR}{named}environment \d+ \(.+\), worker process {number}, {_KILLED}"
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SMALL = ("--num-envs", "8", "--num-steps", "16", "--ppo.num-epochs", "2", "--ppo.num-minibatches", "2")
+WORKERS = "--env.workers"
 STEPS = 128
 """Environment steps of an iteration."""
 
@@ -37,6 +38,11 @@ class Case:
         """Environment steps of an iteration."""
         return STEPS
 
+    @property
+    def workers_of_a_rank(self) -> int | None:
+        """How many step its environments, and as many those of evaluations; None: a session's own words say it."""
+        return int(self.words[self.words.index(WORKERS) + 1]) if WORKERS in self.words else None
+
     def command(self) -> list[str]:
         """The words of ``lockstep train`` that every session of the case shares."""
         steps = ("--total-steps", str(STEPS * self.iterations))
@@ -50,7 +56,7 @@ _JAX = (
     ("--nproc", "2", "--simulate-devices", "1"),
 )
 _CARTPOLE = ("lockstep/CartPole-v1",)
-_WITH_WORKERS = ("Pendulum-v1", "--normalize.observations", "--normalize.returns", "--env.workers", "2")
+_WITH_WORKERS = ("Pendulum-v1", "--normalize.observations", "--normalize.returns", WORKERS, "2")
 _WITH_JAX = ("--engine", "jax")
 CASES = (
     Case("torch", _CARTPOLE, 400, 50, _TORCH),

@@ -114,7 +114,7 @@ class Session:
             victims = fault.one_of(found.of_role(fault.target))
             if not victims and fault.kind != "disk":
                 return None
-            line = None if fault.kind == "pause" else expected_line(fault, found, victims, self._run)
+            line = self._expected(fault, found, victims)
             aim = self._reached(fault, found, victims)
         except TimeoutError as error:
             send(marked(self._mark), signal.SIGKILL)
@@ -173,6 +173,12 @@ class Session:
         return value
 
     # --- deeds --------------------------------------------------------------------------------------------------
+
+    def _expected(self, fault: Fault, found: Processes, victims: Sequence[int]) -> str | None:
+        """What must be said of a fault, if it ends the session."""
+        if not fault.ends:
+            return None
+        return expected_line(fault, found, victims, self._run, self._case.workers_of_a_rank)
 
     def _done(self, deed: Deed) -> Told:
         """Does it, at once, and waits for what comes of it."""

@@ -10,7 +10,7 @@ from command_line import NEEDS_PROC
 
 from benchmarks.chaos.lines import expected_line, problem_of
 from benchmarks.chaos.moments import Commit, Evaluation, commits_in, evaluation_of
-from benchmarks.chaos.plan import Fault
+from benchmarks.chaos.plan import CASES, Fault
 from benchmarks.chaos.processes import Processes
 from lockstep.core.life import LINE_BYTES, Life, Part
 
@@ -35,12 +35,22 @@ KILLED = "was killed by SIGKILL; out of memory?"
     ],
 )  # fmt: skip
 def test_the_one_line_must_say_what_was_struck_and_by_what(words, victims, line, others):
-    expected = expected_line(Fault(words[0], words[1], "training", 1, 0.5), SERVED, victims, RUN)
+    expected = expected_line(Fault(words[0], words[1], "training", 1, 0.5), SERVED, victims, RUN, workers=2)
     assert problem_of(f"lockstep: warning: x\nlockstep: error: {line}\n", expected) is None
     for other in others:
         assert "another line than" in (problem_of(f"lockstep: error: {other}\n", expected) or "")
     assert "not one line" in (problem_of("", expected) or "")
     assert "not one line" in (problem_of(f"lockstep: error: {line}\nTraceback\n", expected) or "")
+
+
+def test_workers_of_evaluations_have_numbers_of_their_own():
+    processes = Processes(10, {}, workers={10: (20, 21, 22, 23)})
+    fault = Fault("kill", "worker", "training", 1, 0.5)
+    line = "lockstep: error: environment 0 (Pendulum-v1), worker process {}, " + KILLED
+    for workers, numbers in ((2, [1]), (3, [0]), (None, [0, 1, 2, 3])):
+        expected = expected_line(fault, processes, [23], RUN, workers)
+        assert [n for n in range(5) if problem_of(line.format(n), expected) is None] == numbers
+    assert [case.workers_of_a_rank for case in CASES] == [2 if case.workers else None for case in CASES]
 
 
 def test_a_lone_worker_is_told_without_a_rank_and_a_stop_by_its_own_line():
