@@ -94,3 +94,18 @@ def test_a_job_of_slurm_is_a_run_of_its_own(tmp_path, monkeypatch):
         monkeypatch.setenv("SLURM_STEP_ID", "0")
         places.add(meeting._place(tmp_path, topology))
     assert len(places) == 2
+
+
+def test_what_a_killed_run_of_one_host_left_is_removed_by_the_next(tmp_path):
+    here = Topology(0, 1, 0, 1, launched=True, master_addr="127.0.0.1")
+    assert here.on_one_host
+    left = tmp_path / f"{meeting.PREFIX}{meeting.of_this_host()}doctor-0-of-another-launcher"
+    elsewhere = tmp_path / f"{meeting.PREFIX}another-host-doctor-0-of-another-launcher"
+    for place in (left, elsewhere):
+        place.mkdir()
+        with meeting.hold(place):
+            pass
+    with common_store(tmp_path, here) as store:
+        assert store.is_dir()
+        assert not left.exists()
+    assert list(tmp_path.iterdir()) == [elsewhere]

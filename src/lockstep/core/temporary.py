@@ -32,7 +32,7 @@ def temporary_directory(in_memory: bool = False, within: Path | None = None) -> 
         within: in this directory, which other hosts may share: only those that were made on this one are removed there.
     """
     base = _MEMORY if in_memory and os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    ours = "" if within is None else _ours()
+    ours = "" if within is None else of_this_host()
     begun = Path(tempfile.mkdtemp(prefix=_BEGUN + ours, dir=within or base))
     directory = begun.with_name(PREFIX + begun.name.removeprefix(_BEGUN))
     with hold(begun):
@@ -52,7 +52,7 @@ def hold(directory: Path) -> Iterator[None]:
         yield
 
 
-def _ours() -> str:
+def of_this_host() -> str:
     """Begins names of directories that other hosts see, whose locks may not be seen by all of them."""
     return f"{platform.node()}-"
 
@@ -68,7 +68,7 @@ def _lock(descriptor: int) -> bool:
 def sweep_temporary(within: Path | None = None) -> None:
     """Removes directories of this user that nobody holds: their makers were killed. Also ``within`` a directory."""
     places = [(Path(tempfile.gettempdir()), ""), (_MEMORY, "")]
-    for base, ours in places if within is None else [*places, (within, _ours())]:
+    for base, ours in places if within is None else [*places, (within, of_this_host())]:
         for directory in [*base.glob(f"{PREFIX}{ours}*"), *base.glob(f"{_BEGUN}{ours}*")]:
             with contextlib.suppress(OSError):
                 _sweep(directory)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.process import started_at
-from lockstep.core.temporary import PREFIX, hold
+from lockstep.core.temporary import PREFIX, hold, of_this_host, sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.doctor.watch.side_store import rank_directory, read_json, write_json
 from lockstep.runs.directory import is_writer
@@ -43,6 +43,7 @@ def common_store(directory: Path | None, topology: Topology) -> Iterator[Path]:
         yield _join(place, topology.rank)
         return
     try:
+        sweep_temporary(directory)
         _empty(place)
         with hold(place):
             yield _gather(place, topology.world_size)
@@ -52,11 +53,11 @@ def common_store(directory: Path | None, topology: Topology) -> Iterator[Path]:
 
 def _place(directory: Path | None, topology: Topology) -> Path:
     """Makes the directory that every rank of this run finds by itself, and few other runs do."""
-    run = [*(os.environ.get(name, "") for name in _NAMES), topology.master]
+    run, host = [*(os.environ.get(name, "") for name in _NAMES), topology.master], ""
     if topology.on_one_host:
-        run += [str(os.getppid()), started_at(os.getppid())]
+        run, host = [*run, str(os.getppid()), started_at(os.getppid())], of_this_host()
     name = hashlib.blake2b("|".join(run).encode(), digest_size=8).hexdigest()
-    return _owned(Path(directory or tempfile.gettempdir(), f"{PREFIX}doctor-{os.getuid()}-{name}"))
+    return _owned(Path(directory or tempfile.gettempdir(), f"{PREFIX}{host}doctor-{os.getuid()}-{name}"))
 
 
 def _owned(place: Path) -> Path:
@@ -107,7 +108,7 @@ def _join(place: Path, rank: int) -> Path:
                 write_json(_question(place, rank), question)
             answer.update(read_json(_answer(place, rank)) or {})
             if answer.get("word") == question["word"]:
-                rank_directory(place / answer["store"], rank).mkdir()
+                rank_directory(place / answer["store"], rank).mkdir(exist_ok=True)  # NFS may say so of its own
                 return False
         return True
 

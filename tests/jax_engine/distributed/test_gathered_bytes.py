@@ -71,3 +71,19 @@ def test_a_size_of_two_gibibytes_is_told(monkeypatch):
     with pytest.raises(SizesToldError):
         processes.gather_bytes(payload)  # type: ignore[arg-type]
     assert told[0].tolist() == [2, 5]
+
+
+@pytest.mark.parametrize(("size", "widths"), [(0, []), (512, [512]), (1100, [512, 512, 76])])
+def test_what_is_broadcast_travels_in_pieces_too(monkeypatch, size, widths):
+    first, sent = np.random.default_rng(0).bytes(size), []
+
+    def broadcast(piece):
+        start = sum(sent)
+        sent.append(len(piece))
+        return np.frombuffer(first[start : start + len(piece)], np.uint8)
+
+    monkeypatch.setattr(processes, "MOST_WIDTH", 512)
+    monkeypatch.setattr(processes, "gather_json", lambda length: [size, length])
+    monkeypatch.setattr(processes.multihost_utils, "broadcast_one_to_all", broadcast)
+    assert processes.broadcast_bytes(b"another's") == first
+    assert sent == widths

@@ -286,7 +286,10 @@ def broadcast_bytes(payload: bytes) -> bytes:
     if len(payload) == len(words):
         words[:] = np.frombuffer(payload, np.uint8)
     with life.waiting():
-        return np.asarray(multihost_utils.broadcast_one_to_all(words)).tobytes()
+        for start in range(0, len(words), MOST_WIDTH):
+            piece = words[start : start + MOST_WIDTH]
+            piece[:] = multihost_utils.broadcast_one_to_all(piece)
+    return words.tobytes()
 
 
 def check_ranks_alike(config_sha256: str) -> None:
