@@ -71,7 +71,7 @@ def test_an_environment_that_cannot_be_drawn_is_refused_before_anything_starts(t
     assert ended.code == 2
     assert error_line(ended) == (
         "lockstep: error: eval.record_video: UndrawableCartPole-v0 can't be rendered here: "
-        "RuntimeError: the screen is gone"
+        "RuntimeError: the screen is gone; --eval.record-video false goes on without videos"
     )
     assert not (tmp_path / "runs").exists()
 

@@ -11,6 +11,7 @@ from lockstep.commands import verify as command
 from lockstep.config.run import Config
 from lockstep.proof.kept import keep, run_of
 from lockstep.proof.verify import Comparison, Trace, recorded_config, verify
+from lockstep.report.lengths import lengths_of
 
 
 def compared(equal=True):
@@ -142,3 +143,61 @@ def test_the_command_keeps_it_beside_the_run(tmp_path, monkeypatch, capsys):
     assert main(["verify", "demo", "--world-sizes", "1,2", "--seed", "3"]) == 0
     assert "nothing is kept of this beside the run: seed is 0" in capsys.readouterr().err
     assert not (run / "verify.json").exists()
+
+
+def lengthened(path, summary=None):
+    """A run whose schedules fell by 1024 steps until its first iterations were done, and is killed or goes on."""
+    made = config_of(make_run(path.parent / f"{path.name}_made"))
+    two = 2 * made.steps_per_iteration
+    ppo = made.ppo.model_dump(mode="json") | {"schedule": "linear"}
+    run = make_run(path, summary, total_steps=2048, ppo=ppo)
+    (run / "summary.json").unlink()
+    return run, two
+
+
+def add_state(run, **state):
+    checkpoint = run / "checkpoints" / f"step_{state['global_step']}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False], ids=["since a checkpoint", "before the next checkpoint"])
+def test_a_run_without_a_summary_says_by_its_checkpoint_with_which_length_it_began(tmp_path, has_checkpoint):
+    run, two = lengthened(tmp_path / "runs" / "demo")
+    row = {"global_step": two, "was": 1024, "is": 2048}
+    if has_checkpoint:
+        add_state(run, global_step=two + 256, total_steps=2048, lengths=[row])
+    else:
+        add_state(run, global_step=two, total_steps=1024, lengths=[])
+    config = config_of(run)
+    assert lengths_of(run, config.model_dump(mode="json")) == [row]
+    assert recorded_config(run, config, 2).total_steps == 1024
+    with pytest.raises(ValueError, match=r"total_steps was 1024 in these iterations"):
+        keep(run, compared(), config, 2)
+
+
+def test_the_command_takes_the_length_with_which_a_run_began(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run, two = lengthened(tmp_path / "runs" / "demo")
+    add_state(run, global_step=two, total_steps=2048, lengths=[{"global_step": two, "was": 1024, "is": 2048}])
+    asked = []
+    monkeypatch.setattr(command, "verify", lambda config, *words: asked.append((config, *words)) or compared())
+    assert main(["verify", "demo", "--world-sizes", "1,2"]) == 0
+    assert (asked[0][0].total_steps, asked[0][2]) == (1024, 2)
+    assert "total_steps 1024, as in the first iterations of" in capsys.readouterr().err
+    assert json.loads((run / "verify.json").read_text())["config"]["total_steps"] == 1024
+    assert main(["verify", "demo", "--world-sizes", "1,2", "--iterations", "3"]) == 2
+    assert "use --iterations 2" in capsys.readouterr().err
+    assert main(["verify", "demo", "--world-sizes", "1,2", "--total-steps", "2048"]) == 0
+    assert asked[1][0].total_steps == 2048
+    assert "nothing is kept" in capsys.readouterr().err
+
+
+def test_iterations_that_nobody_gave_are_no_more_than_schedules_have(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(command, "verify", lambda *words: asked.append(words[2]) or compared())
+    steps = 2 * config_of(make_run(tmp_path / "made")).steps_per_iteration
+    for words in (["--total-steps", str(steps)], ["--iterations", "4", "--total-steps", str(steps)], []):
+        assert main(["verify", "CartPole-v1", "--world-sizes", "1,2", *words]) == 0
+    assert asked == [2, 4, 5]

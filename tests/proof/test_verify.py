@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.commands.verify import print_table
 from lockstep.config.run import Config
-from lockstep.proof.verify import Comparison, Trace, compare, parse_worlds
+from lockstep.proof.verify import Comparison, Trace, compare, machines_apart, parse_worlds
 
 
 def tensors():
@@ -126,3 +126,13 @@ def test_the_table_shows_brackets_as_they_are(capsys):
     error = "engine: torch needs torch; pip install 'lockstep-rl[torch]'"
     print_table(Config(), [Comparison(Trace(2, error, [], []), False, error)], 5)
     assert "'lockstep-rl[torch]'" in " ".join(capsys.readouterr().out.split())
+
+
+def test_packages_of_environments_and_kernel_variables_are_named_where_machines_differ():
+    facts = {"kernel variables": "", "packages of environments": "box2d 2.3.10"}
+    other = {"kernel variables": "MKL_CBWR=AVX2", "packages of environments": "box2d 2.3.8"}
+    assert machines_apart(trace(facts=facts), trace(facts=other)) == [
+        "kernel variables none there, MKL_CBWR=AVX2 here",
+        "packages of environments box2d 2.3.10 there, box2d 2.3.8 here",
+    ]
+    assert machines_apart(trace(facts=facts), trace(facts={})) == []

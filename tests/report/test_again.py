@@ -58,3 +58,26 @@ def test_a_loss_that_was_handed_over_is_given_again_to_train_but_not_to_evaluate
     assert again.evaluate.startswith(f"lockstep eval {run} --episodes 100 ")
     assert (again.is_python, again.evaluates_in_python) == (True, False)
     assert "its network or its loss was given as an object" in page(run)
+
+
+def lengthened(path, **more):
+    run = make_run(path, ppo={"schedule": "linear"}, total_steps=2048)
+    (run / "summary.json").unlink()
+    checkpoint = run / "checkpoints" / "step_1280"
+    checkpoint.mkdir(parents=True)
+    row = {"global_step": 1280, "was": 1280, "is": 2048}
+    (checkpoint / "state.json").write_text(json.dumps({"global_step": 1280, "total_steps": 2048, "lengths": [row]}))
+    config = json.loads((run / "config.json").read_text()) | {"num_envs": 8, "num_steps": 32} | more
+    (run / "config.json").write_text(json.dumps(config | {"total_steps": 2048}))
+    add_verification(run, config=config)
+    return run
+
+
+def test_a_run_that_was_lengthened_and_goes_on_is_verified_by_its_first_length(tmp_path):
+    run = lengthened(tmp_path / "first", total_steps=1280)
+    assert again_of(read_run(run, "first")).changed == "its length was changed on the way (see Proof)"
+    text = page(run)
+    assert "total_steps was 1280 until step 1280" in text
+    assert "is of another config than this run's" not in text
+    for name, more in (("now", {"total_steps": 2048}), ("longer", {"total_steps": 1280, "num_steps": 64})):
+        assert "is of another config than this run's" in page(lengthened(tmp_path / name, **more))

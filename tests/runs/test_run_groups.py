@@ -7,15 +7,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from made_runs import make_run, summary_of
+from made_runs import make_group, make_run, summary_of
 
 from lockstep.config.run import CheckpointConfig, Config, RunOptions
 from lockstep.core.errors import RunError
 from lockstep.launch.defaults import RunRequest, request_of
+from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds import group as groups
 from lockstep.launch.seeds.group import Speed, start_group
 from lockstep.launch.seeds.making import has_trained
-from lockstep.launch.seeds.resuming import settings_of_seeds
+from lockstep.launch.seeds.resuming import changed_seeds, settings_of_seeds, write_changes
 from lockstep.launch.seeds.seed_run import SeedRun
 from lockstep.launch.start import start_run
 from lockstep.launch.world import World
@@ -495,3 +496,20 @@ def test_a_group_that_is_done_already_keeps_what_its_last_steps_left(tmp_path, s
     assert session(5.0, ("lockstep", "again")) == (first if kept else again)
     begin_group(RunDirectory(tmp_path), [run])  # without the summary there is nothing to keep
     assert session(5.0, ("lockstep", "again"))["command"] == ["lockstep", "again"]
+
+
+@pytest.mark.parametrize(("reduction", "told"), [("fast", 1), ("exact", 0)])
+def test_a_group_is_told_once_what_changes_the_order_of_sums(tmp_path, capsys, reduction, told):
+    group = make_group(tmp_path / "many")
+    for run in (group, *group.glob("seed_*")):
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps({**config, "reduction": reduction}))
+    overrides = {"fsdp": True, "collectives": "backend"}
+    config = resumed_config(group, overrides)
+    changed = changed_seeds(group, config, overrides, RunOptions())
+    assert len(changed) == 3
+    write_changes(changed, trust=False)
+    said = capsys.readouterr().err
+    follows = "from here on; with reduction fast the order of sums follows it\n"
+    assert said.count(f"lockstep: warning: fsdp was false and is true {follows}") == told
+    assert said.count(f"lockstep: warning: collectives was auto and is backend {follows}") == told

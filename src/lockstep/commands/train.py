@@ -29,6 +29,7 @@ from lockstep.report.packages import check_installed
 from lockstep.runs.directory import REPORT, SUMMARY, find_run, is_writer
 from lockstep.runs.listing import read_object
 from lockstep.runs.stored import stored_config
+from lockstep.runs.trust import names_in
 from lockstep.training.audience import ADDRESS_VARIABLE, COMMAND_VARIABLE
 
 _HELP, _PRINT, _ENVIRONMENT = ("-h", "--help", "--help-all"), "--print-config", "--print-environment"
@@ -63,11 +64,20 @@ def _config_of(request: RunRequest) -> Config:
         raise request.undescribed
     options = request.options
     if options.resume is not None:
-        path, _ = find_run(options.resume, options.runs_dir)
-        return resumed_config(path, request.overrides, options.trust)
+        return _resumed_config_of(request)
     if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
         resolve(request.config, options.nproc if isinstance(options.nproc, int) else 1)
     return request.config
+
+
+def _resumed_config_of(request: RunRequest) -> Config:
+    """What a run, or a group, would go on with; of one on a mirror the config alone is fetched, and none is held."""
+    with mirrors() as held:
+        options = held.resolved(request.options, request.config.checkpoint.mirror, writer=False)
+        assert options.resume is not None
+        path, _ = find_run(options.resume, options.runs_dir, single=False)
+        named = {*held.named, *names_in(request.config)}
+        return resumed_config(path, request.overrides, options.trust, named=named)
 
 
 def _show(text: str) -> int:

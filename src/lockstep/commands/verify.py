@@ -13,14 +13,20 @@ from rich.table import Table
 
 from lockstep.commands.parser import CommandParser
 from lockstep.config.checks import resolve
+from lockstep.config.command_line import parse_arguments
 from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
 from lockstep.launch.defaults import described_run
 from lockstep.proof.kept import keep, run_of
+from lockstep.proof.lengths import first_length, most_iterations
 from lockstep.proof.setup import setup_of
 from lockstep.proof.verify import Comparison, machines_apart, parse_worlds, recorded_config, verify
 from lockstep.runs.directory import CONFIG, find_run
+from lockstep.runs.stored import stored_config
+
+ITERATIONS = 5
+"""Of each world size, where nobody says how many."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     Of a run the result is kept in its directory.
     """
     options, rest = _parser().parse_known_args(list(argv))
-    if options.iterations < 1:
+    if options.iterations is not None and options.iterations < 1:
         raise ValueError(f"iterations: {options.iterations} is below 1")
     run = run_of(options.config)
     named = run is not None and Path(options.config).name != CONFIG
@@ -48,7 +54,11 @@ def main(argv: Sequence[str]) -> int:
             "such as 1,2, or --against RUN"
         )
     against = None if options.against is None else find_run(options.against)[0]
-    results = verify(config, worlds, options.iterations, against)
+    iterations = _iterations(resolve(config, worlds[0][0]), run, against, options.iterations)
+    if run is not None and against is None and "total_steps" not in parse_arguments(rest)[1]:
+        length = _length_at_first(resolve(config, worlds[0][0]), run, iterations)
+        config = config.model_copy(update={"total_steps": length})
+    results = verify(config, worlds, iterations, against)
     if options.json:
         rows = [{"world_size": r.trace.world_size, "equal": r.equal, "difference": r.difference} for r in results]
         if results[0].trace.recorded is not None:
@@ -57,16 +67,37 @@ def main(argv: Sequence[str]) -> int:
             rows = [row | {"processes": r.trace.processes} for row, r in zip(rows, results, strict=True)]
         print(json.dumps(rows))
     else:
-        print_table(config, results, options.iterations)
+        print_table(config, results, iterations)
     trained = resolve(config, worlds[0][0])
     if against is not None:
-        trained = recorded_config(against, trained, options.iterations)
+        trained = recorded_config(against, trained, iterations)
     for path in {path.resolve(): path for path in (run, against) if path is not None}.values():
         try:
-            keep(path, results, trained, options.iterations)
+            keep(path, results, trained, iterations)
         except ValueError as error:
             print(f"lockstep: warning: nothing is kept of this beside the run: {error}", file=sys.stderr)
     return 0 if all(result.equal for result in results) else EXIT_FAILURE
+
+
+def _iterations(config: Config, run: Path | None, against: Path | None, given: int | None) -> int:
+    """How many to train: what was given, else :data:`ITERATIONS`, or fewer where schedules have no more."""
+    if given is not None:
+        return given
+    most = (
+        most_iterations(run, config)
+        if against is None
+        else most_iterations(against, stored_config(against, warn=False))
+    )
+    return ITERATIONS if most is None else min(ITERATIONS, most)
+
+
+def _length_at_first(config: Config, run: Path, iterations: int) -> int:
+    """The ``total_steps`` by which a run trained its first iterations; says so if it has others now."""
+    length = first_length(run, config, iterations)
+    if length != config.total_steps:
+        line = f"total_steps {length}, as in the first iterations of {run}; it has {config.total_steps} now"
+        print(f"lockstep: {line}", file=sys.stderr)
+    return length
 
 
 def _check_names(config: Config) -> None:
@@ -107,7 +138,11 @@ def _parser() -> CommandParser:
         help="compare with a run that was recorded before, here or on another machine, in place of the first world "
         "size (lockstep train --proof.trace records)",
     )
-    parser.add_argument("--iterations", type=int, default=5, help="iterations of each (default: 5)")
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        help=f"iterations of each (default: {ITERATIONS}, or fewer where schedules fall to 0 before)",
+    )
     parser.add_argument(
         "--setup",
         action="store_true",

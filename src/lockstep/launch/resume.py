@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +162,9 @@ def open_directory(
                 "record read it"
             )
     _check_second_log(stored.log.jsonl, config.log.jsonl, path)
-    if writer and config.reduction == "fast":
-        _warn_of_another_order(stored, config)
+    if writer:
+        for line in changes_of_order(stored, config):
+            say(f"lockstep: {line}")
     if writer and length != config.total_steps:
         change = f"total_steps was {length} and is {config.total_steps} from here on"
         follows = follows_length(config)
@@ -172,13 +173,15 @@ def open_directory(
     return (open_run(path, config, options.trust, later=True) if writer else RunDirectory(path, is_writer=False)), which
 
 
-def _warn_of_another_order(stored: Config, config: Config) -> None:
+def changes_of_order(stored: Config, config: Config) -> Iterator[str]:
     """Warns of what changes the order of sums, and so the agent: ``fast`` repeats itself only where nothing did."""
+    if config.reduction != "fast":
+        return
     for name in ("collectives", "fsdp"):
         before, now = (str(getattr(each, name)).lower() for each in (stored, config))
         if before != now:
             change = f"{name} was {before} and is {now} from here on"
-            say(f"lockstep: warning: {change}; with reduction fast the order of sums follows it")
+            yield f"warning: {change}; with reduction fast the order of sums follows it"
 
 
 def _check_more(path: Path, done: int, stored: int, asked: int) -> None:

@@ -225,7 +225,8 @@ def check_video(config: EnvConfig) -> None:
             env.reset(seed=0)
             _frame(env)
     except ValueError as error:
-        raise ValueError(f"eval.record_video: {error}") from None
+        goes_on = "--eval.record-video false goes on without videos"  # a run that began where it could be drawn
+        raise ValueError(f"eval.record_video: {error}; {goes_on}") from None
 
 
 def record_evaluation(policy: Policy, video: Path) -> float:

@@ -11,7 +11,8 @@ from lockstep.config.presets import has_preset, with_version
 from lockstep.config.run import Config
 from lockstep.core.files import replace_text
 from lockstep.launch.resume import differences, may_change
-from lockstep.proof.verify import MACHINE, Comparison, first_length
+from lockstep.proof.lengths import first_length
+from lockstep.proof.verify import MACHINE, Comparison
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY, check_single, is_run
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL

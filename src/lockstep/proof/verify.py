@@ -18,6 +18,7 @@ from lockstep.core.topology import without_launcher
 from lockstep.envs.describe import describe
 from lockstep.launch.resume import CHANGEABLE, differences
 from lockstep.launch.world import world_words
+from lockstep.proof.lengths import first_length
 from lockstep.runs.directory import CONFIG, FINGERPRINTS, SUMMARY
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
@@ -25,7 +26,7 @@ from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.recorded import facts_of_loss
 
 MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
-MACHINE += ("mujoco", "python", "lockstep")
+MACHINE += ("mujoco", "python", "lockstep", "kernel variables", "packages of environments")
 """Of ``summary.json``: what bits may depend on."""
 
 
@@ -133,24 +134,6 @@ def recorded_config(run: Path, config: Config, iterations: int) -> Config:
     return config.model_copy(update=kept)
 
 
-def first_length(run: Path, stored: Config, iterations: int) -> int:
-    """Reads the ``total_steps`` by which a run's first iterations were trained, which may be no longer those it has.
-
-    Raises:
-        ValueError: schedules fall by several in these iterations; one line.
-    """
-    changes = _summary(run).get("lengths")
-    if not changes or not follows_length(stored):
-        return stored.total_steps
-    step, was = changes[0]["global_step"], changes[0]["was"]
-    if iterations * stored.steps_per_iteration > step:
-        raise ValueError(
-            f"schedules of {run} fall by total_steps {was} until step {step} and by {changes[0]['is']} from there on; "
-            f"use --iterations {step // stored.steps_per_iteration}"
-        )
-    return was
-
-
 def _summary(run: Path) -> dict[str, Any]:
     return json.loads((run / SUMMARY).read_text()) if (run / SUMMARY).is_file() else {}
 
@@ -159,7 +142,7 @@ def machines_apart(reference: Trace, trace: Trace) -> list[str]:
     """Lists in what the machines or the software of two traces differ, which bits may depend on."""
     known = [name for name in MACHINE if name in reference.facts and name in trace.facts]
     pairs = ((name, reference.facts[name], trace.facts[name]) for name in known)
-    return [f"{name} {there} there, {here} here" for name, there, here in pairs if there != here]
+    return [f"{name} {there or 'none'} there, {here or 'none'} here" for name, there, here in pairs if there != here]
 
 
 def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from lockstep.config.handed import loading, shown_name
+from lockstep.report.lengths import lengths_of
 from lockstep.report.reading import RunFiles
 from lockstep.report.settings import seeds_in_words
 from lockstep.report.words import command
@@ -99,7 +100,7 @@ def _stopped_at(run: RunFiles) -> int | None:
 
 
 def _changed(run: RunFiles) -> str | None:
-    if any(one.summary.get("lengths") for one in run.seeds or [run]):
+    if any(lengths_of(one.path, one.config) for one in run.seeds or [run]):
         return "its length was changed on the way (see Proof)"
     if len(_steps(run)) > 1:
         return "its seeds did not stop at the same step"

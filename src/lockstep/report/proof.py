@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.launch.resume import may_change
 from lockstep.report.again import is_clone, verifying
+from lockstep.report.lengths import lengths_of
 from lockstep.report.reading import RunFiles, number, objects
 from lockstep.report.settings import differing
 from lockstep.report.timing import world_sizes
@@ -106,10 +107,19 @@ def _leaves(config: Mapping[str, Any]) -> list[str]:
 def lengthened(run: RunFiles) -> list[str]:
     """At which steps a run's length was changed, and with it its schedules: its config gives another agent."""
     return [
-        f"total_steps was {setting(row.get('was'))} until step {setting(row.get('global_step'))} and is "
-        f"{setting(row.get('is'))} since, and schedules follow it: a new run of this config is another run"
-        for row in objects(run.summary, "lengths")
+        f"total_steps was {setting(row['was'])} until step {setting(row['global_step'])} and is "
+        f"{setting(row['is'])} since, and schedules follow it: a new run of this config is another run"
+        for row in lengths_of(run.path, run.config)
     ]
+
+
+def _is_of_its_first_length(run: RunFiles, kept: Mapping[str, Any], iterations: float | None) -> bool:
+    """Whether a verification trained what the run did before its length was changed, and no more."""
+    first = next(iter(lengths_of(run.path, run.config)), None)
+    envs, steps = number(kept, "num_envs"), number(kept, "num_steps")
+    if first is None or None in (envs, steps, iterations) or kept.get("total_steps") != first["was"]:
+        return False
+    return (iterations or 0) * (envs or 0) * (steps or 0) <= first["global_step"]
 
 
 def _verified(run: RunFiles) -> Verified:
@@ -122,15 +132,16 @@ def _verified(run: RunFiles) -> Verified:
         (str(row.get("label", "?")), row.get("equal") is True, row.get("tensors"), str(row.get("difference", "")))
         for row in objects(said, "world_sizes")
     )
-    kept = said.get("config")
-    configs = [kept if isinstance(kept, dict) else {}, run.config]
+    kept = found if isinstance(found := said.get("config"), dict) else {}
+    configs = [kept, run.config]
     apart = tuple(f"{key} {setting(a)}, here {setting(b)}" for key, (a, b) in differing(configs) if not may_change(key))
-    apart += tuple(lengthened(run))
+    if not _is_of_its_first_length(run, kept, number(said, "iterations")):
+        apart += tuple(lengthened(run))
     verdict = EQUAL if said.get("equal") is True and len(rows) > 1 and all(row[1] for row in rows) else DIFFERENT
     if apart:
         verdict = OTHER
     elif isinstance(machine := said.get("machine"), dict):
         known = [name for name in machine if name in run.summary]
         pairs = [(name, machine[name], run.summary[name]) for name in known if machine[name] != run.summary[name]]
-        apart = tuple(f"{name} {there} there, {here} here" for name, there, here in pairs)
+        apart = tuple(f"{name} {there or 'none'} there, {here or 'none'} here" for name, there, here in pairs)
     return Verified(verdict, asks, said.get("verified"), said.get("iterations"), rows, apart)

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.config.files import nested
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import say
-from lockstep.launch.resume import open_directory, resumed_config
+from lockstep.launch.resume import changes_of_order, open_directory, resumed_config
 from lockstep.launch.seeds.making import config_of_seed
 from lockstep.runs.directory import LOCK, open_run, seeds_in
 from lockstep.runs.lock import is_held
@@ -80,6 +80,4 @@ def _in_words(stored: Config, config: Config) -> Iterable[str]:
         change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
         note = "schedules follow it, so a new run of this config.json is another run"
         yield f"warning: {change}; {note}" if follows_length(config) else change
-    if config.reduction == "fast" and stored.collectives != config.collectives:
-        change = f"collectives was {stored.collectives} and is {config.collectives} from here on"
-        yield f"warning: {change}; with reduction fast the order of sums follows it"
+    yield from changes_of_order(stored, config)
