@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.runs.checkpoint import STATE, checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, SUMMARY
-from lockstep.runs.listing import UnreadableError, read_object
+from lockstep.runs.listing import object_if_any
 
 ROW = ("global_step", "was", "is")
 SCHEDULES = ("schedule", "entropy_schedule", "clip_schedule")
@@ -20,10 +20,10 @@ def lengths_of(run: Path, config: Mapping[str, Any]) -> list[dict[str, int]]:
     A run that goes on, or was killed, has no summary: there its newest checkpoint says so, and of a session that has
     left no checkpoint yet the run's ``config``, as JSON.
     """
-    summary = _object(run / SUMMARY)
+    summary = object_if_any(run / SUMMARY)
     if isinstance(summary.get("lengths"), list):
         return _rows(summary)
-    state = next((_object(checkpoint / STATE) for checkpoint in checkpoints_in(run / CHECKPOINTS)[:1]), {})
+    state = next((object_if_any(checkpoint / STATE) for checkpoint in checkpoints_in(run / CHECKPOINTS)[:1]), {})
     last: dict[str, Any] = {
         "global_step": state.get("global_step"),
         "was": state.get("total_steps"),
@@ -31,13 +31,6 @@ def lengths_of(run: Path, config: Mapping[str, Any]) -> list[dict[str, int]]:
     }
     is_new = _is_row(last) and last["global_step"] and last["was"] != last["is"] and _falls(config)
     return [*_rows(state), *([last] if is_new else [])]
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except (OSError, UnreadableError):
-        return {}
 
 
 def _rows(facts: Mapping[str, Any]) -> list[dict[str, int]]:

@@ -13,7 +13,7 @@ from lockstep.core.files import write_json
 from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory, seeds_in
-from lockstep.runs.listing import UnreadableError, read_object
+from lockstep.runs.listing import object_if_any
 
 INCIDENTS = ("restarts", "restarted_environments", "missing_rows")
 OWN = (
@@ -70,7 +70,7 @@ def seeds_of(group: Path) -> list[int]:
 
 def begin_group(group: RunDirectory, runs: Sequence[Path]) -> Before:
     """Begins a session of a group: removes the summary of the one before, and returns how far its runs are."""
-    summary = _read(group.path / SUMMARY)
+    summary = object_if_any(group.path / SUMMARY)
     wall_time = summary.get("wall_time", _kept(group.path).get("wall_time"))
     before = Before(
         float(wall_time) if isinstance(wall_time, int | float) else 0.0,
@@ -88,15 +88,7 @@ def _keep(group: RunDirectory, facts: Mapping[str, Any]) -> None:
 
 
 def _kept(group: Path) -> dict[str, Any]:
-    return _read(group / GROUP_JSON)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    """What a file holds; nothing if it is missing or damaged."""
-    try:
-        return read_object(file)
-    except (OSError, UnreadableError):
-        return {}
+    return object_if_any(group / GROUP_JSON)
 
 
 def finish_group(

@@ -150,7 +150,7 @@ def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
         "steps": steps if steps is not None or newest is None else step_of(newest),
         "final_return": _number(last, METRIC),
         "ranks": _whole(last, "time/world_size"),
-        "started": None if newest is None else _date(_state(newest)),
+        "started": None if newest is None else _date(object_if_any(newest / STATE)),
     }
 
 
@@ -160,13 +160,6 @@ def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
     mean = None if None in returns else float(interquartile_mean(np.array(returns)))
     dates = [known["started"] for known in each if known["started"] is not None]
     return each[0] | {"final_return": mean, "started": min(dates, default=None)}
-
-
-def _state(checkpoint: Path) -> dict[str, Any]:
-    try:
-        return read_object(checkpoint / STATE)
-    except (OSError, UnreadableError):
-        return {}
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -190,6 +183,14 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UnreadableError(f"{path} is damaged: it holds no object")
     return found
+
+
+def object_if_any(path: Path) -> dict[str, Any]:
+    """Reads an object as :func:`read_object` does; an empty one where there is none, or something else."""
+    try:
+        return read_object(path)
+    except (OSError, UnreadableError):
+        return {}
 
 
 def last_record(path: Path) -> dict[str, Any]:

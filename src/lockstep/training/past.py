@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.config.run import Config
 from lockstep.runs.directory import SUMMARY, RunDirectory
-from lockstep.runs.listing import UnreadableError, read_object
+from lockstep.runs.listing import object_if_any
 from lockstep.training.limits import follows_length
 from lockstep.training.reference_policy import reference_digest
 from lockstep.training.stop import FINISHED, STATUS
@@ -134,12 +134,7 @@ def with_restarts(state: bytes, rows: Sequence[dict[str, Any]]) -> bytes:
 
 def summary_before(run: RunDirectory) -> dict[str, Any]:
     """Reads the summary that an earlier session left, as the writer; nothing if it is missing or damaged."""
-    if not run.is_writer:
-        return {}
-    try:
-        return read_object(run.path / SUMMARY)
-    except (OSError, UnreadableError):
-        return {}
+    return object_if_any(run.path / SUMMARY) if run.is_writer else {}
 
 
 def with_facts_before(summary: Mapping[str, Any], before: Mapping[str, Any], facts: Iterable[str]) -> dict[str, Any]:
