@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from benchmarks.cases import CASES, Case, shortened
 from benchmarks.comparison import Row
 from benchmarks.programs import ENVPOOL, Program, all_programs, programs_of
 from benchmarks.report import Results, markdown
+from benchmarks.steadiness import loop_seconds, steadiness
 from benchmarks.steady_rate import MeasurementError, measure, variables
 from lockstep.core.machine import instruction_set, processor
 from lockstep.runs.commit import commit_of
@@ -106,14 +107,20 @@ def facts(arguments: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def run_interleaved(programs: Sequence[Program], repeats: int, timeout: float) -> list[Row]:
-    """Every program once, then every program again, in the reverse order: what drifts hits all alike."""
+def run_interleaved(
+    programs: Sequence[Program], repeats: int, timeout: float, between: Callable[[], None] = lambda: None
+) -> list[Row]:
+    """Every program once, then every program again, in the reverse order: what drifts hits all alike.
+
+    ``between`` is called before each.
+    """
     rows = [Row.of(program) for program in programs]
     for repeat in range(repeats):
         pairs = list(zip(programs, rows, strict=True))
         for number, (program, row) in enumerate(pairs if repeat % 2 == 0 else reversed(pairs), 1):
             name = f"{program.case} {program.label} {program.env}" + (f" ({row.scaling})" if row.scaling else "")
             print(f"[{repeat + 1}/{repeats} {number}/{len(rows)}] {name}: ", end="", flush=True)
+            between()
             try:
                 row.add(measure(program, timeout))
                 print(f"{row.rates[-1]:,.0f} steps/s", flush=True)
@@ -223,7 +230,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, started = read_arguments(argv), time.monotonic()
     problems = peer_environment.prepare()
     results = Results(facts(arguments), arguments.cases, problems=problems)
-    results.rows = run_interleaved(all_programs(arguments.cases), arguments.repeats, arguments.timeout)
+    loops: list[float] = []
+    results.rows = run_interleaved(
+        all_programs(arguments.cases), arguments.repeats, arguments.timeout, lambda: loops.append(loop_seconds())
+    )
+    results.facts["steadiness of the machine"] = steadiness(loops)
     results.facts["took"] = f"{(time.monotonic() - started) / 60:.0f} minutes"
     write(results, arguments.out)  # what follows may be interrupted
     print("environments alone, and where the time goes", flush=True)
