@@ -95,6 +95,15 @@ def test_another_processor_has_agents_of_its_own_which_are_the_same_by_old_and_n
     assert not set(agents(after).values()) & set(agents(first).values())
 
 
+def test_a_third_processor_has_the_first_ones_agents_again():
+    found = json.loads(FIGURES.with_name("learning-family25-avx2.json").read_text())
+    assert found["facts"]["cpu"] != FOUND["facts"]["cpu"]
+    assert found["facts"]["commit"] != FOUND["facts"]["commit"]
+    first = {run["seed"]: run["params_sha256"] for run in FOUND["runs"] if run["environment"] == "HalfCheetah-v5"}
+    assert {run["seed"]: run["params_sha256"] for run in found["runs"]} == first
+    assert len(set(first.values())) == 3
+
+
 def test_the_figures_name_commit_and_versions():
     assert len(FOUND["facts"]["commit"]) == 40
     assert {"date", "torch", "gymnasium", "mujoco", "numpy", "python", "cpu"} <= FOUND["facts"].keys()
