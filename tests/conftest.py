@@ -10,6 +10,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1]
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+os.environ.setdefault("MKL_CBWR", "AUTO")  # as in ranks: engines are called in this process
+
 if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; workers are told of it
     ACCOUNT = tempfile.TemporaryDirectory(prefix="account-")
     os.environ["XDG_CONFIG_HOME"] = ACCOUNT.name

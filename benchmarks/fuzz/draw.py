@@ -78,6 +78,7 @@ def _draw(source: random.Random, engine: str) -> Drawn:
     shards = source.choice([2, 3, 4, 5, 8] if engine == "jax" else [1, 2, 3, 3, 4, 5, 5, 6, 7, 8, 8])
     iterations = source.randint(4, 12)
     values |= _sizes(source, setting, shards, iterations)
+    _normalise_several(values, setting)
     fast = shards > 1 and source.random() < 0.08
     if fast:
         values |= _fast(source, engine)
@@ -125,6 +126,14 @@ def _sizes(source: random.Random, setting: Setting, shards: int, iterations: int
     samples = shards * envs * steps
     values["total_steps"] = max(1, iterations * samples - source.choice([0, 0, samples // 2, samples - 1]))
     return values
+
+
+def _normalise_several(values: dict[str, Any], setting: Setting) -> None:
+    """Leaves advantages as they are where there is one to normalise, which is refused."""
+    key, shards = "ppo.advantage_normalization", values["num_shards"]
+    part = values["num_envs"] // shards * values["num_steps"] // values["ppo.num_minibatches"]
+    if not setting.grpo and part * (1 if values.get(key) == "local" else shards) == 1:
+        values[key] = "off"
 
 
 def _divisors(number: int) -> Sequence[int]:

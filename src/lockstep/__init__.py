@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
     from lockstep.python.run import Run, load_run
     from lockstep.python.train import train
     from lockstep.training.losses import LossSample
-
-os.environ.setdefault("MKL_CBWR", "AUTO")
-"""Read at MKL's first product: without it a product's last bits depend on where its factors begin in memory."""
 
 __version__ = "0.1.0"
 __all__ = [
@@ -66,3 +62,8 @@ def __getattr__(name: str) -> Any:
         random.setstate(drawn)  # rich draws from it while it is imported, and whoever imports us may have seeded it
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """List the public functions too that no one has used yet."""
+    return sorted({*globals(), *__all__})

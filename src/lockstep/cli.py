@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from lockstep import __version__
 from lockstep.core.errors import RunError
+from lockstep.core.machine import steady_products
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
@@ -65,6 +66,10 @@ AT_WORK = ("train", "verify", "bench", "run", "doctor")
 """Commands whose exit status says what came of what they started; of others it is 0 when nobody reads on."""
 
 
+USERS_OWN = ("run", "doctor")
+"""Commands whose ranks are a user's own program, which computes as it does without us."""
+
+
 def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -74,6 +79,8 @@ def _run(words: Sequence[str]) -> int:
         return 0
     look_here_last()
     name = words[0]
+    if name not in USERS_OWN:
+        steady_products()
     if name not in COMMANDS:
         close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"

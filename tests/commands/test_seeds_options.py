@@ -12,7 +12,7 @@ from lockstep.core.topology import Topology
 from lockstep.launch.defaults import request_of
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart
 from lockstep.launch.start import start_run
-from lockstep.runs.directory import find_run
+from lockstep.runs.finding import find_run
 from lockstep.runs.making import default_name
 
 JAX_INSIDE = {"env": "lockstep/CartPole-v1", "engine": "jax"}

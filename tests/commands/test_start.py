@@ -21,7 +21,7 @@ from lockstep.launch.defaults import request_of
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.group import Group
 from lockstep.launch.start import prepare, start_run
-from lockstep.runs.directory import seeds_in
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.stored import stored_config
 
 
@@ -81,7 +81,7 @@ def test_a_relative_reference_of_an_older_version_is_the_same_as_the_absolute_on
     trained(Path("out"), "first")
     run, relative = tmp_path / "out" / "old", "out/first/checkpoints/step_128"
     with monkeypatch.context() as before:
-        before.setattr("lockstep.launch.start.with_reference", lambda config, runs_dir: config)
+        before.setattr("lockstep.launch.start.with_reference", lambda config, *_: config)
         found = trained(Path("out"), "old", *AGAINST, relative, "--total-steps", "512", "--stop-at-step", "128")
     assert found["grpo"]["reference"] == relative
     for words in ((), ("--grpo.reference", relative), ("--grpo.reference", "first")):
@@ -97,12 +97,58 @@ def test_a_relative_reference_of_an_older_version_is_the_same_as_the_absolute_on
 
 def test_another_reference_is_refused_when_a_run_is_resumed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("first", "second"):
-        trained(Path("out"), name)
+    for seed, name in enumerate(("first", "second")):
+        trained(Path("out"), name, "--seed", str(seed))
     trained(Path("out"), "run", *AGAINST, "first", "--total-steps", "256", "--stop-at-step", "128")
     for other in ("second", "out/second/checkpoints/step_128", "nothing"):
         with pytest.raises(ValueError, match=r"^grpo\.reference: run .* was started with .*first/checkpoints/step_128"):
             train(["--resume", "out/run", "--quiet", "--grpo.reference", other])
+
+
+def test_a_run_and_its_reference_go_on_where_they_are_moved_to(tmp_path, monkeypatch):
+    """By the reference's place there, whose policy is compared; a kill before the next checkpoint changes nothing."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    monkeypatch.chdir(old)
+    trained(Path("out"), "first")
+    trained(Path("out"), "second", "--seed", "1")
+    trained(Path("out"), "run", *AGAINST, "first", "--total-steps", "512", "--stop-at-step", "128")
+    old.rename(new)
+    monkeypatch.chdir(new)
+    checkpoint = new / "out" / "first" / "checkpoints" / "step_128"
+    again = ("--resume", "out/run", "--quiet", "--stop-at-step", "256")
+    gone = rf"^grpo\.reference: {old}/out/first/checkpoints/step_128 is gone.*; put it back, or give --grpo\.reference "
+    with pytest.raises(ValueError, match=gone):
+        train(again)
+    with pytest.raises(ValueError, match=r"^grpo\.reference: run .* was started with .*first/checkpoints/step_128"):
+        train([*again, "--grpo.reference", "out/second"])
+    assert train([*again, "--grpo.reference", str(checkpoint)]) == 0
+    assert stored_config(new / "out" / "run").grpo.reference == str(checkpoint)
+    shutil.rmtree(new / "out" / "run" / "checkpoints" / "step_256")  # as one that was killed before it
+    assert train(again) == 0
+    shutil.copytree(new / "out" / "first", new / "kept")
+    shutil.rmtree(new / "out" / "first")
+    assert train([*again[:3], "--stop-at-step", "384", "--grpo.reference", "kept"]) == 0
+    shutil.rmtree(new / "kept" / "checkpoints" / "step_128")  # pruned
+    with pytest.raises(ValueError, match=rf"^grpo\.reference: {new}/kept/checkpoints/step_128 is gone"):
+        train(["--resume", "out/run", "--quiet"])
+
+
+def test_a_group_and_its_reference_go_on_where_they_are_moved_to(tmp_path, monkeypatch):
+    old, new = tmp_path / "old", tmp_path / "new"
+    monkeypatch.setattr(Group, "train", lambda self: 0)
+    trained(old, "first")
+    trained(old, "many", *AGAINST, "first", "--num-seeds", "2", "--total-steps", "256")
+    for seed in seeds_in(old / "many"):
+        assert train(["--resume", str(seed), "--quiet", "--stop-at-step", "128"]) == 0
+    old.rename(new)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^grpo\.reference: .* is gone"):
+        train(["--resume", "new/many", "--quiet"])
+    words = ("--resume", "new/many", "--quiet", "--grpo.reference", "first")
+    assert train(words) == 0
+    for path in (new / "many", *seeds_in(new / "many")):
+        assert stored_config(path).grpo.reference == str(new / "first" / "checkpoints" / "step_128")
 
 
 def test_seeds_of_a_group_have_one_reference(tmp_path, monkeypatch):

@@ -101,6 +101,49 @@ def test_the_last_iteration_is_whole(total_steps, iterations):
     assert resolve(Config(total_steps=total_steps)).num_iterations == iterations
 
 
+def normalising(over, num_envs=8, num_shards=8, num_steps=4, world_size=1, **ppo):
+    """Resolves a config that normalises advantages over this."""
+    values = {"num_envs": num_envs, "num_shards": num_shards, "num_steps": num_steps, "reduction": "fast"}
+    values |= {"algorithm": ppo.pop("algorithm", "ppo"), "network": ppo.pop("network", {})}
+    ppo = {"num_minibatches": 4, "advantage_normalization": over, **ppo}
+    return resolve(Config.model_validate(values | {"ppo": ppo}), world_size)
+
+
+@pytest.mark.parametrize(
+    ("over", "changes", "said"),
+    [
+        ("local", {}, "a shard's part of a minibatch is 1 sample, .*: use ppo.num_minibatches 2, global or off"),
+        ("local", {"num_steps": 1, "num_minibatches": 1}, "use more num_steps, global or off"),
+        ("local", {"num_envs": 1, "num_shards": 1}, "use ppo.num_minibatches 2 or off"),
+        ("rank", {"world_size": 8}, "a rank's part of a minibatch is 1 sample, .*: use .*, global or off"),
+        ("rank", {"world_size": 5}, "a rank's part of a minibatch is 1 sample"),
+        ("global", {"num_envs": 1, "num_shards": 1}, "but a minibatch is 1 sample, .*: use ppo.num_minibatches 2 or"),
+    ],
+)
+def test_advantages_are_not_normalised_over_one_sample(over, changes, said):
+    text = complaint(lambda: normalising(over, **changes))
+    assert text.startswith(f"ppo.advantage_normalization: {over}, but ")
+    assert re.search(said, text), text
+
+
+@pytest.mark.parametrize(
+    ("over", "changes"),
+    [
+        ("local", {"num_minibatches": 2}),
+        ("local", {"num_steps": 8, "network": {"recurrent": "lstm", "sequence_length": 2}}),
+        ("rank", {"world_size": 4}),
+        ("global", {}),
+        ("off", {"num_envs": 1, "num_shards": 1}),
+    ],
+)
+def test_advantages_are_normalised_over_two_samples(over, changes):
+    assert normalising(over, **changes).ppo.advantage_normalization == over
+
+
+def test_grpo_which_normalises_by_group_may_have_minibatches_of_one_sample():
+    resolve(Config.model_validate({"algorithm": "grpo", "num_envs": 2, "num_steps": 2, "grpo": {"group_size": 2}}))
+
+
 def test_an_unresolved_config_gives_no_sizes():
     with pytest.raises(AssertionError, match="not resolved"):
         _ = Config().steps_per_iteration

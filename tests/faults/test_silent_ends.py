@@ -132,6 +132,46 @@ def test_an_environment_that_changes_the_directory_moves_no_file(trained, tmp_pa
     assert not os.path.exists("/second.jsonl")
 
 
+WANDERS = """
+import os, gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+AT_IMPORT
+class Wandering(CartPoleEnv):
+    def __init__(self, **kwargs):
+        WHEN_MADE
+        open("asset.txt").close()
+        super().__init__(**kwargs)
+    def reset(self, **kwargs):
+        open("asset.txt").close()
+        return super().reset(**kwargs)
+gymnasium.register("Wandering-v0", Wandering, max_episode_steps=500)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "ranks"),
+    variants([(when, ranks) for when in ("AT_IMPORT", "WHEN_MADE") for ranks in (1, 2)], [("WHEN_MADE", 1)]),
+)
+def test_an_environment_that_goes_to_its_own_directory_finds_its_files_and_moves_none(trained, tmp_path, when, ranks):
+    its_own, here = tmp_path / "its_own", tmp_path / "here"
+    for folder in (its_own, here):
+        folder.mkdir()
+    goes = WANDERS.replace(when, "os.chdir(os.path.dirname(__file__))")
+    (its_own / "wandering.py").write_text(goes.replace("AT_IMPORT", "").replace("WHEN_MADE", "pass"))
+    (its_own / "asset.txt").touch()
+    words = ("wandering:Wandering-v0", *SMALL, "--name", "run", "--log.jsonl", "second.jsonl", "--stop-at-step", 512)
+    places = {"PYTHONPATH": os.pathsep.join([str(its_own), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    for asked in (words, ("--resume", "runs/run")):
+        ended = lockstep("train", *asked, "--nproc", ranks, cwd=here, **places)
+        assert ended.code == 0, ended.stderr
+        assert " eval runs/run " in ended.stdout
+    assert Run(here / "runs" / "run", ended).agent == trained(*CARTPOLE).agent
+    ended = lockstep("eval", "runs/run", "--episodes", 2, "--json", "table.json", cwd=here, **places)
+    assert ended.code == 0, ended.stderr
+    assert {path.name for path in here.iterdir()} == {"runs", "second.jsonl", "table.json"}
+    assert {path.name for path in its_own.iterdir()} - {"__pycache__"} == {"wandering.py", "asset.txt"}
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_what_killed_launchers_left_in_the_temporary_directory_is_swept(tmp_path, nproc):
     temporary = tmp_path / "tmp"

@@ -219,6 +219,16 @@ def test_a_rank_that_left_its_epochs_early_is_noticed(ranks):
     assert said in only(ranks, "local stop under eval", "text")
 
 
+def test_what_nobody_holds_is_freed(ranks):
+    assert only(ranks, "forgotten", "alive") == 0
+
+
+def test_a_module_or_an_optimiser_keeps_itself_attached(ranks):
+    for what in ("module", "optimizer"):
+        assert max(every(ranks, f"kept by its {what}", "difference")) <= CLOSE
+    assert "is replaced after attach" in only(ranks, "replaced module, kept", "text")
+
+
 @pytest.mark.parametrize(
     "what",
     [

@@ -255,6 +255,26 @@ def test_errors_are_in_the_configs_names(settings, words):
 # --- what training gives ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "needed"),
+    [
+        ("jax_enable_x64", True, False),
+        ("jax_default_prng_impl", "rbg", "threefry2x32"),
+        ("jax_threefry_partitionable", False, True),
+        ("eager_constant_folding", True, False),
+    ],
+)
+def test_settings_of_jaxs_own_that_make_another_agent_are_refused(setting, value, needed):
+    env, env_params = ljax.make("CartPole-v1")
+    runner = ljax.RunnerConfig(total_timesteps=64, num_devices=1, num_envs=8)
+    jax.config.update(setting, value)
+    try:
+        error = error_of(ljax.train_ppo_multigpu, env, env_params, ppo_config=PPO, runner_config=runner)
+    finally:
+        jax.config.update(setting, needed)
+    assert error == f"{setting}: {value}; lockstep.jax needs {needed}"
+
+
 def test_a_history_names_what_it_has():
     history = PPOMetricsHistory(total_loss=np.ones(2), episode_return=np.ones(2))
     for name in ("episodic_return", "episode"):

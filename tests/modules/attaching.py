@@ -4,10 +4,12 @@ It prints one JSON line for each thing it saw; the tests read them. Every rank m
 """
 
 import copy
+import gc
 import hashlib
 import io
 import json
 import sys
+import weakref
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,7 +54,7 @@ def data(seed=1):
 class Script:
     """An agent, its optimiser, the handle, and this rank's part of the data."""
 
-    def __init__(self, agent=None, optimizer=torch.optim.SGD, lr=0.1, **options):
+    def __init__(self, agent=None, optimizer: Any = torch.optim.SGD, lr=0.1, **options):
         self.rank, self.size = lockstep.join()
         self.agent = agent if agent is not None else Agent(seed=self.rank)  # the first rank's counts
         self.optimizer = optimizer(self.agent.parameters(), lr)
@@ -626,6 +628,42 @@ def check_companions():
         first=lockstep.shard_seed(3, rank=0),
         writer=lockstep.is_writer(),
     )
+
+
+def check_forgotten():
+    """What nobody holds any more, without ``detach``; and what is attached by its module or optimiser alone."""
+
+    def made():
+        s = Script(optimizer=torch.optim.Adam)
+        with torch.no_grad():
+            s.agent.evaluate(s.x)
+        s.backward()
+        s.optimizer.step()
+        return s.agent, s.optimizer, weakref.ref(s.handle)
+
+    left = [weakref.ref(each) for _ in range(2) for each in made()[:2]]
+    gc.collect()
+    say("forgotten", alive=sum(each() is not None for each in left))
+    for what in ("module", "optimizer"):
+        agent, optimizer, handle = made()
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        if what == "module":
+            del optimizer
+        else:
+            del agent
+        gc.collect()
+        rank = lockstep.join()[0]
+        loss = torch.stack([(rank + 1) * p.sum() for p in trained]).sum()
+        before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trained]
+        loss.backward()
+        mean = sum(range(1, lockstep.join()[1] + 1)) / lockstep.join()[1]
+        gap = max(float((p.grad - old - mean).abs().max()) for p, old in zip(trained, before, strict=True))
+        say(f"kept by its {what}", difference=gap)
+        if what == "module":
+            say_error("replaced module, kept", lambda agent=agent: setattr(agent, "actor", nn.Linear(16, 2)))
+        attached = handle()
+        assert attached is not None
+        attached.detach()
 
 
 def check_end():

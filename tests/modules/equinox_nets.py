@@ -30,6 +30,15 @@ class Tiny(eqx.Module):
         return output if self.critic is None else (output, jax.vmap(self.critic)(features))
 
 
+class WideHead(Tiny):
+    """Computes its heads in float32 at any precision, as docs/networks.md has it."""
+
+    def __call__(self, observation, *, key):
+        features = jax.nn.tanh(jax.vmap(self.body[0])(observation)).astype(jnp.float32)
+        assert self.critic is not None
+        return jax.vmap(self.actor)(features), jax.vmap(self.critic)(features)
+
+
 class OfParts(eqx.Module):
     """Takes the parts of a Dict by name; a table of integers is no parameter."""
 

@@ -20,6 +20,15 @@ class Tiny(nn.Module):
         return output if self.critic is None else (output, self.critic(features))
 
 
+class WideHead(Tiny):
+    """Computes its heads in float32 at any precision, as docs/networks.md has it."""
+
+    def forward(self, observation):
+        features = self.body(observation)
+        with torch.autocast(features.device.type, enabled=False):
+            return self.actor(features.float()), self.critic(features.float())
+
+
 class Shifted(Tiny):
     """Has buffers: one that is kept with the parameters, and one that isn't."""
 

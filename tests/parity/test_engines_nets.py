@@ -148,6 +148,24 @@ def test_outputs_actions_and_losses_are_the_other_engines(name):
             close(ours[key], expected, key)
 
 
+@pytest.mark.parametrize("name", ["no hidden layer", "categorical", "Dict, shared", "simple"])
+def test_heads_are_float32_in_both_engines_where_the_rest_is_bfloat16(name):
+    """So that without a hidden layer there is nothing that bfloat16 could round."""
+    case, rows = CASES[name], columns_of(name)["observations"]
+    ours, theirs = (case.net(kind, bf16=True) for kind in (jax_nets.PolicyNet, torch_nets.PolicyNet))
+    arrays = arrays_of(ours)
+    weights = torch_nets.expand({key: torch.from_numpy(value) for key, value in arrays.items()}, 1)
+    with torch.no_grad():
+        expected = torch_nets.actor_critic(theirs, weights, torch.from_numpy(rows)[None])
+    found = jax.jit(lambda w: jax_nets.actor_critic(ours, w, rows))(arrays)
+    full = jax_nets.actor_critic(case.net(jax_nets.PolicyNet), arrays, rows)
+    for one, other, exact in zip(found, expected, full, strict=True):
+        scale = np.abs(exact).max()
+        np.testing.assert_allclose(one, other[0].numpy(), rtol=0, atol=(0.02 if ours.hidden_sizes else 1e-6) * scale)
+        assert (np.abs(one - exact).max() > 1e-4 * scale) == bool(ours.hidden_sizes)
+        assert not np.array_equal(one, one.astype(jax.numpy.bfloat16).astype(np.float32))
+
+
 @with_all
 def test_gradients_are_the_other_engines(name):
     (_, _, ours), (_, _, theirs) = both(name)

@@ -139,7 +139,8 @@ def test_adapted_learning_rate_is_the_references(learning_rate, kl, desired_kl):
 
 
 @pytest.mark.parametrize(
-    ("kl", "expected"), [(0.0, 1e-3), (0.0049, 1.5e-3), (0.005, 1e-3), (0.02, 1e-3), (0.0201, 1e-3 / 1.5)]
+    ("kl", "expected"),
+    [(0.0, 1e-3), (1e-14, 1e-3), (0.0049, 1.5e-3), (0.005, 1e-3), (0.02, 1e-3), (0.0201, 1e-3 / 1.5)],
 )
 def test_adapted_learning_rate_by_hand(kl, expected):
     assert adapted_learning_rate(1e-3, kl, 0.01) == pytest.approx(expected)

@@ -1,10 +1,11 @@
+import json
 from dataclasses import replace
 
 import pytest
 
 from lockstep.commands.verify import print_table
 from lockstep.config.run import Config
-from lockstep.proof.verify import Comparison, Trace, compare, machines_apart, parse_worlds
+from lockstep.proof.verify import Comparison, Trace, compare, machines_apart, parse_worlds, recorded_trace
 
 
 def tensors():
@@ -136,3 +137,47 @@ def test_packages_of_environments_and_kernel_variables_are_named_where_machines_
         "packages of environments box2d 2.3.10 there, box2d 2.3.8 here",
     ]
     assert machines_apart(trace(facts=facts), trace(facts={})) == []
+
+
+def recorded(path, fingerprints, rows):
+    path.mkdir(exist_ok=True)
+    for name, kept in (("fingerprints.jsonl", fingerprints), ("metrics.jsonl", rows)):
+        (path / name).write_text("".join(json.dumps(row) + "\n" for row in kept))
+    return path
+
+
+def tear(file):
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("names", [["fingerprints.jsonl"], ["metrics.jsonl"], ["fingerprints.jsonl", "metrics.jsonl"]])
+def test_a_recorded_run_that_goes_on_or_was_killed_is_read_up_to_its_last_whole_row(tmp_path, names):
+    run = recorded(tmp_path / "run", tensors(), metrics())
+    for name in names:
+        tear(run / name)
+    found = recorded_trace(run, 2)
+    assert (found.tensors, found.metrics) == (tensors()[:2], metrics()[:2])
+    with pytest.raises(ValueError, match="has recorded 2 iterations from the first on; use --iterations 2"):
+        recorded_trace(run, 3)
+
+
+@pytest.mark.parametrize("name", ["fingerprints.jsonl", "metrics.jsonl"])
+def test_a_damaged_row_of_a_recorded_run_is_named_with_its_file(tmp_path, name):
+    run = recorded(tmp_path / "run", tensors(), metrics())
+    tear(run / name)
+    with (run / name).open("a") as file:
+        file.write("\n{}\n")
+    with pytest.raises(ValueError, match=rf"^against: {run / name}: line 3 is no record"):
+        recorded_trace(run, 2)
+
+
+@pytest.mark.parametrize(
+    ("fingerprints", "rows", "said"),
+    [
+        (tensors()[1:], metrics(), "has recorded 0 iterations from the first on, and without the first nothing"),
+        (tensors(), [metrics()[0], metrics()[2]], "has recorded 1 iterations from the first on; use --iterations 1"),
+    ],
+)
+def test_rows_that_a_recorded_run_lacks_are_not_compared_with_others(tmp_path, fingerprints, rows, said):
+    with pytest.raises(ValueError, match=said):
+        recorded_trace(recorded(tmp_path / "run", fingerprints, rows), 2)

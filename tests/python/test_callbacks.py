@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import tempfile
 import traceback
@@ -111,6 +112,27 @@ def test_an_exception_ends_the_run_with_a_checkpoint_and_its_own_traceback():
     run = lockstep.load_run("failing")
     assert run.status == "stopped by a callback"
     assert [path.name for path in run.checkpoints] == ["step_384"]
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_an_exception_of_an_observer_ends_the_run_at_once(engine):
+    class Failing:
+        seen = 0
+
+        def on_iteration(self, record):
+            self.seen += 1
+            if record["iteration"] == 3:
+                raise OSError("the disk is full")
+
+    failing, settings = Failing(), {**SMALL, "total_steps": 10**8}
+    with pytest.raises(OSError, match="the disk is full") as caught:
+        lockstep.train(
+            "lockstep/CartPole-v1", engine=engine, callbacks=failing, observe_only=True, name="failing", **settings
+        )
+    assert "in on_iteration" in "".join(traceback.format_exception(caught.value))
+    run = lockstep.load_run("failing")
+    assert (failing.seen, run.status) == (3, f"stopped by signal {signal.SIGTERM:d}")
+    assert run.checkpoints[0].name == f"step_{run.metrics[-1]['global_step']}"
 
 
 @pytest.mark.parametrize(
@@ -251,3 +273,26 @@ def test_what_a_record_lacks_is_said():
     with pytest.raises(KeyError) as caught:
         _said(lambda record: {}["mine"], {"mine": 1.0})  # of a dict of its own
     assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(KeyError) as caught:
+        _said(lambda record: {}["lr"], record)
+    assert not hasattr(caught.value, "__notes__")
+    with pytest.raises(KeyError) as caught:
+        _said(lambda record: record[3], record)
+    assert caught.value.__notes__[0].startswith("3 is no key of a record; There are: iteration, ")
+
+
+def test_a_record_is_a_dict_like_any_other():
+    record, seen = {"iteration": 1, "train/entropy": 0.5}, []
+
+    def keep(given):
+        seen.append(given)
+        given["mine"] = 2
+
+    assert _said(keep, record) is True
+    (given,) = seen
+    assert isinstance(given, dict)
+    assert given == record | {"mine": 2}
+    assert given.get("lr") is None
+    assert repr(given) == repr({**given}) == repr(json.loads(json.dumps(given)))
+    assert [type(copy) for copy in (pickle.loads(pickle.dumps(given)), given.copy())] == [dict, dict]
+    assert "mine" not in record

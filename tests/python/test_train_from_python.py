@@ -17,6 +17,7 @@ import handed_envs
 import imageio
 import numpy as np
 import pytest
+import torch
 from command_line import NEEDS_PROC, wait_until
 from command_line import train as command_line_train
 
@@ -248,6 +249,7 @@ def test_an_id_that_this_process_alone_knows_is_explained(runs):
         ),
         ((["CartPole-v1"], {"num_envs": {1j}}), "num_envs: complex can't be written into a config"),
         (([{"env": "CartPole-v1"}], {"config": {}}), "config: given twice"),
+        ((["CartPole-v1"], {"seeds": 5}), 'seeds: 5 is no list of seeds; give range(5), [3, 7] or "0-4"'),
         (([], {"resume": "nothing"}), "neither nothing nor runs/nothing is a run directory"),
     ],
 )
@@ -297,7 +299,15 @@ def test_random_numbers_of_the_caller_arent_drawn_by_what_is_imported():
     subprocess.run([sys.executable, "-c", f"{code}; assert random.getstate() == before"], check=True)
 
 
-def test_the_caller_stays_as_it_was(runs):
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_caller_stays_as_it_was(runs, two_threads):
     def around():
         return (
             [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
@@ -306,6 +316,7 @@ def test_the_caller_stays_as_it_was(runs):
             str(np.random.get_state()),
             os.getcwd(),
             threading.active_count(),
+            torch.get_num_threads(),
         )
 
     before = around()
@@ -314,6 +325,7 @@ def test_the_caller_stays_as_it_was(runs):
     thread.start()
     thread.join()
     assert ended[0].status == "finished"
+    ended[0].policy(np.zeros(4))
     assert around() == before
 
 

@@ -562,6 +562,8 @@ def test_adam_step_refuses_step_0_and_does_not_touch_its_arguments():
         (3e-3, 0.005, 3e-3),  # exactly half: unchanged
         (3e-3, 0.004, 4.5e-3),  # below half: * 1.5
         (3e-3, 0.0, 3e-3),  # zero is no measurement
+        (3e-3, 0.99e-8, 3e-3),  # nor is rounding
+        (3e-3, 1.01e-8, 4.5e-3),
         (3e-3, -0.004, 3e-3),
         (3e-3, float("nan"), 3e-3),
         (1.2e-5, 1.0, 1e-5),  # floor
@@ -574,4 +576,5 @@ def test_adaptive_learning_rate_by_hand(lr, kl, expected):
 
 def test_adaptive_learning_rate_takes_other_limits():
     assert reference.adaptive_learning_rate(1.0, 1.0, 0.01, low=0.75) == 0.75
+    assert reference.adaptive_learning_rate(1.0, 1e-9, 0.01, high=1.25, noise=0.0) == 1.25
     assert reference.adaptive_learning_rate(1.0, 1e-3, 0.01, high=1.25) == 1.25

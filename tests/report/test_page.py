@@ -25,6 +25,7 @@ pytest.importorskip("jinja2")
 from lockstep.report.charts import EVALUATION, charts_of, extent_of
 from lockstep.report.page import json_in_html, page_of, write_report
 from lockstep.report.reading import read_run
+from lockstep.report.settings import configs_of, differing
 from lockstep.report.videos import ROOM
 from lockstep.runs.curves import METRIC, interquartile_mean
 
@@ -281,6 +282,37 @@ def test_what_verify_said_is_told(tmp_path, more, said):
     run = make_run(tmp_path / "demo")
     add_verification(run, **more)
     assert said in Read(page(run)).text
+
+
+def without_new_settings(run):
+    """Takes settings out of a config, as a version that didn't have them yet would have written it."""
+    config = json.loads((run / "config.json").read_text())
+    del config["collective_timeout"], config["ppo"]["clip_schedule"], config["log"]["console"]
+    (run / "config.json").write_text(json.dumps(config))
+    return run
+
+
+def test_a_verification_by_a_version_with_more_settings_is_of_the_same_config(tmp_path):
+    run = make_run(tmp_path / "demo")
+    add_verification(run)
+    without_new_settings(run)
+    text = Read(page(run)).text
+    assert "Verified on 2026-02-01 08:00 UTC: the first 5 iterations" in text
+    assert "of another config" not in text
+
+
+def test_settings_that_an_older_version_did_not_have_do_not_differ(tmp_path):
+    old = read_run(without_new_settings(make_run(tmp_path / "old")), "old")
+    new = read_run(make_run(tmp_path / "new", seed=7), "new")
+    group = read_run(make_group(tmp_path / "group"), "group")
+    assert differing(configs_of([old, new, group])) == [("seed", [old.config["seed"], 7, "0–2"])]
+    other = make_run(tmp_path / "other")
+    text = (other / "config.json").read_text()
+    (other / "config.json").write_text(json.dumps(json.loads(text) | {"setting_of_tomorrow": 1}))
+    rows = differing(configs_of([read_run(other, "other"), new]))
+    assert ("setting_of_tomorrow", [1, "–"]) in rows
+    (other / "config.json").write_text("")
+    assert ("seed", ["–", 7]) in differing(configs_of([read_run(other, "other"), new]))
 
 
 def test_what_has_left_the_promise_is_told(tmp_path):

@@ -13,6 +13,7 @@ from lockstep.runs.curves import (
     bootstrap_interval,
     curve_of,
     interquartile_mean,
+    read_records,
     write_curves,
 )
 
@@ -117,3 +118,12 @@ def test_what_is_written_is_the_curve(tmp_path):
     assert (found["confidence"], found["seeds"]) == (0.95, [3, 4])
     assert [{k: str(v) for k, v in point.items()} for point in found["points"]] == rows
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_that_is_being_written_is_left_out_and_a_damaged_one_is_named(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"iteration": 1}\n{"iteration": 2, "glo')
+    assert read_records(tmp_path) == [{"iteration": 1}]
+    file.write_text('{"iteration": 1, "glo\n{"iteration": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is no record"):
+        read_records(tmp_path)

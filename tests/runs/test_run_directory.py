@@ -12,7 +12,8 @@ from lockstep.launch.defaults import request_of
 from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import CheckpointError, pack, to_files
 from lockstep.runs.checkpoint_writer import CheckpointWriter
-from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, find_run, is_writer
+from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, is_writer
+from lockstep.runs.finding import find_run
 from lockstep.runs.lock import RunLock
 from lockstep.runs.making import create_run, default_name
 
@@ -380,12 +381,35 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path):
     assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+def test_fingerprints_that_lost_their_tail_are_said_once_where_they_are_gone_on_with(tmp_path, capsys):
+    for name in (FINGERPRINTS, TIMING):
+        run = RunDirectory(create(tmp_path, name=name.partition(".")[0]))
+        file = run.path / name
+        file.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iteration": 3, "polic')
+        run.cut_after(4, 40, LogConfig())
+        assert capsys.readouterr().err == ""
+        records = run.open_records(name)
+        assert capsys.readouterr().err == f"lockstep: warning: {file} has no rows of iterations 3 to 4\n"
+        for iteration in (5, 6):
+            records.log({"iteration": iteration})
+        records.close()
+        again = RunDirectory(run.path)
+        again.cut_after(6, 60, LogConfig())
+        again.open_records(name).close()
+        assert capsys.readouterr().err == ""
+
+
 def test_a_checkpoint_waits_for_the_rows_that_it_counts_on(tmp_path, monkeypatch):
     path, order = create(tmp_path), []
+    there = ("metrics.csv", FINGERPRINTS)  # and no timing
+    for name in there:
+        (path / name).touch()
     for name, function in (("sync_path", checkpoint_writer.sync_path), ("commit", checkpoint_writer.commit)):
         monkeypatch.setattr(checkpoint_writer, name, lambda *a, n=name, f=function: (order.append((n, a[0])), f(*a))[1])
     save_checkpoint(path)
-    assert order.index(("sync_path", path / "metrics.jsonl")) < order.index(("commit", path / "checkpoints"))
+    for name in ("metrics.jsonl", *there):
+        assert order.index(("sync_path", path / name)) < order.index(("commit", path / "checkpoints"))
+    assert ("sync_path", path / TIMING) not in order
 
 
 def test_without_them_there_is_no_checkpoint(tmp_path):

@@ -9,7 +9,8 @@ from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, LogConfig
 from lockstep.runs.checkpoint import to_files
 from lockstep.runs.checkpoint_writer import commit
-from lockstep.runs.directory import CONFIG, find_run
+from lockstep.runs.directory import CONFIG
+from lockstep.runs.finding import find_run
 from lockstep.runs.making import create_run
 
 SMALL = resolve(Config())

@@ -21,12 +21,13 @@ from lockstep.launch.seeds.seed_run import SeedRun
 from lockstep.launch.start import start_run
 from lockstep.launch.world import World
 from lockstep.runs.curves import METRIC
-from lockstep.runs.directory import RunDirectory, seeds_in
+from lockstep.runs.directory import RunDirectory
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import begin_group, finish_group, seeds_of, status_of, together, together_in_turn
 from lockstep.runs.making import create_run
 from lockstep.runs.progress import Progress, plain_line
 from lockstep.runs.stored import stored_config
-from lockstep.runs.trust import trusted_config
+from lockstep.runs.trust import remember_names, trusted_config
 
 
 @pytest.mark.parametrize(
@@ -331,6 +332,23 @@ def test_the_same_words_go_on_with_a_group_on_another_account(asked, tmp_path, m
     assert [stored_config(run.path) for run in again.runs] == before
     for run in again.runs:  # which each process reads by itself
         assert trusted_config(run.path).checkpoint.mirror == "file:///net/runs/group"
+
+
+def test_a_copy_of_a_group_leaves_the_originals_mirror_alone(asked, tmp_path, capsys):
+    words = (*WORDS[:5], "--seeds", "5-7", "--name", "many", "--checkpoint.mirror", "file:///net/runs/")
+    original = [stored_config(run.path) for run in asked(*words).runs]
+    shutil.copytree(tmp_path / "many", tmp_path / "many2")
+    own = tmp_path / "many2" / "seed_7" / "config.json"
+    own.write_text(own.read_text().replace("file:///net/runs/many", "file:///own"))
+    remember_names(stored_config(own.parent))
+    for more in ((), ("--checkpoint.keep-last", "2")):
+        capsys.readouterr()
+        copies = asked("--resume", "many2", *more).runs
+        places = [stored_config(run.path).checkpoint.mirror for run in copies]
+        assert places == ["file:///net/runs/many2", "file:///net/runs/many2", "file:///own"]
+        said = "lockstep: checkpoint.mirror: seeds are copied to file:///net/runs/many2 from here on; what is at "
+        assert capsys.readouterr().err.count(f"{said}file:///net/runs/many stays\n") == (not more)
+    assert [stored_config(run.path) for run in asked("--resume", "many").runs] == original
 
 
 @pytest.mark.parametrize(

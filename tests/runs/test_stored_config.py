@@ -88,3 +88,33 @@ def test_a_torn_last_row_that_no_checkpoint_counts_on_is_nothing(stopped):
     run = resume(stopped)
     assert run.ended.stderr == ""
     assert run.summary["missing_rows"] == []
+
+
+@pytest.mark.parametrize("kept", [None, 0, 3])
+def test_a_table_that_lost_its_tail_comes_back_from_the_records(trained, stopped, kept):
+    file = stopped / "metrics.csv"
+    whole = file.read_bytes().splitlines(keepends=True)
+    assert len(whole) == 6
+    file.unlink() if kept is None else file.write_bytes(b"".join(whole[:kept]))
+    run = resume(stopped)
+    misses = {None: 5, 0: 5, 3: 3}[kept]
+    said = f"lockstep: warning: {file} misses {misses} of 5 rows that metrics.jsonl has; it was written anew\n"
+    assert run.ended.stderr == said
+    assert file.read_bytes().splitlines(keepends=True)[:6] == whole
+    assert len(file.read_bytes().splitlines()) == 1 + 8
+    assert run.agent == trained(*CARTPOLE).agent
+
+
+def test_zeros_that_a_power_loss_leaves_do_not_stop_a_run(trained, stopped):
+    rows, table = stopped / "metrics.jsonl", stopped / "metrics.csv"
+    lines, whole = rows.read_bytes().splitlines(keepends=True), table.read_bytes()
+    rows.write_bytes(b"".join([*lines[:2], bytes(999) + lines[3], lines[4], bytes(999) + b"\n", lines[4][:9]]))
+    table.write_bytes(whole + bytes(999) + b"\n" + b"9,9,9\n")
+    run = resume(stopped)
+    assert run.ended.stderr.splitlines() == [
+        f"lockstep: warning: {rows}: line 3 held zeros, as a power loss leaves them, and was removed",
+        "lockstep: warning: metrics.jsonl misses 2 of 5 rows, of iterations 3 to 4; they stay lost",
+    ]
+    assert [row["iteration"] for row in run.metrics] == [1, 2, 5, 6, 7, 8]
+    assert table.read_bytes().startswith(whole)
+    assert run.agent == trained(*CARTPOLE).agent

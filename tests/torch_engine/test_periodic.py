@@ -160,6 +160,13 @@ def test_the_learning_rate_adapts_once_a_period_and_alike_on_all_ranks():
     assert rates == [pytest.approx(3e-4 / 1.5**2)] * 2
 
 
+def test_the_learning_rate_follows_the_period_that_stops_the_update_too():
+    ppo = {"schedule": "adaptive", "desired_kl": 1e-6, "target_kl": 1e-6}
+    for result, state, _ in trained(config_of(4, ppo=ppo), 2):
+        assert (result.stopped_by_kl, result.steps) == (True, 4)
+        assert state.learning_rate == pytest.approx(3e-4 / 1.5)
+
+
 def test_a_loss_that_is_not_finite_on_one_rank_ends_both_at_the_synchronisation():
     def spoil(plan, batch):
         if plan.rank:

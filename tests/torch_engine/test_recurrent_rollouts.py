@@ -8,10 +8,10 @@ from test_batch import made_rollout
 
 from lockstep import reference
 from lockstep.networks.spec import core_shapes
-from lockstep.torch_engine.batch import make_batch
+from lockstep.torch_engine.batch import bootstrap_values, make_batch, policy_outputs
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices, minibatch_statistics
 from lockstep.torch_engine.nets import nets, recurrent
-from lockstep.torch_engine.nets.shards import from_shards
+from lockstep.torch_engine.nets.shards import from_shards, to_shards
 from lockstep.training.losses import TERMS, loss_settings
 
 CORES = pytest.mark.parametrize("core", ["lstm", "gru"])
@@ -124,6 +124,46 @@ def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared, activation):
     np.testing.assert_allclose(state.recurrent_state, carries[-1], atol=1e-5)
     assert not state.recurrent_state[[4, 5]].any()
     assert state.recurrent_state[[0, 1, 2, 3, 6, 7]].any(1).all()
+
+
+@CORES
+@BY_WHOM
+def test_what_a_simulator_tells_nothing_of_has_the_value_of_the_step_itself(core, activation):
+    """The observation before the step isn't given to the core twice; what is told of is valued as ever."""
+    _, plan, state, rollout = made(core, False, activation)
+    told = {key: row for key, row in rollout.final.items() if key[0] != 5}
+    rollout.untold = set(rollout.final) - set(told)
+    assert 0 < len(told) < len(rollout.final)
+    rollout.final.update({key: rollout.observations[key].copy() for key in rollout.untold})
+    values, finals, _ = one_by_one(state, rollout)
+    expected = values[1:].copy()
+    for where in rollout.final:
+        expected[where] = values[where] if where in rollout.untold else finals[where]
+    found = bootstrap_values(state, rollout, outputs_of(state, rollout, plan), plan)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert all(abs(finals[where] - values[where]) > 1e-4 for where in rollout.untold)
+
+
+@torch.no_grad()
+def test_without_memory_that_is_valued_in_a_pass_of_its_own_as_ever():
+    config = small_config(num_steps=8)
+    plan = plan_of(config)
+    state, rollout = small_state(config, described(), plan), made_rollout(config, plan, ENDS)
+    outputs = outputs_of(state, rollout, plan)
+    before = bootstrap_values(state, rollout, outputs, plan)
+    rollout.untold = set(rollout.final)
+    assert torch.equal(bootstrap_values(state, rollout, outputs, plan), before)
+
+
+def outputs_of(state, rollout, plan):
+    """What the policy says of a rollout, as a batch has it."""
+    observations, actions = rollout.tensors(torch.device("cpu"))
+    observations, actions = (to_shards(x, plan.local_num_shards).contiguous() for x in (observations, actions))
+    begun = np.concatenate([np.zeros_like(rollout.resets[:1]), rollout.resets])
+    begins = to_shards(torch.from_numpy(begun).float(), plan.local_num_shards)
+    steps = len(rollout.rewards)
+    with torch.no_grad():
+        return policy_outputs(state.policy, "batched", observations, actions, begins, state.recurrent_state, steps)
 
 
 @CORES

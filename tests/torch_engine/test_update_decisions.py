@@ -27,7 +27,7 @@ from lockstep.torch_engine.gradients import Gradient, GradientSource, exact_grad
 from lockstep.torch_engine.minibatches import minibatch_indices
 from lockstep.torch_engine.state import TrainState, state_arrays
 from lockstep.torch_engine.update import UpdateResult, update
-from lockstep.training.limits import LEARNING_RATE_LIMITS
+from lockstep.training.limits import KL_NOISE, LEARNING_RATE_LIMITS
 from lockstep.training.losses import TERMS
 
 
@@ -139,6 +139,26 @@ def test_the_adaptive_schedule_follows_the_kl_of_every_minibatch():
     assert expected == pytest.approx([1.5e-3, 1.5e-3, 1e-3, 1e-3 / 1.5])
     assert [*source.learning_rates[1:], state.learning_rate] == expected
     assert result.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("kls", "rate", "steps"), [([0.03, 0.0, 0.0, 0.0], 1e-3 / 1.5, 0), ([0.001, 0.017, 0.0, 0.0], 1.5e-3, 1)]
+)
+def test_the_adaptive_learning_rate_follows_the_minibatch_that_stops_the_update_too(kls, rate, steps):
+    """Or it would be raised by small divergences and never lowered by large ones."""
+    config = small_config(ppo={"schedule": "adaptive", "desired_kl": 0.01, "target_kl": 0.01, "learning_rate": 1e-3})
+    state, source, result = run_script(config, kls)
+    assert (result.stopped_by_kl, result.steps) == (True, steps)
+    assert state.learning_rate == pytest.approx(rate)
+    assert torch.equal(state.parameters.flat, source.parameters[-1])
+
+
+def test_a_kl_of_rounding_alone_changes_no_adaptive_learning_rate():
+    config = small_config(ppo={"schedule": "adaptive", "desired_kl": 0.01, "learning_rate": 1e-3})
+    state, source, _ = run_script(config, [1e-15, 3e-13, -2e-14, 0.99 * KL_NOISE * 0.01])
+    assert [*source.learning_rates[1:], state.learning_rate] == [1e-3] * 4
+    state, _, _ = run_script(config, [1.01 * KL_NOISE * 0.01] * 4)
+    assert state.learning_rate == pytest.approx(1e-3 * 1.5**4)
 
 
 def test_the_adaptive_learning_rate_is_kept_between_updates():

@@ -7,10 +7,17 @@ import pytest
 from fake_session import FakeSession
 
 from lockstep.config.run import Config
+from lockstep.launch.checks import with_reference
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.past import Past
 from lockstep.training.recorder import Recorder
-from lockstep.training.reference_policy import check_same_reference, config_digest, reference_arrays, reference_digest
+from lockstep.training.reference_policy import (
+    check_same_networks,
+    check_same_reference,
+    config_digest,
+    reference_arrays,
+    reference_digest,
+)
 from lockstep.training.stop import FINISHED
 
 SHAPES = {"w": (3,)}
@@ -51,6 +58,56 @@ def test_ranks_agree_on_a_reference_by_its_parameters_wherever_a_host_has_it(fin
     recorder.finish(FINISHED)
     recorder.close()
     assert one != config_digest(grpo(str(other.path)))
+
+
+def changed(config, **network):
+    """A config with another precision or other networks."""
+    precision = {"precision": network.pop("precision")} if "precision" in network else {}
+    return Config.model_validate(config.model_dump() | precision | {"network": config.network.model_dump() | network})
+
+
+OTHERS = [
+    ({"activation": "relu"}, "network.activation tanh, this run has relu"),
+    ({"hidden_sizes": (64, 64, 64)}, r"network.hidden_sizes \[64, 64\], this run has \[64, 64, 64\]"),
+    ({"squash": True}, "network.squash False, this run has True"),
+    ({"recurrent": "gru"}, "network.recurrent None, this run has gru"),
+    ({"custom": "nets:Net"}, "network.custom None, this run has nets:Net"),
+    ({"precision": "bf16"}, "precision fp32, this run has bf16"),
+]
+
+
+@pytest.mark.parametrize(("network", "said"), OTHERS, ids=str)
+def test_a_reference_of_other_networks_is_refused_before_anything_starts(finished, tmp_path, network, said):
+    config = changed(grpo(finished), **network)
+    with pytest.raises(ValueError, match=rf"^grpo\.reference: {finished} was trained with {said}, by which .*; give "):
+        with_reference(config, str(tmp_path))
+    assert with_reference(config, str(tmp_path), tmp_path).grpo.reference  # a run that goes on as it began
+
+
+def test_settings_that_change_no_function_of_its_parameters_may_differ(finished, tmp_path):
+    names = {"log_std_init": -1.0, "sequence_length": 8, "remat": True, "shared": True, "recurrent_size": 9}
+    assert with_reference(changed(grpo(finished), **names), str(tmp_path)).grpo.reference
+    linear = changed(grpo(finished), hidden_sizes=())
+    check_same_networks(changed(linear, activation="relu"), linear)
+    core = changed(linear, recurrent="lstm")
+    with pytest.raises(ValueError, match=r"network.recurrent_size 128, this run has 9"):
+        check_same_networks(changed(core, recurrent_size=9), core)
+    custom = changed(linear, custom="nets:Net", custom_kwargs={"units": 3})
+    check_same_networks(changed(custom, activation="relu", hidden_sizes=(3,)), custom)
+    with pytest.raises(ValueError, match=r"network.custom_kwargs \{'units': 3\}, this run has \{'units': 4\}"):
+        check_same_networks(changed(custom, custom_kwargs={"units": 4}), custom)
+
+
+def test_parameters_that_this_runs_networks_lack_are_of_other_ones(finished, monkeypatch):
+    """As of an encoder with another layer of the same shape."""
+    found = {f"policy/actor.{n}.weight": np.ones((4, 4), np.float32) for n in range(3)}
+    monkeypatch.setattr("lockstep.training.reference_policy._read", lambda _: found | {"policy/critic.3.weight": 0})
+    shapes = {f"actor.{n}.weight": (4, 4) for n in range(3)}
+    assert reference_arrays(grpo(finished), shapes, initial).keys() == shapes.keys()
+    shapes.pop("actor.1.weight")
+    with pytest.raises(ValueError, match=r"has a parameter actor\.1\.weight, which this run's networks haven't"):
+        reference_arrays(grpo(finished), shapes, initial)
+    assert reference_arrays(changed(grpo(finished), custom="nets:Net"), shapes, initial).keys() == shapes.keys()
 
 
 @pytest.mark.parametrize("config", [Config(), grpo(kl_coef=0.0)])

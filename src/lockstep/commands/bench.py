@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.commands.parser import CommandParser
+from lockstep.commands.parser import CommandParser, from_home
 from lockstep.config.engines import engine_module
 from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
@@ -84,7 +84,9 @@ def _parser() -> CommandParser:
     )
     parser.add_argument("--no-ceiling", action="store_true", help="don't measure N independent runs at once")
     parser.add_argument("--name", help="of the sweep's directory (default: bench-, environment, mode and time)")
-    parser.add_argument("--runs-dir", default="runs", help="where that directory is made (default: %(default)s)")
+    parser.add_argument(
+        "--runs-dir", type=from_home, default="runs", help="where that directory is made (default: %(default)s)"
+    )
     return parser
 
 

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one
+from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one, from_home, policy_of
 from lockstep.core.files import as_json
 from lockstep.core.process import say
 from lockstep.launch.resume import differences, may_change
 from lockstep.policies.comparison import Evaluated, EvaluatedGroup, comparison, draw, in_words
 from lockstep.policies.evaluation import evaluate
-from lockstep.policies.policy import load_policy
 from lockstep.policies.results import check_files, facts_of, is_evaluation, read_json, save_figure, write_text, written
 from lockstep.report.settings import seeds_in_words
-from lockstep.runs.directory import SEED, find_run, seeds_in
+from lockstep.runs.directory import SEED
+from lockstep.runs.finding import find_run, seeds_in
 from lockstep.training.own_loss.recorded import told_apart
 
 EPISODES, SEED_OF_STARTS = 100, 0
@@ -70,7 +70,7 @@ def _parser() -> CommandParser:
     )
     add_policy_options(parser, seed=SEED_OF_STARTS)
     parser.add_argument("--episodes", type=at_least_one, help=f"of each run (default: {EPISODES})")
-    parser.add_argument("--json", nargs="?", const="", help="print one JSON object, or write it")
+    parser.add_argument("--json", type=from_home, nargs="?", const="", help="print one JSON object, or write it")
     parser.add_argument("--plot", type=Path, help="draw distributions and means into a png, svg or pdf")
     return parser
 
@@ -118,7 +118,7 @@ def _played(run: str | Path, options: Namespace) -> tuple[dict[str, Any], np.nda
     if which != LATEST and options.checkpoint != LATEST:
         say(f"lockstep: warning: --checkpoint: without effect on {run}, which is a checkpoint itself")
     checkpoint = options.checkpoint if which == LATEST else LATEST
-    policy = load_policy(run, checkpoint, options.runs_dir, trust=options.trust)
+    policy = policy_of(run, checkpoint, options)
     seed = SEED_OF_STARTS if options.seed is None else options.seed
     table = evaluate(policy, options.episodes or EPISODES, seed, not options.stochastic)
     facts = facts_of(policy, table, not options.stochastic) | {"seed": seed}

@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one
+from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one, from_home, policy_of
 from lockstep.core.files import as_json
 from lockstep.launch.defaults import config_named
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
 from lockstep.policies.evaluation import BATCH, evaluate, start_of
-from lockstep.policies.policy import load_policy
 from lockstep.policies.results import (
     check_files,
     draw_histogram,
@@ -54,7 +53,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--policy", choices=BASELINES, help="a baseline in place of the run's policy")
     parser.add_argument("--episodes", type=at_least_one, default=20, help="how many (default: 20)")
     parser.add_argument("--batch", type=at_least_one, default=BATCH, help=f"of them at a time (default: {BATCH})")
-    parser.add_argument("--json", nargs="?", const="", help="print one JSON object, or write it with every episode")
+    parser.add_argument(
+        "--json", type=from_home, nargs="?", const="", help="print one JSON object, or write it with every episode"
+    )
     parser.add_argument("--csv", type=Path, help="write every episode")
     parser.add_argument("--histogram", type=Path, help="draw returns (or scores) and lengths into a png, svg or pdf")
     options = parser.parse_args(argv)
@@ -72,7 +73,7 @@ def actor_of(options: argparse.Namespace) -> Actor:
         ValueError: there is none, or an option would say nothing of a baseline; one line.
     """
     if options.policy is None:
-        return load_policy(options.run, options.checkpoint, options.runs_dir, trust=options.trust)
+        return policy_of(options.run, options.checkpoint, options)
     if options.checkpoint != LATEST:
         raise ValueError(f"checkpoint: {options.checkpoint} is asked for, and --policy {options.policy} has none")
     if options.stochastic:

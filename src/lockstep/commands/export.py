@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.parser import CommandParser, add_checkpoint, add_trust
+from lockstep.commands.parser import CommandParser, add_checkpoint, add_trust, policy_of
 from lockstep.policies.exported import OBSERVATIONS, export_policy
-from lockstep.policies.policy import load_policy
-from lockstep.runs.directory import find_run
+from lockstep.runs.finding import find_run
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 DOORS = {"onnx": "write_onnx", "torch": "write_program"}
@@ -33,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     for kind, path in files.items():
         if path.suffix != SUFFIXES[kind]:
             raise ValueError(f"--{kind} {path} must end in {SUFFIXES[kind]}")
-    policy = load_policy(options.run, options.checkpoint, options.runs_dir, trust=options.trust)
+    policy = policy_of(options.run, options.checkpoint, options)
     name = find_run(options.run, options.runs_dir)[0].name
     for kind, path in files.items():
         greatest = export_policy(policy, path, DOORS[kind], name)

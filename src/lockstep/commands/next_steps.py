@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.config.handed import loading
 from lockstep.config.run import Config
+from lockstep.core.files import quoted
 from lockstep.runs.progress import format_number, last_episodes
 
 
@@ -33,11 +34,11 @@ def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None
     if again is not None:
         return "\n".join([*lines, f"go on:     {again} has resume(), evaluate(), policy"])
     if summary["status"] != "finished":
-        lines.append(f"continue:  {command} train --resume {path}")
-    lines.append(f"evaluate:  {command} eval {path} --episodes 20")
-    lines.append(f"watch:     {command} play {path} --video out.mp4")
+        lines.append(f"continue:  {command} train --resume {quoted(path)}")
+    lines.append(f"evaluate:  {command} eval {quoted(path)} --episodes 20")
+    lines.append(f"watch:     {command} play {quoted(path)} --video out.mp4")
     if (path / "tensorboard").is_dir():
-        lines.append(f"curves:    {_tensorboard()} --logdir {path / 'tensorboard'}")
+        lines.append(f"curves:    {_tensorboard()} --logdir {quoted(path / 'tensorboard')}")
     return "\n".join(lines)
 
 
@@ -65,8 +66,8 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | No
     if again is not None:
         return "\n".join([*lines, f"go on:     {again} has resume() and seeds, each with evaluate() and policy"])
     if summary["status"] != "finished":
-        lines.append(f"continue:  {command} train --resume {path}")
-    lines.append(f"evaluate:  {command} eval {path / first} --episodes 20")
+        lines.append(f"continue:  {command} train --resume {quoted(path)}")
+    lines.append(f"evaluate:  {command} eval {quoted(path / first)} --episodes 20")
     return "\n".join(lines)
 
 
@@ -75,7 +76,7 @@ def _command() -> str:
     if shutil.which("lockstep"):
         return "lockstep"
     called = Path(sys.argv[0])
-    return os.path.relpath(called) if called.name == "lockstep" else f"{os.path.relpath(sys.executable)} -m lockstep"
+    return _beside(called) if called.name == "lockstep" else f"{_beside(sys.executable)} -m lockstep"
 
 
 def _tensorboard() -> str:
@@ -83,4 +84,8 @@ def _tensorboard() -> str:
     if shutil.which("tensorboard"):
         return "tensorboard"
     beside = Path(sys.executable).with_name("tensorboard")
-    return os.path.relpath(beside) if beside.is_file() else f"{os.path.relpath(sys.executable)} -m tensorboard.main"
+    return _beside(beside) if beside.is_file() else f"{_beside(sys.executable)} -m tensorboard.main"
+
+
+def _beside(program: str | Path) -> str:
+    return quoted(os.path.relpath(program))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from lockstep.policies.policy import Policy
 
 
 def at_least_one(text: str) -> int:
@@ -29,8 +34,17 @@ INSTEAD = {
 """Options of other libraries for commands about a run."""
 
 
+def from_home(text: str) -> str:
+    """Reads a path, for ``type=``: of ``--option=~/file`` no shell replaces the ``~``."""
+    return os.path.expanduser(text)
+
+
 class CommandParser(argparse.ArgumentParser):
-    """Raises errors as ``ValueError``."""
+    """Raises errors as ``ValueError``; a ``~`` at the beginning of a ``Path`` is the user's home."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("type", Path, lambda text: Path(from_home(text)))
 
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong instead of printing the usage; of an option of another library's, what to write."""
@@ -61,7 +75,9 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
     """Lets a command say where runs lie."""
-    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
+    parser.add_argument(
+        "--runs-dir", type=from_home, default="runs", help="where runs given by name lie (default: runs)"
+    )
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +85,21 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="import what the run names, though you haven't trained with it"
     )
+
+
+def policy_of(run: str | Path, checkpoint: str, options: argparse.Namespace) -> Policy:
+    """Loads a policy for a command, whose environments compute with as many threads of PyTorch's as it does.
+
+    Raises:
+        ValueError: as :func:`lockstep.load_policy`'s; one line.
+    """
+    from lockstep.core.machine import torch_threads
+    from lockstep.policies.policy import load_policy
+
+    policy = load_policy(run, checkpoint, options.runs_dir, trust=options.trust)
+    if policy.config.engine == "torch":
+        torch_threads(policy.config.threads)
+    return policy
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from lockstep import __version__
-from lockstep.commands.parser import CommandParser, at_least_one
+from lockstep.commands.parser import CommandParser, at_least_one, from_home
 from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
 from lockstep.core.files import replace_text
@@ -85,7 +85,9 @@ def _parser() -> CommandParser:
         "--iters", type=at_least_one, default=20, help="iterations measured for each number of ranks (cpu; default: 20)"
     )
     parser.add_argument("--name", help="of the plan's directory (default: plan-, environment and time)")
-    parser.add_argument("--runs-dir", default="runs", help="where that directory is made (default: %(default)s)")
+    parser.add_argument(
+        "--runs-dir", type=from_home, default="runs", help="where that directory is made (default: %(default)s)"
+    )
     return parser
 
 

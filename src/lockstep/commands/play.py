@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one
+from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one, policy_of
 from lockstep.core.process import EXIT_FAILURE, report_failure
-from lockstep.policies.policy import load_policy
 from lockstep.policies.videos import check_suffix, has_screen, play
 
 
@@ -26,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         if options.terminal:
             raise ValueError(f"video: {options.video} with --terminal; give one of them")
         check_suffix(options.video)
-    policy = load_policy(options.run, options.checkpoint, options.runs_dir, trust=options.trust)
+    policy = policy_of(options.run, options.checkpoint, options)
     if options.video is None and not options.terminal and not has_screen():
         raise ValueError("there is no screen here; --video out.mp4 (or .gif) writes a file instead")
     target = "terminal" if options.terminal else options.video

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.parser import CommandParser
+from lockstep.commands.parser import CommandParser, add_runs_dir
 from lockstep.policies.results import check_plot, save_figure, written
 from lockstep.runs.curves import METRIC
-from lockstep.runs.directory import find_run
+from lockstep.runs.finding import find_run
 from lockstep.runs.plot import X_LABELS, draw, line_of
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("curves.png"), help="png, svg or pdf (default: curves.png)")
     parser.add_argument("--x", choices=tuple(X_LABELS), default="steps", help="over what (default: steps)")
     parser.add_argument("--y", metavar="KEY", default=METRIC, help=f"a key of metrics.jsonl (default: {METRIC})")
-    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
+    add_runs_dir(parser)
     options = parser.parse_args(argv)
     if options.out.suffix not in SUFFIXES:
         raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")

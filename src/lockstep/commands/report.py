@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.parser import CommandParser
+from lockstep.commands.parser import CommandParser, add_runs_dir
 from lockstep.report.packages import check_installed
-from lockstep.runs.directory import REPORT, find_run
+from lockstep.runs.directory import REPORT
+from lockstep.runs.finding import find_run
 
 SUFFIXES = (".html", ".htm")
 
@@ -19,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="names or run directories, also of several seeds")
     parser.add_argument("--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
-    parser.add_argument("--runs-dir", default="runs", help="where runs given by name lie (default: runs)")
+    add_runs_dir(parser)
     options = parser.parse_args(argv)
     if options.out.suffix not in SUFFIXES:
         raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")

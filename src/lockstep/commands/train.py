@@ -26,7 +26,8 @@ from lockstep.launch.resume import resumed_config
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.world import topology_of
 from lockstep.report.packages import check_installed
-from lockstep.runs.directory import REPORT, SUMMARY, find_run, is_writer
+from lockstep.runs.directory import REPORT, SUMMARY, is_writer
+from lockstep.runs.finding import find_run
 from lockstep.runs.listing import read_object
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in

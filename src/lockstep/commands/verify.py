@@ -22,7 +22,8 @@ from lockstep.proof.kept import keep, run_of
 from lockstep.proof.lengths import first_length, most_iterations
 from lockstep.proof.setup import setup_of
 from lockstep.proof.verify import Comparison, machines_apart, parse_worlds, recorded_config, verify
-from lockstep.runs.directory import CONFIG, find_run
+from lockstep.runs.directory import CONFIG
+from lockstep.runs.finding import find_run
 from lockstep.runs.stored import stored_config
 
 ITERATIONS = 5

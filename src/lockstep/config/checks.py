@@ -22,6 +22,7 @@ def resolve(config: Config, world_size: int = 1) -> Config:
         _check_enough(config, world_size, num_envs, num_shards)
     check_world_size(world_size, num_shards, *(("devices", "devices") if config.engine == "jax" else ()))
     _check_minibatches(config, num_envs // num_shards)
+    _check_normalization(config, num_envs // num_shards, num_shards, world_size)
     _check_choices(config)
     if config.cuda_graphs is True and world_size > 1:
         raise ValueError(
@@ -112,6 +113,26 @@ def _check_minibatches(config: Config, envs_per_shard: int) -> None:
             f"grpo.group_size: {config.group_size} doesn't divide a shard's {envs_per_shard} environments (groups "
             f"don't cross shards); nearest that work: {nearest_divisors(envs_per_shard, config.group_size)}"
         )
+
+
+def _check_normalization(config: Config, envs_per_shard: int, num_shards: int, world_size: int) -> None:
+    """Checks that advantages are normalised over more than one: of one alone 0 is left, which trains nothing."""
+    over, wanted = config.ppo.advantage_normalization, config.ppo.num_minibatches
+    if config.algorithm == "grpo" or over == "off":
+        return
+    units = envs_per_shard * config.num_steps // config.sequence_length
+    shards = {"global": num_shards, "rank": num_shards // world_size, "local": 1}[over]
+    if units // wanted * config.sequence_length * shards > 1:
+        return
+    rank = "device" if config.engine == "jax" else "rank"
+    place = {"global": "", "rank": f"a {rank}'s part of ", "local": "a shard's part of "}[over]
+    fewer = max((n for n in range(1, wanted) if units % n == 0), default=None)
+    instead = ["more num_steps" if fewer is None else f"ppo.num_minibatches {fewer}"]
+    instead += [] if num_shards == 1 or over == "global" else ["global"]
+    raise ValueError(
+        f"ppo.advantage_normalization: {over}, but {place}a minibatch is 1 sample, whose advantage would always be "
+        f"normalised to 0; it takes 2 at least: use {', '.join(instead)} or off"
+    )
 
 
 def _check_choices(config: Config) -> None:

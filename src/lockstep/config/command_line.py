@@ -21,6 +21,7 @@ from lockstep.config.presets import for_grpo, preset_for, with_version
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.switches import Switch, read_switch, switch_named
 from lockstep.config.words import ALIASES, CONFIG_FILE, SHORT, advice, plain
+from lockstep.core.files import quoted
 
 ASSIGNMENT = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
 """``key=value``, as ``--key value``."""
@@ -227,7 +228,7 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
     if path.is_dir() and (path / "config.json").is_file():
         return read_file(path / "config.json"), str(path / "config.json")
     if path.is_dir() and path.parent.name == "checkpoints":
-        raise ValueError(f"{target} is a checkpoint; --resume {target} continues from it")
+        raise ValueError(f"{target} is a checkpoint; --resume {quoted(target)} continues from it")
     return {"env": {"id": target}}, None
 
 

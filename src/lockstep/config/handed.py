@@ -20,6 +20,9 @@ HANDED = "python"
 """Stands before the colon in the name of such an object, which has no module to be imported from."""
 VARIABLES = {"env.id": "LOCKSTEP_ENVIRONMENT", "network.custom": "LOCKSTEP_NETWORK", "ppo.loss": "LOCKSTEP_LOSS"}
 """Names, by the setting that an object stands in, the file which holds it."""
+SPAWNED = "__mp_main__"
+"""What the caller's script is called as a module in processes of ``multiprocessing``."""
+SCRIPTS = ("__main__", SPAWNED)
 ARGUMENTS = {"env.id": "env", "network.custom": "network", "ppo.loss": "loss"}
 """By which argument of ``lockstep.load_run`` it is given again."""
 
@@ -46,7 +49,7 @@ def loading(run: Path, env_id: str, network: str | None, loss: str | None = None
 def imported_name(given: Any) -> str | None:
     """Finds the ``module:name`` by which other processes import a class or function; None of one that they can't."""
     module, name = getattr(given, "__module__", "") or "", getattr(given, "__qualname__", "") or ""
-    if not name.isidentifier() or module in ("", "__main__"):  # the caller's script, or inside a function
+    if not name.isidentifier() or module in ("", *SCRIPTS):  # the caller's script, or inside a function
         return None
     with contextlib.suppress(ImportError):
         if getattr(importlib.import_module(module), name, None) is given:

@@ -160,12 +160,17 @@ def _falling(path: str, value: str) -> str:
     return f"{path}: {value!r}: write {start}; {only}"
 
 
-def validate(model: type[BaseModel], values: Mapping[str, Any], source: str) -> Any:
-    """Build a config model; a ``ValueError`` of one line with key, value and limit if that fails."""
+def validate(model: type[BaseModel], values: Mapping[str, Any], source: str, stored: bool = False) -> Any:
+    """Build a config model; a ``ValueError`` of one line with key, value and limit if that fails.
+
+    Of values that a run has ``stored`` the line says who may know a key that isn't known here.
+    """
     try:
         return model.model_validate(values)
     except ValidationError as error:
         problems = list({_path(e): e for e in reversed(error.errors())}.values())[::-1]
         others = ", ".join(_path(problem) for problem in problems[1:])
         more = f" (and {len(problems) - 1} more: {others})" if others else ""
+        if stored and any(problem["type"] == "extra_forbidden" for problem in problems):
+            more += "; a newer lockstep may have written it, and reads it"
         raise ValueError(f"{source}: {_describe(problems[0])}{more}") from None

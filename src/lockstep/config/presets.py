@@ -17,6 +17,7 @@ from lockstep.config.sections import SHORT_IDS
 
 _CARTPOLE: dict[str, Any] = {
     # [zoo] CartPole-v1: n_steps 32, batch 256, 20 epochs, gamma 0.98, lambda 0.8, lr 1e-3 linear. 8 environments there.
+    # The clip range, which falls to 0 there as well, stays as it is here.
     "total_steps": 100_000,
     "num_envs": 8,
     "num_steps": 32,

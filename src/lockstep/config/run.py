@@ -6,6 +6,7 @@ by :mod:`lockstep.config.command_line`, what doesn't fit together is found by :m
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -240,6 +241,12 @@ class RunOptions(Section):
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
         return self
+
+    @field_validator("runs_dir", "resume")
+    @classmethod
+    def _from_home(cls, path: str | None) -> str | None:
+        """A shell replaces the ``~`` of ``--runs-dir ~/runs``, and none that follows a ``=`` or stands in a file."""
+        return None if path is None else os.path.expanduser(path)
 
     @field_validator("seeds", mode="before")
     @classmethod

@@ -267,7 +267,7 @@ class LogConfig(Section):
     @classmethod
     def _absolute(cls, path: str | None) -> str | None:
         """The path means the same wherever the run goes on."""
-        return None if path is None else os.path.abspath(path)
+        return None if path is None else os.path.abspath(os.path.expanduser(path))
 
 
 class ProofConfig(Section):

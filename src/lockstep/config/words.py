@@ -54,7 +54,7 @@ ALIASES = {
     "clip_coef": "ppo.clip_range",
     "clip_eps": "ppo.clip_range",
     "clip_param": "ppo.clip_range",
-    "clip_range_vf": "ppo.value_clip_range",
+    "clip_range_vf": "ppo.value_clip_range",  # the range; SB3's loss is of the clipped value, not the larger of both
     "ent_coef": "ppo.entropy_coef",
     "target_kl": "ppo.target_kl",
     "desired_kl": "ppo.desired_kl",

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def try_json(path: Path, value: Any) -> None:
 
 def _as_text(value: Any) -> str:
     return as_json(value, indent=2) + "\n"
+
+
+def path_of(place: Any) -> str:
+    """Gives a path, a name, or what has a path of its own, as a :class:`lockstep.Run` has, as text."""
+    return os.fspath(place) if isinstance(place, os.PathLike) else str(place)
+
+
+def quoted(path: object) -> str:
+    """A path, or a place on a mirror, as a word of a command line that a user may copy."""
+    return shlex.quote(str(path))
 
 
 def new_directory(path: Path) -> Path:

@@ -197,7 +197,21 @@ def _load_scipys_blas() -> None:
                 ctypes.CDLL(str(library))
 
 
+def steady_products() -> None:
+    """Asks MKL for products whose last bits don't depend on where factors begin in memory, unless a user chose a mode.
+
+    It is read at MKL's first product in a process, so commands ask before anything else, and so do ranks. Processes
+    of a user's own keep what they have: other modes have other last bits.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+
+
 def one_torch_thread() -> None:
     """Lets PyTorch compute with one thread, if an environment has loaded it in a process of another engine."""
+    torch_threads(1)
+
+
+def torch_threads(count: int) -> None:
+    """Lets PyTorch compute with so many threads in this process from here on, if it is loaded."""
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(count)

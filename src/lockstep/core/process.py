@@ -26,8 +26,13 @@ UNDONE = "ended with exit code 0 before the run was done; an environment or a ne
 
 PARENT_VARIABLE = "LOCKSTEP_PARENT"
 """Tells a process that we start the process id of the one that starts it."""
+PATH_VARIABLE = "LOCKSTEP_PATH"
+"""Tells it where Python is to look for modules after all places that it knows by itself."""
 at_failure: list[Callable[[], None]] = []
 """What a process that :func:`fail_now` ends does yet, briefly."""
+_blocks: list[str] = []
+_theirs: list[str] = []
+"""Where :func:`stays_here` goes back to, while a block runs; and where the user's code was last, if elsewhere."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
 _DONE = ".done"
@@ -63,7 +68,7 @@ def started_at(pid: int) -> str:
 
 
 def look_here_last() -> None:
-    """Lets Python import modules of the working directory, where nothing of that name is installed.
+    """Lets Python import modules of ``LOCKSTEP_PATH`` and the working directory, where none of that name is installed.
 
     Raises:
         FileNotFoundError: the working directory has been removed; one line.
@@ -72,7 +77,35 @@ def look_here_last() -> None:
         here = os.getcwd()
     except FileNotFoundError:
         raise FileNotFoundError("the working directory has been removed; change to one that is there") from None
-    sys.path[:] = [*(place for place in sys.path if place not in ("", here)), here]
+    places = [*sys.path, *os.environ.get(PATH_VARIABLE, "").split(os.pathsep)]
+    sys.path[:] = [*dict.fromkeys(place for place in places if place not in ("", here)), here]
+
+
+@contextlib.contextmanager
+def stays_here() -> Iterator[None]:
+    """Goes back to this working directory after a block of the user's code, which may change it.
+
+    The next block begins where the last one was left, for a module is imported once; inside a block another one does
+    nothing.
+    """
+    try:
+        ours = None if _blocks else os.getcwd()
+    except FileNotFoundError:
+        ours = None
+    if ours is None:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        os.chdir(_theirs[0] if _theirs else ours)
+    _blocks.append(ours)
+    try:
+        yield
+    finally:
+        _blocks.clear()
+        with contextlib.suppress(OSError):
+            _theirs[:] = [now] if (now := os.getcwd()) != ours else []
+        with contextlib.suppress(OSError):
+            os.chdir(ours)
 
 
 def where_it_was_looked_for(error: Exception, module: str) -> str:
@@ -239,13 +272,13 @@ def kill_children() -> None:
                 os.waitpid(pid, 0)
 
 
-def command_that_ends_with_us(*words: str) -> list[str]:
+def command_that_ends_with_us(*words: str, number: int = signal.SIGKILL) -> list[str]:
     """The command line of ``lockstep WORDS`` in a process that ends when this one does, see :func:`end_with_parent`.
 
     It asks for that by itself, for ``preexec_fn`` runs between fork and exec, where a lock that one of JAX's threads
     held at the fork is never released.
     """
-    begin = f"from lockstep.core.process import end_with_parent; end_with_parent({os.getpid()})"
+    begin = f"from lockstep.core.process import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
     return [sys.executable, "-P", "-c", f"import sys; {begin}; from lockstep.cli import main; sys.exit(main())", *words]
 
 

@@ -6,6 +6,7 @@ import gymnasium
 
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import EnvConfig
+from lockstep.core.process import stays_here
 from lockstep.envs.batched.envpool import pool_spaces
 from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
 from lockstep.envs.gymnasium.keyed import close_environment
@@ -19,6 +20,11 @@ def describe(config: EnvConfig) -> EnvDescription:
     Raises:
         ValueError: it can't be made, or a space isn't supported; the line names the space that was met.
     """
+    with stays_here():
+        return _looked_at(config)
+
+
+def _looked_at(config: EnvConfig) -> EnvDescription:
     _check_array_options(config)
     if config.jax_only:
         return described(config, *_jax_spaces(config))

@@ -45,7 +45,7 @@ from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Collect, Program
 from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.session import parameter_layout
-from lockstep.jax_engine.setup.set_up import prepare_jax
+from lockstep.jax_engine.setup.set_up import check_numbers, prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
 
 
@@ -84,6 +84,7 @@ class Training:
                 f"env: {name} is a whole batch of environments, and each device makes its own; give the one "
                 "inside, and PPOConfig's normalize_observations and normalize_rewards instead of wrappers"
             )
+        check_numbers()
         prepared = prepare_jax()
         devices, fsdp = devices_of(runner)
         config = run_config(ppo, runner, name, devices, jax.default_backend(), customs.synchronize is not None)

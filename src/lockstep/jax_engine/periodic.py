@@ -90,7 +90,7 @@ class PeriodicUpdate:
         stops = jnp.zeros((), jnp.bool_) if ppo.target_kl is None else finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
         rate = after.learning_rate
         if ppo.schedule == "adaptive":
-            rate = jnp.where(stops, rate, adapted_learning_rate(rate, kl, ppo.desired_kl))
+            rate = adapted_learning_rate(rate, kl, ppo.desired_kl)
         averaged = Learner(parameters, optax.ScaleByAdamState(after.optimizer.count, mu, nu), rate)
         learner = jax.tree.map(lambda new, old: jnp.where(finite, new, old), averaged, before.learner)
         result = UpdateResult(

@@ -38,14 +38,28 @@ class PolicyFunction:
         custom_class: type | None = None,
     ) -> None:
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
-        self._device = jax.local_devices(backend="cpu")[0]
+        self._device = _cpu()
         with jax.default_device(self._device):
             self._net = make_net(config, self.observation, self.action, custom_class)
         self.carry_size = self._net.carry_size if self._net.core else 0
         weights = {name: arrays[POLICY + name].reshape(shape) for name, shape in self._net.shapes().items()}
         self._weights = jax.device_put(weights, self._device)
+        self._compile()
+
+    def _compile(self) -> None:
         self._act = jax.jit(self._actions)
         self._evaluate = jax.jit(self._outputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of: neither a device nor compiled functions."""
+        kept = {name: x for name, x in vars(self).items() if name not in ("_device", "_act", "_evaluate")}
+        return kept | {"_weights": {name: np.asarray(x) for name, x in self._weights.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._device = _cpu()
+        self._weights = jax.device_put(self._weights, self._device)
+        self._compile()
 
     def __call__(
         self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
@@ -110,3 +124,15 @@ class PolicyFunction:
         else:
             actions = distributions.sample(net, weights, output, noise)
         return distributions.squash(net, actions), carry
+
+
+def _cpu() -> Any:
+    """Gives the CPU as JAX has it; raises a one-line ``ValueError`` where JAX was told to do without."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except (RuntimeError, AssertionError):  # the latter where it finds none of what it was told to look for
+        given = jax.config.values["jax_platforms"]
+        raise ValueError(
+            f"engine: jax computes a policy on the CPU, which JAX doesn't have with JAX_PLATFORMS={given}; "
+            f"set JAX_PLATFORMS={given},cpu"
+        ) from None

@@ -22,7 +22,7 @@ from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Held, ParameterLayout
 from lockstep.jax_engine.shards.normalizers import Moments, empty_moments
 from lockstep.networks.initial import initial_parameters
-from lockstep.networks.spec import net_options
+from lockstep.networks.spec import check_initial_std, net_options
 
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
@@ -102,6 +102,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
         ValueError: they or the normalisers don't fit the spaces; one line.
     """
     net = make_net(config, description.observation, description.action)
+    check_initial_std(config, net)
     if config.normalize.observations and not description.observation.vector_size:
         raise ValueError(
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "

@@ -19,7 +19,7 @@ from lockstep.jax_engine.shards.blocks import Blocks
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import adam
-from lockstep.training.limits import CLIP_EPSILON, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
+from lockstep.training.limits import CLIP_EPSILON, KL_NOISE, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
 from lockstep.training.losses import loss_settings
 
 NOTHING_FAILED = -1
@@ -133,11 +133,14 @@ def all_minibatches(
 
 
 def adapted_learning_rate(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
-    """Divides the rate by 1.5 above twice the desired KL, multiplies it below half (rsl_rl; Schwarke et al. 2025)."""
+    """Divides the rate by 1.5 above twice the desired KL, multiplies it below half (rsl_rl; Schwarke et al. 2025).
+
+    A KL of rounding alone, :data:`KL_NOISE`, changes nothing.
+    """
     low, high = LEARNING_RATE_LIMITS
     down = jnp.maximum(low, learning_rate / LEARNING_RATE_FACTOR)
     up = jnp.minimum(high, learning_rate * LEARNING_RATE_FACTOR)
-    small = (kl > 0.0) & (kl < 0.5 * desired_kl)
+    small = (kl > KL_NOISE * desired_kl) & (kl < 0.5 * desired_kl)
     return jnp.where(kl > 2.0 * desired_kl, down, jnp.where(small, up, learning_rate))
 
 
@@ -239,7 +242,10 @@ class Update:
         return result if self.layout.axes else Tally.of(result)
 
     def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
-        """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
+        """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect.
+
+        The adaptive rate follows what stops the update too: without the largest divergences it would only ever grow.
+        """
         ppo, (learner, result) = self.config.ppo, progress
         with jax.named_scope("gradients"):
             found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)
@@ -251,7 +257,8 @@ class Update:
         takes = finite & ~stops & (result.failed < 0)
         if ppo.schedule == "adaptive":
             rate = adapted_learning_rate(learner.learning_rate, kl, ppo.desired_kl)
-            learner = learner._replace(learning_rate=jnp.where(takes, rate, learner.learning_rate))
+            counted = finite & (result.failed < 0)
+            learner = learner._replace(learning_rate=jnp.where(counted, rate, learner.learning_rate))
         stepped = clip_and_step(learner, gradient, norm, self.config)
         learner = jax.tree.map(lambda new, old: jnp.where(takes, new, old), stepped, learner)
         unbroken = result.failed < 0

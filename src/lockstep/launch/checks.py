@@ -9,15 +9,18 @@ from typing import Any
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.process import stays_here
 from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.tensor import check_tensor_options
 from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.runs.directory import CHECKPOINTS
+from lockstep.runs.finding import find_run, run_if_any
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import check_trackers
 from lockstep.training.own_loss.fingerprint import same_loss
+from lockstep.training.reference_policy import check_same_networks, digests_before, policy_digest
 
 
 def check_limits(options: RunOptions, config: Config, is_group: bool = False) -> None:
@@ -40,28 +43,37 @@ def check_company(config: Config) -> None:
         check_video(config.env)
 
 
-def with_reference(config: Config, runs_dir: str) -> Config:
+def with_reference(config: Config, runs_dir: str, resumed: Path | None = None) -> Config:
     """Replaces the name of GRPO's reference policy by the path of one checkpoint, of which the run is a function.
 
-    The path is absolute, for the run may be resumed from another directory.
+    The path is absolute, for the run may be resumed from another directory: ``resumed`` is its own then, beside which
+    a name is looked for.
 
     Raises:
-        ValueError: there is no such run or checkpoint, or observations are normalised; one line.
+        ValueError: there is no such run or checkpoint, observations are normalised, or networks differ; one line.
     """
     if config.algorithm != "grpo" or config.grpo.reference is None:
         return config
     name = config.grpo.reference
     if not config.grpo.kl_coef:
         raise ValueError(f"grpo.reference: {name}, but grpo.kl_coef is 0; give it a weight, e.g. 0.05")
-    path, which = find_run(name, runs_dir)
-    theirs = stored_config(path)
+    runs_dir = runs_dir if resumed is None else str(resumed.parent)
+    try:
+        if resumed is not None and run_if_any(name, runs_dir) is None:
+            raise ValueError(f"{name} is gone, without which this run can't go on")
+        path, which = find_run(name, runs_dir)
+        theirs, reference = stored_config(path), str(_checkpoint_of(path, which))
+    except ValueError as error:
+        now = "; put it back, or give --grpo.reference the place where it lies now, in a run's directory"
+        raise ValueError(f"grpo.reference: {str(error).removeprefix('run: ')}{now if resumed else ''}") from None
     for whose, normalize in (("it", theirs.normalize), ("this run", config.normalize)):
         if normalize.observations:
             raise ValueError(
                 f"grpo.reference: {name}, but {whose} normalises observations by statistics of its own, so the two "
                 "policies would see different ones; use runs without normalize.observations"
             )
-    reference = str(_checkpoint_of(path, which))
+    if resumed is None:
+        check_same_networks(config, theirs)
     return config.model_copy(update={"grpo": config.grpo.model_copy(update={"reference": reference})})
 
 
@@ -72,22 +84,29 @@ def _checkpoint_of(run: Path, which: str) -> Path:
     return Path(os.path.abspath(path))  # links stay, which other hosts may have elsewhere
 
 
-def same_reference(one: str | None, other: str | None, runs_dir: str) -> bool:
-    """Tells whether two names of a reference policy are of one checkpoint, of which older versions kept relative paths.
+def same_reference(old: str | None, new: str | None, run: Path) -> bool:
+    """Tells whether two names of a run's reference policy are of one, of which older versions kept relative paths.
 
     A relative path is taken for the end of the absolute one, wherever it is read: whether another policy lies there is
-    told by its sha256, which the run's checkpoints have.
+    told by its sha256, which the run's checkpoints have. By that a checkpoint that was moved, or its copy, is the same.
     """
-    if one is None or other is None:
-        return one == other
-    relative, whole = sorted((Path(one), Path(other)), key=Path.is_absolute)
+    if old is None or new is None:
+        return old == new
+    relative, whole = sorted((Path(old), Path(new)), key=Path.is_absolute)
     if relative.parent.name == CHECKPOINTS and whole.parts[-len(relative.parts) :] == relative.parts:
         return True
-    try:
-        first, second = (_checkpoint_of(*find_run(name, runs_dir)) for name in (one, other))
-    except ValueError:
+    place = _found(new, str(run.parent))
+    if place is None:
         return False
-    return first == second
+    return place == _found(old, str(run.parent)) or digests_before(run) == {policy_digest(str(place))}
+
+
+def _found(reference: str, runs_dir: str) -> Path | None:
+    """Returns the checkpoint that a name of a reference policy is of; None: there is none."""
+    try:
+        return _checkpoint_of(*find_run(reference, runs_dir))
+    except ValueError:
+        return None
 
 
 def check_machine(
@@ -112,9 +131,10 @@ def check_machine(
     engine = engine_module(config.engine)
     if config.device != "cpu" and sees_devices:
         engine.check_device(config.device, ranks_here)
-    check_tensor_options(config)
-    check_envpool_options(config)
-    own_loss = engine.check_own_loss(config, engine.check_networks(config, describe()))
+    with stays_here():
+        check_tensor_options(config)
+        check_envpool_options(config)
+        own_loss = engine.check_own_loss(config, engine.check_networks(config, describe()))
     same_loss(config.ppo.loss, own_loss, before or {})
 
 

@@ -15,7 +15,8 @@ from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
-from lockstep.runs.directory import CONFIG, run_if_any
+from lockstep.runs.directory import CONFIG
+from lockstep.runs.finding import run_if_any
 from lockstep.runs.making import has_begun
 from lockstep.runs.trackers.service import flattened
 from lockstep.runs.trust import check_trusted, trusted_config

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import is_url
-from lockstep.core.files import sync_path
+from lockstep.core.files import quoted, sync_path
 from lockstep.core.process import at_failure, say
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.resume import differences, is_respelt, may_change
@@ -118,7 +118,7 @@ class Mirrors:
         there, here = max(steps_on(names), default=-1), newest_here(run.path)
         if is_new and has_run(names):
             raise MirrorError(
-                f"name: {url} exists already; --resume {url} continues it, another --name starts a new one"
+                f"name: {url} exists already; --resume {quoted(url)} continues it, another --name starts a new one"
             )
         if has_run(names) and url not in self._brought:
             with temporary_directory() as look:
@@ -126,11 +126,11 @@ class Mirrors:
                 _check_same(run.path, config, stored_config(look), url)
         if there > here and which in (None, "latest") and url not in self._brought:
             has = f"has step {here:,}" if here >= 0 else "has no checkpoint"
-            from_here = (
-                f"--resume {run.path / CHECKPOINTS}/step_{here} from here" if here >= 0 else "or give another name"
-            )
+            newest = quoted(run.path / CHECKPOINTS / f"step_{here}")
+            from_here = f"--resume {newest} from here" if here >= 0 else "or give another name"
             raise MirrorError(
-                f"resume: {run.path} {has} and {url} has {there:,}; --resume {url} goes on from there, {from_here}"
+                f"resume: {run.path} {has} and {url} has {there:,}; --resume {quoted(url)} goes on from there, "
+                f"{from_here}"
             )
         return Mirror(run.path.absolute(), place, lease)
 
@@ -167,7 +167,7 @@ def bring(place: Place, path: Path, quiet: bool) -> None:
 
 def _check_same(path: Path, here: Config, there: Config, url: str) -> None:
     for key, ours, theirs in differences(here.model_dump(mode="json"), there.model_dump(mode="json")):
-        if not may_change(key) and not is_respelt(key, ours, theirs, path):
+        if not may_change(key) and not is_respelt(key, theirs, ours, path):
             raise MirrorError(
                 f"resume: {path} is another run than {url}: {key} is {ours} here and {theirs} there; give another "
                 "--runs-dir, --name or --checkpoint.mirror"

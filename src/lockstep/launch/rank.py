@@ -17,7 +17,7 @@ from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import PeerFailureError, RunError, memory_full
 from lockstep.core.life import Part, life
-from lockstep.core.machine import collect_as_usual, collect_seldom, keep_freed_memory
+from lockstep.core.machine import collect_as_usual, collect_seldom, keep_freed_memory, steady_products
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
@@ -29,6 +29,7 @@ from lockstep.core.process import (
     open_closed_streams,
     report_done,
     report_failure,
+    stays_here,
     tell_of_faults,
 )
 from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE, Topology, from_environment
@@ -122,7 +123,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             with contextlib.nullcontext() if run.is_writer else contextlib.suppress(CheckpointError):
                 checkpoint = find_checkpoint(states, assignment.resume_from, warn=run.is_writer)
         keep_freed_memory(one_heap=wants_one_heap(config))
-        with no_silent_exit():
+        with no_silent_exit(), stays_here():
             result = engine.train(config, run, topology, assignment.options, checkpoint)
         if "ale_py" in sys.modules:
             gc.unfreeze()
@@ -169,6 +170,7 @@ def main() -> int:
     """Entry of a rank that ``lockstep train --nproc`` started: a file that holds the assignment is its argument."""
     open_closed_streams()
     end_with_parent()
+    steady_products()
     look_here_last()
     write_natively_elsewhere()
     topology = from_environment()

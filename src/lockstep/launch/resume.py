@@ -15,7 +15,8 @@ from lockstep.core.process import say
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.launch.checks import same_reference
 from lockstep.runs.checkpoint import checkpoints_in, find_training_state
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, open_run, seeds_in
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, open_run
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import remember_seeds
 from lockstep.runs.making import create_run
 from lockstep.runs.stored import stored_config, written_config
@@ -91,7 +92,7 @@ def may_change(key: str) -> bool:
 
 def is_respelt(key: str, old: Any, new: Any, run: Path) -> bool:
     """Tells whether a setting names what it named, in other words."""
-    return key == "grpo.reference" and same_reference(old, new, str(run.parent))
+    return key == "grpo.reference" and same_reference(old, new, run)
 
 
 def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:

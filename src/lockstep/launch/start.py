@@ -36,7 +36,8 @@ from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, available_processes, topology_of, world_of
 from lockstep.runs.commit import commit_of
-from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, find_run, is_writer
+from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, is_writer
+from lockstep.runs.finding import find_run
 from lockstep.runs.groups import seeds_of
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.stored import stored_config
@@ -160,7 +161,7 @@ def prepare(
     check_limits(options, config)
     if writer:
         check_company(config)
-    config = with_reference(config, options.runs_dir)
+    config = with_reference(config, options.runs_dir, path)
     before = facts_of_own_loss(config, path, which)
     if not _checked_by(server, config, world, before):
         check_machine(config, world.ranks_here, description, sees_devices=cluster is None, before=before)

@@ -140,6 +140,10 @@ def core_shapes(core: str, name: str, inputs: int, size: int) -> dict[str, tuple
 DEFAULT_IMAGE_ENCODER = ImageEncoder()
 
 
+LOG_STD_LIMITS = (-5.0, 2.0)
+"""To which a state-dependent log standard deviation is clamped."""
+
+
 @dataclass(frozen=True)
 class PolicyNet:
     """Shapes of an actor and, unless ``critic`` is off, a critic.
@@ -150,7 +154,8 @@ class PolicyNet:
         state_dependent_std: the actor gives a continuous action's log standard deviation too, else it is a parameter.
         core: recurrent core, or None; ``core_size`` its units.
         custom: a network of the user's own in place of all of this (the engine's ``CustomNet``), or None.
-        bf16: matrix products and convolutions are computed in bfloat16; what goes in and comes out is float32.
+        bf16: matrix products and convolutions are computed in bfloat16, but for heads (the last layers of actor and
+            critic); what goes in and comes out is float32.
     """
 
     observation: ObservationLayout
@@ -254,6 +259,21 @@ class PolicyNet:
     def log_std_shape(self) -> Shapes:
         """The log standard deviation of continuous actions by its name, where it is a parameter beside the networks."""
         return {} if self.discrete or self.state_dependent_std else {"log_std": (self.action.outputs,)}
+
+
+def check_initial_std(config: Config, net: PolicyNet) -> None:
+    """Checks that a state-dependent log standard deviation begins where it has a gradient.
+
+    Raises:
+        ValueError: it would be clamped everywhere, and never learn; one line.
+    """
+    (low, high), begins = LOG_STD_LIMITS, config.network.log_std_init
+    if net.state_dependent_std and net.custom is None and not low <= begins <= high:
+        raise ValueError(
+            f"network.log_std_init: {begins:g}, but network.state_dependent_std keeps it within {low:g} and {high:g}, "
+            "beyond which it has no gradient and never learns; begin within them, or leave network.state_dependent_std "
+            "out"
+        )
 
 
 def layer_shapes(name: str, sizes: tuple[int, ...]) -> Shapes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from lockstep.config.run import Config
 from lockstep.core.episodes import success_rate
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
-from lockstep.core.process import fail_now
+from lockstep.core.process import fail_now, stays_here
 from lockstep.envs.describe import describe
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.host_envs import HostEnvs
@@ -145,14 +146,14 @@ def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) ->
     """Plays one episode in each of as many environments, whose starts have these numbers; ``[n, 4]``."""
     config = actor.config
     check_device(config)
-    envs = make_envs(config.env, describe(config.env), start, numbers, fail_now, "eval", device=config.device)
-    actor.reset()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stays_here())
+        envs = make_envs(config.env, describe(config.env), start, numbers, fail_now, "eval", device=config.device)
+        stack.callback(envs.close)
+        actor.reset()
 
-    def act(rows: np.ndarray) -> np.ndarray:
-        actor.forget(envs.buffers.lost)  # a lost life ended an episode in training
-        return actor.native(rows, deterministic)
+        def act(rows: np.ndarray) -> np.ndarray:
+            actor.forget(envs.buffers.lost)  # a lost life ended an episode in training
+            return actor.native(rows, deterministic)
 
-    try:
         return run_episodes(envs, act, config.eval.max_steps, finite=True)
-    finally:
-        envs.close()

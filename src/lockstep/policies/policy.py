@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,15 @@ import numpy as np
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.handed import is_wanted_again
 from lockstep.config.run import Config
+from lockstep.core.files import path_of
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.networks.spec import carry_size
-from lockstep.policies.rows import action_rows, checked_rows, native_batch, part_shapes, random_rows
+from lockstep.policies.rows import action_rows, checked_rows, item_of, native_batch, on_host, part_shapes, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
-from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.runs.finding import CHECKPOINTS, find_run
 from lockstep.runs.trust import trusted_config
 
 ENGINES = ("torch", "jax")
@@ -70,7 +71,7 @@ class Policy:
 
     def reset(self, seed: int | None = None) -> None:
         """Begin an episode: forget what was seen; with a seed also draw the noise of sampled actions anew."""
-        self._carry = np.zeros((0, self._function.carry_size), np.float32)
+        self._carry = self._zeros(0)
         if seed is not None:
             self._noise = keyed_generator(seed, "policy")
 
@@ -125,7 +126,7 @@ class Policy:
         """
         recurrent = self._function.carry_size > 0
         if recurrent:
-            self._carry = np.zeros((0, self._function.carry_size), np.float32) if state is None else np.array(state)
+            self._carry = self._zeros(0) if state is None else np.array(state)
             if episode_start is not None:
                 self.forget(np.atleast_1d(np.asarray(episode_start, bool)))
         actions = np.asarray(self(observation, deterministic, action_masks))
@@ -217,13 +218,19 @@ class Policy:
 
     def recurrent_state(self, count: int) -> np.ndarray:
         """What is remembered of a batch of so many, float32 ``[count, size]``; zeros if the last had another number."""
-        if len(self._carry) != count:
-            return np.zeros((count, self._function.carry_size), np.float32)
-        return self._carry
+        return self._carry if len(self._carry) == count else self._zeros(count)
+
+    def _zeros(self, count: int) -> np.ndarray:
+        """What is remembered of a batch of so many as episodes begin."""
+        return np.zeros((count, self._function.carry_size), np.float32)
 
     def outputs(self, rows: np.ndarray, state: np.ndarray, actions: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """What actor and critic give for observation rows ``[n, width]``: ``PolicyFunction.outputs`` of the engines."""
-        return self._function.outputs(self._normalized(rows), state, actions)
+        if len(rows):
+            return self._function.outputs(self._normalized(rows), state, actions)
+        zeros = self.observation.zeros(1)
+        acted = None if actions is None else np.zeros((1, *actions.shape[1:]), actions.dtype)
+        return {name: x[:0] for name, x in self._function.outputs(zeros, self._zeros(1), acted).items()}
 
     def greedy(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
         """The most likely actions of observation rows ``[n, width]``, as rows; nothing is remembered."""
@@ -251,17 +258,23 @@ class Policy:
             raise ValueError(
                 f"observation of shape {shape}; this policy takes {leaf.shape} or a batch (n, {leaf.shape})"
             )
-        masks = np.ones(self.action.outputs) if action_mask is None else np.asarray(action_mask)
+        observation = on_host(observation)
+        masks = np.ones(self.action.outputs) if action_mask is None else np.asarray(on_host(action_mask))
         if shape == leaf.shape:
             return checked_rows(self.observation, self.action, self.observation.encode(observation, masks)[None]), True
+        if shape[0] == 0:
+            return self.observation.zeros(0), False
         encoded = [
-            self.observation.encode(_item(observation, n), masks if masks.ndim == 1 else masks[n])
+            self.observation.encode(item_of(observation, n), masks if masks.ndim == 1 else masks[n])
             for n in range(shape[0])
         ]
         return checked_rows(self.observation, self.action, np.stack(encoded)), False
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Actions as :class:`lockstep.envs.host_envs.Buffers` takes them, of observation rows ``[rows, width]``."""
+        if not len(observations):
+            self._carry = self._zeros(0)
+            return self._function(self.observation.zeros(1), None, self._zeros(1))[0][:0]
         rows = self._normalized(observations)
         noise, shape = None, (len(rows), self.action.outputs)
         if not deterministic:
@@ -278,17 +291,6 @@ class Policy:
         vectors = self.observation.floats(rows)[..., : self.observation.vector_size]
         vectors[...] = self._normalizer(vectors)
         return rows
-
-
-def _item(observation: Any, index: int) -> Any:
-    """One observation of a batch of them."""
-    if isinstance(observation, str):  # of a batch of texts, which come as a tuple and aren't looked at
-        return observation
-    if isinstance(observation, Mapping):
-        return {key: _item(value, index) for key, value in observation.items()}
-    if isinstance(observation, tuple):
-        return tuple(_item(value, index) for value in observation)
-    return observation[index]
 
 
 def _engine_of(config: Config, engine: str) -> Any:
@@ -308,9 +310,9 @@ def _engine_of(config: Config, engine: str) -> Any:
 
 
 def load_policy(
-    run: str | Path,
+    run: str | PathLike[str],
     checkpoint: str | int = "latest",
-    runs_dir: str = "runs",
+    runs_dir: str | Path = "runs",
     engine: str | None = None,
     trust: bool = False,
     network: type | None = None,
@@ -318,7 +320,7 @@ def load_policy(
     """Load the policy of a run.
 
     Args:
-        run: name, run directory, or checkpoint directory.
+        run: name, run directory, checkpoint directory, or a :class:`lockstep.Run`.
         checkpoint: ``latest``, ``best`` or a step number.
         runs_dir: where runs given by name lie.
         engine: ``torch`` or ``jax``, whichever trained it; None: the one that did.
@@ -329,7 +331,7 @@ def load_policy(
         ValueError: there is no such run or checkpoint, or it is damaged, names code that this user hasn't trained
             with, or the engine can't compute it; one line.
     """
-    path, which = find_run(str(run), runs_dir)
+    path, which = find_run(path_of(run), str(runs_dir))
     config = trusted_config(path, trust, unused=("ppo.loss",))  # which is for training
     if network is not None and not is_wanted_again("network.custom", network, config.network.custom, path):
         network = None

@@ -19,7 +19,8 @@ from lockstep.policies.baselines import Actor, Baseline
 from lockstep.policies.evaluation import success_of, summarize
 from lockstep.policies.policy import Policy
 from lockstep.runs.curves import CURVES_CSV, CURVES_JSON, CURVES_PNG
-from lockstep.runs.directory import OWN_NAMES, is_run
+from lockstep.runs.directory import OWN_NAMES
+from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
 
 COLUMN_NAMES = ("return", "length", "success", "score")

@@ -29,7 +29,7 @@ def action_rows(layout: ActionLayout, actions: Any, count: int, squashed: bool) 
     Raises:
         ValueError: the shape is another one, or an index out of range; one line.
     """
-    given = np.asarray(actions)
+    given = np.asarray(on_host(actions))
     if given.shape != (count, *layout.shape) and not (count == 1 and given.shape == layout.shape):
         raise ValueError(
             f"action of shape {given.shape} for {count} observations; needed is {(count, *layout.shape)}"
@@ -92,6 +92,29 @@ def part_shapes(layout: ObservationLayout, observation: Any) -> dict[str, tuple[
         except (KeyError, IndexError, TypeError, ValueError):
             raise ValueError(_misfit(layout, observation)) from None
     return shapes
+
+
+def on_host(value: Any) -> Any:
+    """Gives tensors of PyTorch's, also inside dicts and tuples, as arrays: those of a graph or a GPU, and bfloat16."""
+    if isinstance(value, Mapping):
+        return {key: on_host(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(on_host(part) for part in value)
+    if not hasattr(value, "detach"):
+        return value
+    held = value.detach().cpu()
+    return (held.float() if str(held.dtype) == "torch.bfloat16" else held).numpy()
+
+
+def item_of(observation: Any, index: int) -> Any:
+    """One observation of a batch of them."""
+    if isinstance(observation, str):  # of a batch of texts, which come as a tuple and aren't looked at
+        return observation
+    if isinstance(observation, Mapping):
+        return {key: item_of(value, index) for key, value in observation.items()}
+    if isinstance(observation, tuple):
+        return tuple(item_of(value, index) for value in observation)
+    return observation[index]
 
 
 def _misfit(layout: ObservationLayout, observation: Any) -> str:

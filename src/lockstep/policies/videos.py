@@ -14,6 +14,7 @@ from lockstep.config.engines import engine_module
 from lockstep.config.run import EnvConfig
 from lockstep.core.files import draft_of
 from lockstep.core.life import life
+from lockstep.core.process import stays_here
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.arrays.base import render_modes
@@ -195,12 +196,14 @@ def play(
     config, first = policy.config, policy.config.seed if seed is None else seed
     prepare_rendering(has_screen())
     mode = "human" if target is None else "ansi" if target == "terminal" else "rgb_array"
-    env = drawn_environment(config.env, mode)
-    fps, writer, played = frames_per_second(env), None, []
+    video = target.resolve() if isinstance(target, Path) else None
     with contextlib.ExitStack() as stack:
+        stack.enter_context(stays_here())
+        env = drawn_environment(config.env, mode)
+        fps, writer, played = frames_per_second(env), None, []
         stack.callback(env.close)
-        if isinstance(target, Path):
-            writer = video_writer(stack.enter_context(draft_of(target.resolve())), fps)
+        if video is not None:
+            writer = video_writer(stack.enter_context(draft_of(video)), fps)
         elif target:
             writer = Terminal(fps)
         if writer is not None:
@@ -221,7 +224,7 @@ def check_video(config: EnvConfig) -> None:
     _imageio("eval.record_video")
     prepare_rendering(screen=False)
     try:
-        with contextlib.closing(drawn_environment(config, "rgb_array")) as env:
+        with stays_here(), contextlib.closing(drawn_environment(config, "rgb_array")) as env:
             env.reset(seed=0)
             _frame(env)
     except ValueError as error:

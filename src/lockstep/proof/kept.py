@@ -13,7 +13,8 @@ from lockstep.core.files import replace_text
 from lockstep.launch.resume import differences, may_change
 from lockstep.proof.lengths import first_length
 from lockstep.proof.verify import MACHINE, Comparison
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY, check_single, is_run
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY
+from lockstep.runs.finding import check_single, is_run, with_name
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.training.limits import follows_length
@@ -33,9 +34,9 @@ def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:
         if is_run(place):
             check_single(place)
     if path.is_dir() and _has_begun(path):
-        return path
+        return with_name(path)
     if path.name == CONFIG and _has_begun(path.parent):
-        return path.parent
+        return with_name(path.parent)
     if path.exists() or "/" in target or not _has_begun(inside) or has_preset(with_version(target)):
         return None
     return inside

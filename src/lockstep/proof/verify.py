@@ -22,6 +22,7 @@ from lockstep.proof.lengths import first_length
 from lockstep.runs.directory import CONFIG, FINGERPRINTS, SUMMARY
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trackers.jsonl import read_jsonl
 from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.recorded import facts_of_loss
 
@@ -71,7 +72,7 @@ class Comparison:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return read_jsonl(path) if path.is_file() else []
 
 
 def run_trace(config: Config, world_size: int, iterations: int, directory: Path, processes: int = 1) -> Trace:
@@ -97,18 +98,28 @@ def _metrics(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if not k.startswith("time/")} for record in records]
 
 
+def _from_the_first(rows: Sequence[dict[str, Any]]) -> int:
+    """How many of the rows are those of iterations 1, 2, 3 and so on."""
+    numbered = enumerate(rows, start=1)
+    return next((number - 1 for number, row in numbered if row.get("iteration") != number), len(rows))
+
+
 def recorded_trace(run: Path, iterations: int) -> Trace:
     """Reads the first iterations that a run has recorded, on whatever machine.
 
     Raises:
-        ValueError: it has not recorded so many; one line.
+        ValueError: it has not recorded so many, or a row but the last is damaged; one line.
     """
-    tensors, metrics = _lines(run / FINGERPRINTS), _metrics(run)
+    try:
+        tensors, metrics = _lines(run / FINGERPRINTS), _metrics(run)
+    except ValueError as error:
+        raise ValueError(f"against: {error}") from None
     if not tensors:
         raise ValueError(f"against: {run} has recorded no fingerprints; lockstep train --proof.trace records them")
-    there = min(len(tensors), len(metrics))
-    if there < iterations or tensors[0]["iteration"] != 1:
-        raise ValueError(f"against: {run} has recorded {there} iterations from the first on; use --iterations {there}")
+    there = min(_from_the_first(tensors), _from_the_first(metrics))
+    if there < iterations:
+        use = f"; use --iterations {there}" if there else ", and without the first nothing is compared; train it anew"
+        raise ValueError(f"against: {run} has recorded {there} iterations from the first on{use}")
     facts = _summary(run)
     ranks = int(facts.get("world_size", 0))
     return Trace(ranks, None, tensors[:iterations], metrics[:iterations], recorded=run, facts=facts)

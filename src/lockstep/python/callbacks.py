@@ -124,13 +124,10 @@ class Conversation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._listener is not None:
-            if kind is None:
-                self.listen()
-                self._safely(self._end)
-            self._listener.close()
-        if self._reader is not None:
-            self._reader[0].close()
+        if self._listener is not None and kind is None:
+            self._listen()
+            self._safely(self._end)
+        self._hang_up()
 
     def raise_failure(self) -> None:
         """Raises what a callback raised, with its own traceback."""
@@ -138,16 +135,35 @@ class Conversation:
             raise self._failure
 
     def listen(self) -> None:
-        """Waits a moment for what the run says, and answers."""
+        """Waits a moment for what the run says, and answers.
+
+        Raises:
+            Exception: what a callback raised, which ends a run that doesn't wait for answers.
+        """
+        self._listen()
+        if self._observes and self._failure is not None:
+            self._hang_up()  # or the run would wait until somebody hears it
+            raise self._failure
+
+    def _hang_up(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._reader is not None:
+            self._reader[0].close()
+        self._listener = self._reader = None
+
+    def _listen(self) -> None:
         if self._listener is None:
             select.select([], [], [], POLL_SECONDS)
             return
-        while True:
+        while not (self._observes and self._failure is not None):
             sockets = [self._listener] + ([] if self._reader is None else [self._reader[0]])
             ready, _, _ = select.select(sockets, [], [], POLL_SECONDS)
             if not ready:
                 return
             if self._listener in ready:
+                if self._reader is not None:  # of a rank that was started again
+                    self._reader[0].close()
                 self._reader = self._listener.accept()[0], b""
             elif self._reader is not None:
                 self._hear()
@@ -185,7 +201,7 @@ class Conversation:
         names = ["on_iteration"] + (["on_evaluation"] if any(key.startswith("eval/") for key in record) else [])
         for name in names:
             for callback in self._callbacks:
-                said = self._safely(_said, getattr(callback, name, None), dict(record))
+                said = self._safely(_said, getattr(callback, name, None), record)
                 if said is False:
                     answer["go_on"] = False
                 elif isinstance(said, dict):
@@ -229,16 +245,18 @@ class Conversation:
             return None
 
 
-def _explain(error: KeyError | TypeError, record: dict[str, Any]) -> None:
-    """Notes on what a callback raised what its record has instead, or that there is no number yet."""
-    key = error.args[0] if isinstance(error, KeyError) and error.args else None
-    if isinstance(key, str) and key not in record:
-        close = difflib.get_close_matches(OTHER_WORDS.get(key, key), record, 1, 0.6)
+class _Record(dict[str, Any]):
+    """A record that notes, on the error of a key that it lacks, what it has instead."""
+
+    def __missing__(self, key: Any) -> Any:
+        error = KeyError(key)
+        close = difflib.get_close_matches(OTHER_WORDS.get(key, key), self, 1, 0.6) if isinstance(key, str) else []
         meant = f"did you mean {close[0]!r}? " if close else ""
-        error.add_note(f"{key!r} is no key of a record; {meant}There are: {', '.join(record)}")
-    unknown = [name for name, value in record.items() if value is None]
-    if isinstance(error, TypeError) and unknown:
-        error.add_note(f"None until an episode has ended: {', '.join(unknown)}")
+        error.add_note(f"{key!r} is no key of a record; {meant}There are: {', '.join(self)}")
+        raise error
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
 
 
 def _said(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
@@ -249,9 +267,11 @@ def _said(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
         ValueError: a number has the name of one that the record has by itself.
     """
     try:
-        said = None if method is None else method(record)
-    except (KeyError, TypeError) as error:
-        _explain(error, record)
+        said = None if method is None else method(_Record(record))
+    except TypeError as error:
+        unknown = [name for name, value in record.items() if value is None]
+        if unknown:
+            error.add_note(f"None until an episode has ended: {', '.join(unknown)}")
         raise
     if said is None or isinstance(said, bool | np.bool):
         return said is None or bool(said)

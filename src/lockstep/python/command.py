@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import site
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
+import lockstep
 from lockstep.core.errors import RunError
 from lockstep.core.process import (
     ERROR_PREFIX,
     EXIT_USER_ERROR,
+    PATH_VARIABLE,
     command_that_ends_with_us,
     kill_session,
     said_error,
@@ -39,7 +43,8 @@ def run_command(
 ) -> int:
     """Runs ``lockstep WORDS``, and shows what it prints where this process prints; returns 0, or 128 + n of a signal.
 
-    Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended.
+    Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended. Where this process ends
+    without a word, the command gets SIGTERM (Linux), and so writes one as well.
 
     Args:
         words: the command line.
@@ -53,9 +58,10 @@ def run_command(
         KeyboardInterrupt: the user interrupted.
     """
     shared = not quiet and _is_terminal(sys.stdout)
+    before, after = (os.pathsep.join(places) for places in _places(sys.path))
     process = subprocess.Popen(
-        command_that_ends_with_us(*words),
-        env={**without_launcher(), "PYTHONPATH": os.pathsep.join(_path()), **variables},
+        command_that_ends_with_us(*words, number=signal.SIGTERM),
+        env={**without_launcher(), "PYTHONPATH": before, PATH_VARIABLE: after, **variables},
         stdin=subprocess.DEVNULL,
         stdout=None if shared else subprocess.DEVNULL if quiet else subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -91,10 +97,24 @@ def run_command(
     raise ValueError(message) if code == EXIT_USER_ERROR else RunError(message)
 
 
-def _path() -> list[str]:
-    """Where this process finds modules, for the other one; the working directory is looked at by itself."""
-    own = {*sysconfig.get_paths().values(), sysconfig.get_config_var("DESTSHARED")}
-    return [place for place in sys.path if place and place not in own and os.path.exists(place)]
+def _places(path: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Where this process finds modules, for the other one: what it looks at before the standard library, and after it.
+
+    ``path`` is ``sys.path``. The other process looks at the standard library, directories of installed packages and the
+    working directory by itself; of what comes after it drops what it has there, as by a ``.pth`` file. Where we lie
+    comes before in any case, for nobody reads the rest without us.
+    """
+    standard = {sysconfig.get_path("stdlib"), os.path.dirname(os.__file__)}
+    own = {*sysconfig.get_paths().values(), sysconfig.get_config_var("DESTSHARED"), *standard, *site.getsitepackages()}
+    if site.ENABLE_USER_SITE:
+        own.add(site.getusersitepackages())
+    first = next((number for number, place in enumerate(path) if place in standard), len(path))
+    before, after = (
+        [place for place in places if place and isinstance(place, str) and place not in own and os.path.exists(place)]
+        for places in (path[:first], path[first:])
+    )
+    ours = str(Path(lockstep.__file__).parents[1])
+    return before + [ours] * (ours in after), after
 
 
 def _is_terminal(stream: IO[str]) -> bool:
@@ -114,9 +134,10 @@ def _pump(stream: IO[str] | None, show: Callable[[str], None]) -> threading.Thre
     assert stream is not None
 
     def read() -> None:
-        for line in stream:
-            with contextlib.suppress(OSError, ValueError):  # of a stream that is closed here
-                show(line)
+        with stream:
+            for line in stream:
+                with contextlib.suppress(OSError, ValueError):  # of a stream that is closed here
+                    show(line)
 
     thread = threading.Thread(target=read, name="lockstep-output", daemon=True)
     thread.start()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from lockstep.config.handed import SCRIPTS
+
 
 def refusal(env: Any) -> str:
     """Says what to give in place of an object that makes no environment."""
@@ -33,7 +35,7 @@ def registered_here_alone(env: Any, error: ValueError) -> ValueError | None:
     entry = registry[env].entry_point
     module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "") or ""
     package = module.partition(".")[0]
-    way = f"'{package}:{env}' imports {package} first" if package not in ("", "__main__") else "'module:Id' imports one"
+    way = f"'{package}:{env}' imports {package} first" if package not in ("", *SCRIPTS) else "'module:Id' imports one"
     return ValueError(
         f"env.id: {env!r} is registered in this process alone, and ranks are others; {way}, or give the class itself"
     )

@@ -7,18 +7,24 @@ the start here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import io
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
 
+from lockstep.config.handed import SPAWNED
+
 MADE_AGAIN = ("__dataclass_fields__", "__dataclass_params__", "__match_args__", "__annotations__")
 """Attributes that follow from a dataclass's fields."""
 OPTIONS = ("default", "default_factory", "init", "repr", "hash", "compare", "kw_only")
+_registering = threading.Lock()
 
 
 def pickled(given: Any) -> bytes:
@@ -28,8 +34,24 @@ def pickled(given: Any) -> bytes:
         Exception: some part can't be, as that part says it.
     """
     file = io.BytesIO()
-    _Pickler(file).dump(given)
+    with _script_by_value():
+        _Pickler(file).dump(given)
     return file.getvalue()
+
+
+@contextlib.contextmanager
+def _script_by_value() -> Iterator[None]:
+    """Has cloudpickle take along what of the script is in a process of ``multiprocessing``, as it does elsewhere."""
+    module = sys.modules.get(SPAWNED)
+    with _registering:
+        if module is None or module.__name__ != SPAWNED or SPAWNED in cloudpickle.list_registry_pickle_by_value():
+            yield
+            return
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 class _Pickler(cloudpickle.Pickler):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.config.files import nested
+from lockstep.core.files import path_of
 from lockstep.core.temporary import temporary_directory
 from lockstep.policies.policy import Policy, load_policy
 from lockstep.python.command import run_command
@@ -16,7 +18,8 @@ from lockstep.python.handed import Handed, handed_again, variables_for, with_obj
 from lockstep.python.start import start
 from lockstep.report.packages import check_installed
 from lockstep.runs.checkpoint import checkpoints_in
-from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY, find_run, seeds_in
+from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY
+from lockstep.runs.finding import find_run, seeds_in
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 
@@ -48,6 +51,10 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status!r})"
+
+    def __fspath__(self) -> str:
+        """The directory, where a path is taken: ``lockstep.load_policy(run)``."""
+        return str(self.path)
 
     @property
     def config(self) -> Config:
@@ -117,10 +124,19 @@ class Run:
             self._policy, self._policy_from = self.load_policy(), newest
         return self._policy
 
-    def load_policy(self, checkpoint: str | int = "latest", engine: str | None = None) -> Policy:
-        """The policy of a checkpoint: ``latest``, ``best`` or a step; arguments as :func:`lockstep.load_policy`'s."""
+    def load_policy(self, checkpoint: str | int | Path = "latest", engine: str | None = None) -> Policy:
+        """The policy of a checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
+
+        Arguments are :func:`lockstep.load_policy`'s.
+        """
         network = next((each.given for each in self._given if each.key == "network.custom"), None)
-        return load_policy(self.path, checkpoint, engine=engine, trust=self._trust, network=network)
+        return load_policy(self.path, self._which(checkpoint), engine=engine, trust=self._trust, network=network)
+
+    def _which(self, checkpoint: str | int | Path) -> str:
+        """What a command calls a checkpoint; of a directory of this run's its name."""
+        if isinstance(checkpoint, Path) and checkpoint.resolve().parent == (self.path / CHECKPOINTS).resolve():
+            return checkpoint.name
+        return str(checkpoint)
 
     def evaluate(
         self,
@@ -128,7 +144,7 @@ class Run:
         *,
         seed: int | None = None,
         deterministic: bool = True,
-        checkpoint: str | int = "latest",
+        checkpoint: str | int | Path = "latest",
     ) -> dict[str, Any]:
         """Plays whole episodes with keyed starts, as ``lockstep eval`` does, in a process of its own.
 
@@ -136,7 +152,7 @@ class Run:
             episodes: how many.
             seed: of their starts; None: the run's.
             deterministic: the most likely actions, else samples.
-            checkpoint: ``latest``, ``best`` or a step.
+            checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
 
         Returns:
             ``return_mean``, ``return_std``, ``return_min``, ``return_max``, ``length_mean`` and what else
@@ -159,7 +175,7 @@ class Run:
         *,
         seed: int | None = None,
         deterministic: bool = True,
-        checkpoint: str | int = "latest",
+        checkpoint: str | int | Path = "latest",
     ) -> Path:
         """Records whole episodes, as ``lockstep play --video`` does in a process of its own; needs the extra ``video``.
 
@@ -168,7 +184,7 @@ class Run:
             episodes: how many.
             seed: of their starts; None: the run's.
             deterministic: the most likely actions, else samples.
-            checkpoint: ``latest``, ``best`` or a step.
+            checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
 
         Returns:
             The file.
@@ -183,23 +199,27 @@ class Run:
         return Path(out)
 
     def _episodes_words(
-        self, command: str, episodes: int, seed: int | None, deterministic: bool, checkpoint: str | int
+        self, command: str, episodes: int, seed: int | None, deterministic: bool, checkpoint: str | int | Path
     ) -> list[str]:
         """The words of a command that plays episodes."""
-        words = [command, str(self.path), "--episodes", str(episodes), "--checkpoint", str(checkpoint)]
+        words = [command, str(self.path), "--episodes", str(episodes), "--checkpoint", self._which(checkpoint)]
         words += [] if seed is None else ["--seed", str(seed)]
         words += [] if deterministic else ["--stochastic"]
         return words + (["--trust"] if self._trust else [])
 
     def export(
-        self, *, onnx: str | Path | None = None, torch: str | Path | None = None, checkpoint: str | int = "latest"
+        self,
+        *,
+        onnx: str | Path | None = None,
+        torch: str | Path | None = None,
+        checkpoint: str | int | Path = "latest",
     ) -> None:
         """Writes the policy for other programs, as ``lockstep export`` does, checked against :attr:`policy`.
 
         Args:
             onnx: file of an ONNX model, ``….onnx``; needs the extra ``onnx``.
             torch: file of a ``torch.export`` program, ``….pt2``.
-            checkpoint: ``latest``, ``best`` or a step.
+            checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
 
         Raises:
             ValueError: neither file is given, or the policy can't be written so; one line.
@@ -207,7 +227,13 @@ class Run:
         files = [(f"--{name}", str(path)) for name, path in (("onnx", onnx), ("torch", torch)) if path is not None]
         if not files:
             raise ValueError("export: which file? give onnx=, torch=, or both")
-        words = ["export", str(self.path), "--checkpoint", str(checkpoint), *(word for pair in files for word in pair)]
+        words = [
+            "export",
+            str(self.path),
+            "--checkpoint",
+            self._which(checkpoint),
+            *(word for pair in files for word in pair),
+        ]
         words += ["--trust"] if self._trust else []
         with variables_for(self._given) as variables:
             run_command(words, variables, quiet=True)
@@ -253,7 +279,7 @@ class Run:
 
 
 def load_run(
-    run: str | Path,
+    run: str | PathLike[str],
     *,
     runs_dir: str | Path = "runs",
     env: Callable[..., Any] | str | None = None,
@@ -264,7 +290,7 @@ def load_run(
     """Opens a run.
 
     Args:
-        run: name, or run directory.
+        run: name, run directory, or a :class:`Run`.
         runs_dir: where runs given by name lie.
         env: what makes its environment, if it was trained with an object that couldn't be imported; the object's own
             name and module may be others now. A run that finds its environment by an id takes that one alone.
@@ -275,7 +301,7 @@ def load_run(
     Raises:
         ValueError: there is no such run, or it was trained with something else than is given; one line.
     """
-    path, _ = find_run(str(run), str(runs_dir), single=False)
+    path, _ = find_run(path_of(run), str(runs_dir), single=False)
     again = {"env.id": env, "network.custom": network, "ppo.loss": loss}
     given = []
     if any(each is not None for each in again.values()):

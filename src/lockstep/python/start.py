@@ -18,7 +18,8 @@ from lockstep.python.callbacks import Conversation, checked_callbacks
 from lockstep.python.command import run_command
 from lockstep.python.handed import Handed, variables_for
 from lockstep.python.words import in_python
-from lockstep.runs.directory import find_run, writing
+from lockstep.runs.directory import writing
+from lockstep.runs.finding import find_run
 from lockstep.runs.making import default_name
 from lockstep.runs.mirror.place import split_url
 from lockstep.training.audience import COMMAND_VARIABLE

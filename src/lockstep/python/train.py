@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.files import FILE_SUFFIXES, lay_over, merge, nested, read_file
 from lockstep.config.run import Config
+from lockstep.core.files import path_of
 from lockstep.python.environments import refusal, registered_here_alone
 from lockstep.python.handed import Handed, handed, with_objects
 from lockstep.python.run import Run
@@ -24,8 +26,8 @@ def train(
     observe_only: bool = False,
     name: str | None = None,
     runs_dir: str | Path | None = None,
-    resume: str | Path | None = None,
-    seeds: str | Sequence[int] | None = None,
+    resume: str | PathLike[str] | None = None,
+    seeds: str | Iterable[int] | None = None,
     config: str | Path | Mapping[str, Any] | Config | None = None,
     quiet: bool = False,
     **settings: Any,
@@ -45,7 +47,7 @@ def train(
         observe_only: whether training goes on without waiting for callbacks, whose answers then count for nothing.
         name: of the run directory; None: environment, seed and time.
         runs_dir: where run directories are made; None: as the config says, else ``runs``.
-        resume: run (name or path), checkpoint or place on a mirror to continue; ``auto``: as the command line's.
+        resume: run (name, path, :class:`Run`), checkpoint or place on a mirror to continue; ``auto``: as the command's.
         seeds: one agent a seed, ``range(5)`` or ``"0-4"``: the run is a group's then, with :attr:`Run.seeds`.
         config: a config file, nested settings by the config's names, or a ``Config``, under ``settings``.
         quiet: whether to print only errors and warnings.
@@ -84,9 +86,13 @@ def train(
         merge(asked, {"env": {"id": given[0].id if given else str(env)}})
     given = with_objects(asked, given)
     options = {"engine": engine, "nproc": nproc, "quiet": quiet or None, "name": name}
-    options["seeds"] = seeds if seeds is None or isinstance(seeds, str) else ",".join(map(str, seeds))
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        seeds = ",".join(map(str, seeds))
+    elif not isinstance(seeds, str | None):
+        raise ValueError(f'seeds: {seeds!r} is no list of seeds; give range(5), [3, 7] or "0-4"')
+    options["seeds"] = seeds
     options |= {
-        key: None if value is None else str(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
+        key: None if value is None else path_of(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
     }
     merge(asked, {key: value for key, value in options.items() if value is not None})
     try:

@@ -59,16 +59,18 @@ def adam_step(
     return params - lr / (1.0 - beta1**step) * exp_avg / denominator, exp_avg, exp_avg_sq
 
 
-def adaptive_learning_rate(lr: float, kl: float, desired_kl: float, low: float = 1e-5, high: float = 1e-2) -> float:
+def adaptive_learning_rate(
+    lr: float, kl: float, desired_kl: float, low: float = 1e-5, high: float = 1e-2, noise: float = 1e-6
+) -> float:
     """The learning rate that follows an observed KL divergence.
 
-    `kl > 2 * desired_kl`: `max(low, lr / 1.5)`; `0 < kl < desired_kl / 2`: `min(high, lr * 1.5)`; otherwise `lr`.
-    A KL of exactly 0 (nothing was learnt, or nothing was measured) changes nothing.
+    `kl > 2 * desired_kl`: `max(low, lr / 1.5)`; `noise * desired_kl < kl < desired_kl / 2`: `min(high, lr * 1.5)`;
+    otherwise `lr`. A KL of `noise * desired_kl` or less (nothing was learnt yet, but for rounding) changes nothing.
 
-    Source: rsl_rl, `PPO.update` with `schedule="adaptive"`; no paper gives these constants.
+    Source: rsl_rl, `PPO.update` with `schedule="adaptive"`, where `noise` is 0; no paper gives these constants.
     """
     if kl > 2.0 * desired_kl:
         return max(low, lr / 1.5)
-    if 0.0 < kl < desired_kl / 2.0:
+    if noise * desired_kl < kl < desired_kl / 2.0:
         return min(high, lr * 1.5)
     return lr

@@ -10,7 +10,7 @@ from lockstep.launch.resume import may_change
 from lockstep.report.again import is_clone, verifying
 from lockstep.report.lengths import lengths_of
 from lockstep.report.reading import RunFiles, number, objects
-from lockstep.report.settings import differing
+from lockstep.report.settings import differing, in_full
 from lockstep.report.timing import world_sizes
 from lockstep.report.words import setting
 
@@ -133,7 +133,7 @@ def _verified(run: RunFiles) -> Verified:
         for row in objects(said, "world_sizes")
     )
     kept = found if isinstance(found := said.get("config"), dict) else {}
-    configs = [kept, run.config]
+    configs = [in_full(kept), in_full(run.config)]
     apart = tuple(f"{key} {setting(a)}, here {setting(b)}" for key, (a, b) in differing(configs) if not may_change(key))
     if not _is_of_its_first_length(run, kept, number(said, "iterations")):
         apart += tuple(lengthened(run))

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.checkpoint import STATE, checkpoints_in
-from lockstep.runs.directory import CHECKPOINTS, LOCK, SUMMARY, TIMING, VERIFY, seeds_in
+from lockstep.runs.directory import CHECKPOINTS, LOCK, SUMMARY, TIMING, VERIFY
+from lockstep.runs.finding import seeds_in
+from lockstep.runs.links import link_in_words
 from lockstep.runs.listing import MOST_BYTES, Row, UnreadableError, config_of, printable, read_object, row_of
 from lockstep.runs.lock import is_held
 from lockstep.runs.plot import Records, records_of
@@ -87,7 +89,7 @@ def _records(path: Path, problems: list[str]) -> Records:
     """The metrics of a run; none where the file is missing, a link or damaged."""
     file = path / METRICS_JSONL
     if file.is_symlink() or not file.is_file():
-        problems.append(f"{printable(str(path))} has no {METRICS_JSONL}")
+        problems.append(printable(link_in_words(file) if file.is_symlink() else f"{path} has no {METRICS_JSONL}"))
         return []
     try:
         return [_of_this_size(record) for record in records_of(path)]

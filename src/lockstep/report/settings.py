@@ -58,16 +58,25 @@ def _by_spaces(environment: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     return settings, f"the defaults for {words}"
 
 
-def config_with_seeds(run: RunFiles) -> dict[str, Any]:
-    """A run's config; that of a run of several seeds with all of them, ``0–4``, in place of the first."""
+def in_full(config: dict[str, Any]) -> dict[str, Any]:
+    """A config with the defaults of the settings that its version didn't have yet; as it is, if it can't be read."""
+    try:
+        return validate(Config, config, "config").model_dump(mode="json") if config else config
+    except ValueError:
+        return config
+
+
+def config_with_seeds(run: RunFiles, full: bool = False) -> dict[str, Any]:
+    """A run's config, ``full`` by :func:`in_full`; that of several seeds has all, ``0–4``, in place of the first."""
+    config = in_full(run.config) if full else run.config
     if not run.seeds:
-        return run.config
-    return run.config | {"seed": seeds_in_words([seed.config.get("seed") for seed in run.seeds])}
+        return config
+    return config | {"seed": seeds_in_words([seed.config.get("seed") for seed in run.seeds])}
 
 
 def configs_of(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
-    """Returns the configs of runs as :func:`config_with_seeds`; two losses of one name have two names."""
-    configs = [config_with_seeds(run) for run in runs]
+    """Returns the configs of runs as :func:`config_with_seeds`, in full; two losses of one name have two names."""
+    configs = [config_with_seeds(run, full=True) for run in runs]
     sections = [found if isinstance(found := config.get("ppo"), dict) else {} for config in configs]
     places = [(run.seeds or [run])[0].path for run in runs]
     losses = told_apart(list(zip(configs, places, strict=True)))

@@ -18,6 +18,7 @@ from safetensors.numpy import load as unpack
 from safetensors.numpy import save
 
 from lockstep.core.process import say
+from lockstep.runs.links import link_in_words
 
 MANIFEST = "manifest.json"
 PYTREE = "pytree"
@@ -106,7 +107,7 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
     """Finds why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
     manifest = manifest_of(path)
     if manifest is None:
-        return f"{path} has no valid {MANIFEST}"
+        return _why_no_manifest(path)
     for name in required:
         if name not in manifest["files"]:
             return f"{path / MANIFEST} doesn't name {name}"
@@ -116,8 +117,9 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
         file = path / name
         try:
             kind = file.lstat().st_mode
-            if stat.S_ISLNK(kind) or (file.parent != path and file.parent.is_symlink()):
-                return f"{file} is a link, which no checkpoint holds"
+            link = file if stat.S_ISLNK(kind) else file.parent
+            if link != path and link.is_symlink():
+                return link_in_words(link)
             if not stat.S_ISREG(kind):
                 return f"{file} is no file"
             actual = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -126,6 +128,20 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
         if actual != expected:
             return f"{path / name} is damaged (its sha256 is not the manifest's)"
     return None
+
+
+def _why_no_manifest(path: Path) -> str:
+    """Says why :func:`manifest_of` finds none: it is a link, of a newer version, or none."""
+    file = path / MANIFEST
+    try:
+        if file.is_symlink():
+            return link_in_words(file)
+        found = json.loads(file.read_bytes())["format"] if file.is_file() else None
+        if isinstance(found, int) and found > FORMAT:
+            return f"{path} was written by a newer lockstep (format {found}; this one reads up to {FORMAT})"
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return f"{path} has no valid {MANIFEST}"
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -237,7 +253,9 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
     if which == "best":
         best = best_of(directory)
         if best is None:
-            raise CheckpointError(f"{directory} holds no checkpoint with a return to be best by")
+            link = next((p for p in checkpoints_in(directory) if (p / MANIFEST).is_symlink()), None)
+            none = f"{directory} holds no checkpoint with a return to be best by"
+            raise CheckpointError(none if link is None else _why_no_manifest(link))
         return read_checkpoint(best)
     if which != "latest":
         path = directory / f"step_{which.removeprefix('step_')}"

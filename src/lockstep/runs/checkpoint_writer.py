@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +123,23 @@ class CheckpointWriter:
     """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
 
     Without a directory, on a rank that writes nothing, they are dropped. ``keep_last`` newest ones stay, and the best.
-    ``records`` are files whose lines a checkpoint counts on: they are on the disk before it is.
+    ``records`` are files whose lines a checkpoint counts on: they are on the disk before it is, the first always,
+    others where they are there. ``check`` is called before anything of one is written, and raises where the run isn't
+    this process's to write any more.
 
     Attributes:
         seconds: of a processor that the last one took in the background.
     """
 
-    def __init__(self, directory: Path | None, keep_last: int, keep_best: bool, records: Sequence[Path] = ()) -> None:
-        self._directory, self._records = directory, records
+    def __init__(
+        self,
+        directory: Path | None,
+        keep_last: int,
+        keep_best: bool,
+        records: Sequence[Path] = (),
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self._directory, self._records, self._check = directory, records, check
         self._prune = None if directory is None else Pruner(directory, keep_last, keep_best)
         self._keep_last = keep_last
         self._thread: threading.Thread | None = None
@@ -146,6 +155,8 @@ class CheckpointWriter:
         self.wait()
         if self._directory is None or self._prune is None:
             return
+        if self._check is not None:
+            self._check()
         arguments = (self._directory, self._prune, step, files, score, facts)
         self._thread = threading.Thread(target=self._run, args=arguments, name="checkpoint-writer")
         self._thread.start()
@@ -162,8 +173,9 @@ class CheckpointWriter:
 
     def _run(self, directory: Path, prune: Pruner, *checkpoint: Any) -> None:
         try:
-            for record in self._records:
-                _sync_record(record)
+            for place, record in enumerate(self._records):
+                if place == 0 or record.exists():
+                    _sync_record(record)
             commit(directory, *checkpoint)
             prune()
         except BaseException as error:

@@ -21,6 +21,7 @@ import numpy as np
 
 from lockstep.core.shards import keyed_generator
 from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trackers.jsonl import read_jsonl
 
 METRIC = "rollout/episode_return_mean"
 CONFIDENCE, REPETITIONS = 0.95, 2000
@@ -116,8 +117,8 @@ def _known(record: Mapping[str, Any], metric: str) -> bool:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The metrics records of a run directory."""
-    return [json.loads(line) for line in (path / METRICS_JSONL).read_text().splitlines()]
+    """The metrics records of a run directory, as :func:`~lockstep.runs.trackers.jsonl.read_jsonl`."""
+    return read_jsonl(path / METRICS_JSONL)
 
 
 def write_curves(path: Path, title: str, seeds: Mapping[int, Path]) -> Curve:

@@ -1,9 +1,8 @@
-"""Opens and finds the run directory, which has one writer, whatever the world size."""
+"""Opens the run directory, which has one writer, whatever the world size."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,12 +15,21 @@ from lockstep.core.errors import RunError
 from lockstep.core.files import try_json, write_json
 from lockstep.core.process import say
 from lockstep.core.topology import Topology, started_by_torchrun
-from lockstep.runs.checkpoint import PYTREE, checkpoints_in, manifest_of, newest_manifest, step_of
+from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.links import WANDB, odd_entry
-from lockstep.runs.lock import PATIENCE, RunLock, why_not_locked
+from lockstep.runs.lock import PATIENCE, RunLock, holder_of, why_not_locked
 from lockstep.runs.progress import Progress, make_progress
-from lockstep.runs.trackers import METRICS_JSONL, OWN_FILES, RunTrackers, cut_trackers, start_services, wanted_trackers
+from lockstep.runs.trackers import (
+    METRICS_CSV,
+    METRICS_JSONL,
+    OWN_FILES,
+    TENSORBOARD,
+    RunTrackers,
+    cut_trackers,
+    start_services,
+    wanted_trackers,
+)
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
 from lockstep.runs.trackers.service import Tracker, close_all
 
@@ -31,6 +39,7 @@ REPORT, VERIFY = "report.html", "verify.json"
 BEGUN = "begun"  # stands beside states in memory once what lies behind the one that a run goes on from is removed
 KEPT_IN_MEMORY = 2  # states: one that is being written doesn't take the place of the last one
 SEED = "seed_"  # and the seed: what the directory of one of several is called
+FOLDERS = (CHECKPOINTS, TENSORBOARD, VIDEOS)
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, VIDEOS, WANDB, REPORT, VERIFY, *OWN_FILES}
 
 
@@ -57,9 +66,11 @@ class RunDirectory:
     command: tuple[str, ...] | None = None
     commit: str | None = None
     commands: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    _lock: RunLock | None = field(default=None, repr=False)
+    _lock: RunLock | None = field(default=None, repr=False)  # which unlock releases
+    _taken: RunLock | None = field(default=None, repr=False)  # the launcher's, in the rank that writes
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
     _services: dict[str, Tracker] = field(default_factory=dict, repr=False)
+    _lost: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -76,7 +87,7 @@ class RunDirectory:
         except OSError as error:
             raise ValueError(f"run {self.path} {why_not_locked(error)}") from None
         if not acquired:
-            raise ValueError(f"run {self.path} is being written by another process; wait for it or stop it")
+            raise ValueError(f"run {self.path} {written_by_another(self.path)}")
         self._lock = lock
 
     def hand_over(self) -> None:
@@ -86,8 +97,28 @@ class RunDirectory:
 
     def take_over(self) -> None:
         """Write this run from here on, for the process that holds it; a ``RunError`` if another one writes it."""
-        if self.is_writer and not RunLock(self.path / LOCK).take_over():
-            raise RunError(f"run {self.path} is being written by another process; wait for it or stop it")
+        if not self.is_writer:
+            return
+        lock = RunLock(self.path / LOCK)
+        if not lock.take_over():
+            raise RunError(f"run {self.path} {written_by_another(self.path)}")
+        self._taken = lock
+
+    def check_lock(self) -> None:
+        """Take the lock again where its file was removed; a ``RunError`` if another process has the run meanwhile."""
+        lock = self._lock or self._taken
+        if lock is None or not lock.is_lost():
+            return
+        try:
+            again = lock.renew()
+        except FileNotFoundError:
+            return  # the directory is gone, as is said where something is written
+        if not again:
+            raise RunError(
+                f"run {self.path}: its {LOCK} was removed, and {holder_of(self.path / LOCK)} has taken the run; this "
+                "one ends here, before it writes another checkpoint"
+            )
+        say(f"lockstep: warning: run {self.path}: its {LOCK} was removed while it was being written; it is there again")
 
     def unlock(self) -> None:
         """Let others write this run."""
@@ -103,10 +134,14 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 self.path.rmdir()  # not a link to a directory
 
-    def start_services(self, config: Config) -> None:
-        """Start the trackers that aren't files: they may refuse, and so comes before anything of the run is changed."""
+    def start_services(self, config: Config, iteration: int) -> None:
+        """Start the trackers that aren't files: they may refuse, and so comes before anything of the run is changed.
+
+        ``iteration`` is the one that the run goes on from.
+        """
         if self.is_writer:
-            self._services = start_services(self.path, config, self._second(config.log), (FINGERPRINTS, TIMING))
+            second, records = self._second(config.log), (FINGERPRINTS, TIMING)
+            self._services = start_services(self.path, config, second, records, iteration)
 
     def close_services(self) -> None:
         """Close those that no trackers have taken over."""
@@ -132,14 +167,19 @@ class RunDirectory:
 
     def open_records(self, name: str) -> Tracker:
         """:data:`FINGERPRINTS`, every tensor's at each iteration, or :data:`TIMING`, each rank's times and memory."""
-        return JsonlTracker(self.path / name) if self.is_writer else Tracker()
+        if not self.is_writer:
+            return Tracker()
+        if name in self._lost:
+            self.warn(self._lost[name])
+        return JsonlTracker(self.path / name)
 
     def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter:
         """The checkpoint writer."""
         if self.is_writer:
             self.checkpoints.mkdir(exist_ok=True)
-        directory, records = self.checkpoints if self.is_writer else None, [self.path / METRICS_JSONL]
-        return CheckpointWriter(directory, config.keep_last, config.keep_best, records)
+        directory = self.checkpoints if self.is_writer else None
+        records = [self.path / name for name in (METRICS_JSONL, METRICS_CSV, FINGERPRINTS, TIMING)]
+        return CheckpointWriter(directory, config.keep_last, config.keep_best, records, self.check_lock)
 
     def open_memory(self) -> CheckpointWriter | None:
         """Writes states in memory for the launcher, which starts ranks again from them; None where it doesn't."""
@@ -155,19 +195,25 @@ class RunDirectory:
         return [(a + 1, b - 1) for a, b in itertools.pairwise([0, *found, iteration + 1]) if b - a > 1]
 
     def cut_after(self, iteration: int, global_step: int, log: LogConfig) -> None:
-        """Remove checkpoints, videos and log lines after a point: the run that goes on from it has one future."""
+        """Remove checkpoints, videos and log lines after a point: the run that goes on from it has one future.
+
+        Raises:
+            RunError: a checkpoint can't be removed; one line, and no log line was cut.
+        """
         if not self.is_writer:
             return
         for path in checkpoints_in(self.checkpoints):
             if (step_of(path) or 0) > global_step:
-                shutil.rmtree(path, ignore_errors=True)
+                _remove(path)
         for path in (self.path / VIDEOS).glob("step_*.mp4"):
             step = path.stem.removeprefix("step_")
             if step.isdecimal() and int(step) > global_step:
                 path.unlink(missing_ok=True)
         cut_trackers(self.path, iteration, global_step, self._second(log))
         for name in (FINGERPRINTS, TIMING):
-            cut_jsonl(self.path / name, iteration)
+            stay = cut_jsonl(self.path / name, iteration)
+            if stay and max(stay) < iteration:  # to be said if it is gone on with
+                self._lost[name] = f"{self.path / name} has no rows of iterations {max(stay) + 1} to {iteration}"
         if self.memory is not None:
             with contextlib.suppress(OSError):  # where it is gone, states are kept nowhere
                 (self.memory / BEGUN).touch()
@@ -191,6 +237,24 @@ class RunDirectory:
         """Write ``summary.json``."""
         if self.is_writer:
             write_json(self.path / SUMMARY, summary)
+
+
+def _remove(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    if not checkpoint.exists():
+        return
+    try:
+        shutil.rmtree(checkpoint)
+    except OSError as error:
+        raise RunError(
+            f"{checkpoint} comes after what the run goes on from and can't be removed ({error.strerror or error}); "
+            "remove it, or copy the run to where you may write"
+        ) from None
+
+
+def written_by_another(path: Path) -> str:
+    """Says that a run is being written, by which process, and what to do, as the end of a line."""
+    return f"is being written by {holder_of(path / LOCK)}; wait for it or stop it"
 
 
 def is_writer(topology: Topology) -> bool:
@@ -222,79 +286,24 @@ def open_run(path: Path, config: Config, trust: bool = False, later: bool = Fals
     """A run that is resumed, its ``config.json`` brought up to date, or to be so ``later``; it comes back locked.
 
     Raises:
-        ValueError: another process is writing it; or it would be written through a link, and that isn't trusted.
+        ValueError: another process is writing it; it would be written through a link, and that isn't trusted; or a part
+            of it can't be written. One line, and nothing of it has changed.
     """
     if not trust and (odd := odd_entry(path)) is not None:
         raise ValueError(f"run {path}: {odd}; if that is yours, give --trust")
     run = RunDirectory(path)
     run.lock()
+    tried = CONFIG
     try:
+        for tried in FOLDERS:
+            if (path / tried).is_dir():
+                try_json(path / tried / "file", None)
+        tried = CONFIG
         if later:
             try_json(path / CONFIG, config.model_dump(mode="json"))
         else:
             run.write_config(config)
     except OSError as error:
         run.unlock()
-        raise ValueError(f"run {path}: {CONFIG} can't be written ({error.strerror or error})") from None
+        raise ValueError(f"run {path}: {tried} can't be written ({error.strerror or error})") from None
     return run
-
-
-def check_single(path: Path) -> None:
-    """Raise a one-line ``ValueError`` if a run's directory holds not one run but one a seed."""
-    if seeds := seeds_in(path):
-        raise ValueError(f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}")
-
-
-def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str]:
-    """The directory of a run given by name, path, or path of one of its checkpoints, and which checkpoint is meant.
-
-    Raises:
-        ValueError: there is no such run, or not a ``single`` one but one a seed; the line names those that are there.
-    """
-    found = run_if_any(run, runs_dir, single)
-    if found is not None:
-        return found
-    places = _places_of(run, runs_dir)
-    there = sorted(p.parent.name for p in Path(runs_dir).glob(f"*/{CONFIG}"))
-    close = difflib.get_close_matches(run, there, 1, 0.6)
-    more = f" and {len(there) - 5} more" if len(there) > 5 else ""
-    listed = f"; in {runs_dir} there are: {', '.join(there[:5])}{more}" if there else f"; {runs_dir} holds no runs"
-    listed = f"; did you mean {close[0]}?" if close else listed
-    neither = f"neither {run} nor {places[1]} is a run directory" if places[1:] else f"{run} is no run directory"
-    raise ValueError(f"run: {neither}{listed}")
-
-
-def run_if_any(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str] | None:
-    """What :func:`find_run` finds, or None where there is no such run.
-
-    Raises:
-        ValueError: it is not a ``single`` run but one a seed, or a checkpoint of no run; one line.
-    """
-    for path in _places_of(run, runs_dir):
-        if is_run(path):
-            if single:
-                check_single(path)
-            return path, "latest"
-        if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
-            return path.parent.parent, path.name
-        if path.is_dir() and (manifest_of(path) or newest_manifest(path) or {}).get("kind") == PYTREE:
-            raise ValueError(
-                f"run: {path} holds a checkpoint of lockstep.jax, which is no run's; load it with "
-                "lockstep.jax.load_checkpoint"
-            )
-    return None
-
-
-def _places_of(run: str, runs_dir: str) -> list[Path]:
-    return list(dict.fromkeys((Path(run), Path(runs_dir) / run)))
-
-
-def is_run(path: Path) -> bool:
-    """Whether a directory is a run's: it has a config, or a checkpoint that has kept it."""
-    return (path / CONFIG).is_file() or "config" in (newest_manifest(path / CHECKPOINTS) or {})
-
-
-def seeds_in(path: Path) -> list[Path]:
-    """The runs of single seeds inside a run of several, in the order of their seeds."""
-    found = {p.parent.name.removeprefix(SEED): p.parent for p in path.glob(f"{SEED}*/{CONFIG}")}
-    return [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]

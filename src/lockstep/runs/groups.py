@@ -12,7 +12,8 @@ import numpy as np
 from lockstep.core.files import write_json
 from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
-from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory, seeds_in
+from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.listing import object_if_any
 
 INCIDENTS = ("restarts", "restarted_environments", "missing_rows")

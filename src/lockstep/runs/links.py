@@ -8,6 +8,13 @@ from pathlib import Path
 WANDB = "wandb"
 
 
+def link_in_words(path: Path) -> str:
+    """Says of a link where a file of a run should be where it leads, and how the run can be read."""
+    target = os.readlink(path)
+    helps = "copy the run with cp -rL" if path.exists() else "nothing is there: fetch the run's files first"
+    return f"{path} is a link to {target}; {helps}"
+
+
 def odd_entry(path: Path) -> str | None:
     """Finds something in a run's directory through which others' files would be written, or which is no file at all."""
     for folder, folders, files in os.walk(path):

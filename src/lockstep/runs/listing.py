@@ -14,7 +14,9 @@ import numpy as np
 
 from lockstep.runs.checkpoint import STATE, checkpoints_in, manifest_of, newest_manifest, step_of
 from lockstep.runs.curves import METRIC, interquartile_mean
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, SUMMARY, seeds_in
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, SUMMARY
+from lockstep.runs.finding import is_run, seeds_in, with_name
+from lockstep.runs.links import link_in_words
 from lockstep.runs.lock import is_held
 from lockstep.runs.trackers import METRICS_JSONL
 
@@ -67,7 +69,7 @@ def runs_in(places: Sequence[Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for place in places:
-        inside = [place] if _looks_like_run(place) else sorted(place.iterdir()) if place.is_dir() else []
+        inside = [with_name(place)] if _looks_like_run(place) else sorted(place.iterdir()) if place.is_dir() else []
         found |= dict.fromkeys(path for path in inside if _looks_like_run(path))
     return list(found)
 
@@ -76,9 +78,8 @@ def _looks_like_run(path: Path) -> bool:
     try:
         if not path.is_dir():
             return False
-        if (path / CONFIG).exists() or (path / CONFIG).is_symlink():
-            return True
-        return "config" in (newest_manifest(path / CHECKPOINTS) or {})
+        config = path / CONFIG
+        return config.is_symlink() or (config.exists() and not config.is_file()) or is_run(path)
     except OSError:
         return False
 
@@ -172,7 +173,9 @@ def read_object(path: Path) -> dict[str, Any]:
         FileNotFoundError: there is none.
         UnreadableError: it holds something else.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe would be waited for
+    if path.is_symlink():
+        raise UnreadableError(link_in_words(path))
+    if path.exists() and not path.is_file():  # a pipe would be waited for
         raise UnreadableError(f"{path} is no file")
     try:
         if path.stat().st_size > MOST_BYTES:

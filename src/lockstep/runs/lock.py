@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
+import socket
+import stat
 import struct
 import sys
 import time
 from pathlib import Path
 from typing import IO
 
-from lockstep.core.process import at_failure
+from lockstep.core.process import at_failure, started_at
 
 RUN, WRITER = 0, 1
 """Bytes of the lock file: whoever is responsible for the run holds the first, the process that writes the second."""
@@ -20,6 +23,8 @@ PATIENCE = 10.0
 """Seconds that a writer whose launcher is gone may take to die."""
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """What a file system says that keeps no locks: Lustre mounted without ``flock``, NFS without its lock service."""
+MOST_BYTES = 4096
+"""Of a lock file that are read."""
 _POLL = 0.02
 _ON_LINUX = sys.platform == "linux"
 _QUERY = "hhqqi4x" if _ON_LINUX else "qqihh"
@@ -30,7 +35,7 @@ _held: dict[tuple[int, int, int], RunLock] = {}
 
 
 class RunLock:
-    """Holds the lock file of a run.
+    """Holds the lock file of a run, in which stands who does.
 
     A launcher takes both bytes, and leaves the second one to the rank that writes once it exists; nobody else can have
     the run in between, nor while any of the two processes lives.
@@ -53,6 +58,7 @@ class RunLock:
             if self._key() == _key_of(file):
                 self._keep(file)
                 self._whole = True
+                self._sign(file)
                 return True
             file.close()  # its last holder removed it between our opening and locking it
 
@@ -63,13 +69,38 @@ class RunLock:
 
     def take_over(self) -> bool:
         """Become the process that writes, for one that holds the run; False if another one writes."""
-        if self._key() in _held:
+        if (key := self._key()) is not None and key in _held:
+            self._file = _held[key]._file
             return True
         file = self._path.open("ab")
         if not _lock(file, WRITER, PATIENCE):
             file.close()
             return False
         self._keep(file)
+        if not os.fstat(file.fileno()).st_size:
+            self._sign(file)  # what our launcher had signed was removed
+        return True
+
+    def is_lost(self) -> bool:
+        """Whether the file that this process has taken isn't there any more, by which others may write the run too."""
+        return self._file is not None and self._key() != _key_of(self._file)
+
+    def renew(self) -> bool:
+        """Take the run by a new file where the old one :meth:`is_lost`; False if another process has it meanwhile.
+
+        Raises:
+            OSError: the file can't be made; a ``FileNotFoundError`` where the run's directory is gone too.
+        """
+        assert self._file is not None
+        file = self._path.open("ab")
+        if not (_lock(file, RUN, 0.0) and _lock(file, WRITER, 0.0) and self._key() == _key_of(file)):
+            file.close()
+            return False
+        owner = _held.pop(_key_of(self._file), self)
+        self._file.close()
+        owner._file = self._file = file
+        _held[_key_of(file)] = owner
+        self._sign(file)
         return True
 
     def release(self) -> None:
@@ -88,6 +119,14 @@ class RunLock:
         _held[_key_of(file)] = self
         at_failure.append(self._release_own)
 
+    def _sign(self, file: IO[bytes]) -> None:
+        """Writes down who has the run; a link's file is another's, and on a full disk nothing stands there."""
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "started": started_at(os.getpid())}
+        with contextlib.suppress(OSError):
+            if not self._path.is_symlink():
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), json.dumps(holder).encode())
+
     def _release_own(self) -> None:
         """Releases the run unless the process that forked this one holds it, or our launcher, which will."""
         if self._whole and self._file is not None and _key_of(self._file) in _held:
@@ -103,6 +142,19 @@ class RunLock:
 def _key_of(file: IO[bytes]) -> tuple[int, int, int]:
     status = os.fstat(file.fileno())
     return os.getpid(), status.st_dev, status.st_ino
+
+
+def holder_of(path: Path) -> str:
+    """Says which process has the run of a lock file, as far as that stands there: ``another process``, and which."""
+    try:
+        status = path.lstat()
+        if (os.getpid(), status.st_dev, status.st_ino) in _held or not stat.S_ISREG(status.st_mode):
+            return "another process"  # that is ourselves, and closing the file would release the lock
+        with path.open("rb") as file:
+            found = json.loads(file.read(MOST_BYTES))
+        return f"another process, {int(found['pid'])} on {found['host']}"
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return "another process"  # of a version that wrote nothing there, or just about to
 
 
 def why_not_locked(error: OSError) -> str:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.config.run import Config
-from lockstep.core.files import new_directory
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory, is_run, writing
+from lockstep.core.files import new_directory, quoted
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory, writing
+from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
 from lockstep.runs.links import odd_entry
 from lockstep.runs.trackers import METRICS_JSONL
@@ -73,7 +74,7 @@ def _what_then(path: Path, config: Config) -> str:
     if not is_run(path):
         return ", with files that are no run's; choose another --name"
     several = "; several seeds of a name are --seeds 0-4" if _differs_in_seed(path, config) else ""
-    return f"; --resume {path} continues it, another --name starts a new one{several}"
+    return f"; --resume {quoted(path)} continues it, another --name starts a new one{several}"
 
 
 def _differs_in_seed(path: Path, config: Config) -> bool:

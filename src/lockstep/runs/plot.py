@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.curves import METRIC, curve_of, seeds_in_a_curve, that_know
-from lockstep.runs.directory import seeds_in
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.trackers import METRICS_JSONL
 
 Records = list[dict[str, Any]]

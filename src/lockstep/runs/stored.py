@@ -31,7 +31,7 @@ def stored_config(run: Path, warn: bool = True) -> Config:
         if warn:
             say(f"lockstep: warning: {file} can't be read; taken from checkpoint step_{step}")
         return config
-    return validate(Config, settings, str(file))
+    return validate(Config, settings, str(file), stored=True)
 
 
 def written_config(run: Path) -> tuple[Config, int] | None:
@@ -40,4 +40,4 @@ def written_config(run: Path) -> tuple[Config, int] | None:
     if manifest is None or not isinstance(manifest.get("config"), dict):
         return None
     step = int(manifest.get("step") or 0)
-    return validate(Config, manifest["config"], str(run / CHECKPOINTS / f"step_{step}")), step
+    return validate(Config, manifest["config"], str(run / CHECKPOINTS / f"step_{step}"), stored=True), step

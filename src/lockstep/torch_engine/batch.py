@@ -79,13 +79,18 @@ def policy_outputs(
 def bootstrap_values(state: TrainState, rollout: Rollout, outputs: PolicyOutputs, plan: ShardPlan) -> Tensor:
     """Computes V of what followed each step, ``[T, E]``: of the observation that truncated an episode where one did.
 
-    Those are valued in blocks of ``envs_per_shard`` rows of one shard, whatever their number.
+    Those are valued in blocks of ``envs_per_shard`` rows of one shard, whatever their number. Where nothing is told of
+    that observation a policy with memory has valued the one before already, and mustn't see it twice.
     """
     assert outputs.values is not None
     rows, layout = plan.envs_per_shard, state.net.observation
-    out = from_shards(outputs.values.flatten(1), len(rollout.rewards) + 1)[1:].clone()
+    ordinary = from_shards(outputs.values.flatten(1), len(rollout.rewards) + 1)
+    out, untold = ordinary[1:].clone(), rollout.untold if state.net.core else set()
+    if untold:
+        steps, envs = (to_device(index, out.device) for index in np.array(sorted(untold)).T.copy())
+        out[steps, envs] = ordinary[steps, envs]
     for shard in range(plan.local_num_shards):
-        keys = sorted(key for key in rollout.final if key[1] // rows == shard)
+        keys = sorted(key for key in rollout.final if key[1] // rows == shard and key not in untold)
         for start in range(0, len(keys), rows):
             chunk = keys[start : start + rows]
             block = rollout.final_rows(chunk, rows, layout)

@@ -28,7 +28,7 @@ from lockstep.torch_engine.envs.tensor_rollout import DeviceNormalizer, TensorRo
 from lockstep.torch_engine.gradients import norm_of
 from lockstep.torch_engine.minibatches import normalised
 from lockstep.torch_engine.nets import distributions, nets
-from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss, set_dropout
+from lockstep.torch_engine.nets.autograd import AutogradFunctions, dropout, minibatch_loss
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
@@ -294,9 +294,8 @@ class _Traced:
         shards, shape = max(self.gradient_calls), self._minibatch
         columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
         weights = {name: x.requires_grad_() for name, x in nets.expand(self.parameters.views, shards).items()}
-        set_dropout(self.net, columns)
-        kept = written(lambda: minibatch_loss(self.net, weights, columns, self.settings))
-        set_dropout(self.net, None)
+        with dropout(self.net, columns):
+            kept = written(lambda: minibatch_loss(self.net, weights, columns, self.settings))
         return kept + sum(x.numel() * x.element_size() for x in columns.values())
 
     def memory(self, devices: int) -> dict[str, float]:

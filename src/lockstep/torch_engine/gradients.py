@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.torch_engine.nets import distributions, nets
-from lockstep.torch_engine.nets.autograd import AutogradFunctions, minibatch_loss, set_dropout
+from lockstep.torch_engine.nets.autograd import AutogradFunctions, dropout, minibatch_loss
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
 from lockstep.torch_engine.nets.functions import Columns, in_pieces, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
@@ -215,10 +215,8 @@ def sharded_gradient(state: TrainState, config: Config, communicator: Communicat
 
 
 def _forward(module: nn.Module, net: PolicyNet, columns: Columns, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    set_dropout(net, columns)
-    loss, terms = module(columns, settings)
-    set_dropout(net, None)
-    return loss, terms
+    with dropout(net, columns):
+        return module(columns, settings)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

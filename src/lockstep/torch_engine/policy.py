@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,26 @@ from lockstep.core.spaces import layouts_from_json
 from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.state import POLICY, make_net
+
+
+@contextlib.contextmanager
+def as_in_training(threads: int) -> Iterator[None]:
+    """Has PyTorch compute with so many threads, in float32 and on the CPU by default; then as the caller has it."""
+    before, dtype, elsewhere = (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.get_default_device().type != "cpu",
+    )
+    if threads != before:
+        torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu") if elsewhere else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if threads != before:
+            torch.set_num_threads(before)
 
 
 class PolicyFunction:
@@ -36,11 +58,12 @@ class PolicyFunction:
         arrays: dict[str, np.ndarray],
         custom_class: type | None = None,
     ) -> None:
-        torch.set_num_threads(config.threads)
+        self._threads = config.threads
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
-        self._net = make_net(config, self.observation, self.action, custom_class)
-        weights = {name: torch.from_numpy(arrays[POLICY + name]) for name in self._net.shapes()}
-        self._weights = nets.expand(weights, 1)
+        with as_in_training(self._threads):
+            self._net = make_net(config, self.observation, self.action, custom_class)
+            weights = {name: torch.from_numpy(arrays[POLICY + name]) for name in self._net.shapes()}
+            self._weights = nets.expand(weights, 1)
         self.carry_size = self._net.carry_size if self._net.core else 0
 
     @torch.inference_mode()
@@ -52,7 +75,11 @@ class PolicyFunction:
         Takes normalised observation rows ``[rows, width]``, Gumbel or normal noise, float32 ``[rows, action outputs]``
         (None: the most likely actions), and what is carried, float32 ``[rows, carry_size]``.
         """
-        net, rows = self._net, torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0)
+        with as_in_training(self._threads):
+            return self._act(torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0), noise, carry)
+
+    def _act(self, rows: Tensor, noise: np.ndarray | None, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        net = self._net
         if net.core is None:
             output = nets.actor(net, self._weights, rows)
         else:
@@ -77,7 +104,11 @@ class PolicyFunction:
             there is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]``
             of actions where they are given, as they are before a squashed Gaussian's tanh.
         """
-        net, rows = self._net, torch.from_numpy(np.ascontiguousarray(observations))
+        with as_in_training(self._threads):
+            return self._outputs(torch.from_numpy(np.ascontiguousarray(observations)), carry, actions)
+
+    def _outputs(self, rows: Tensor, carry: np.ndarray, actions: np.ndarray | None) -> dict[str, np.ndarray]:
+        net = self._net
         output, values, after = forward(net, self._weights, rows, torch.from_numpy(carry))
         out = named_output(net, self._weights, output)
         if values is not None:

@@ -45,6 +45,7 @@ class Rollout:
         moments: mean and M2 of the raw vectors by shard, float64 ``[k, 2·size]``, where they were computed on an
             accelerator; else None.
         stated: the environments' own metrics of episodes that ended.
+        untold: keys of ``final`` whose row is what was observed before the step, for no simulator told of another.
     """
 
     observations: np.ndarray
@@ -63,6 +64,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         self.stated: dict[tuple[int, int], dict[str, float]] = {}
+        self.untold: set[tuple[int, int]] = set()
         if not self.scores.size:
             self.scores = self.rewards
 

@@ -19,7 +19,7 @@ from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
 from lockstep.networks.initial import initial_parameters
-from lockstep.networks.spec import net_options
+from lockstep.networks.spec import check_initial_std, net_options
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.custom import load_custom
 from lockstep.torch_engine.nets.functions import PolicyFunctions
@@ -102,6 +102,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
         ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
     """
     net = make_net(config, description.observation, description.action)
+    check_initial_std(config, net)
     if config.normalize.observations and not net.observation.vector_size:
         raise ValueError(
             f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "

@@ -17,6 +17,7 @@ from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibat
 from lockstep.torch_engine.state import TrainState
 from lockstep.training.limits import (
     CLIP_EPSILON,
+    KL_NOISE,
     KL_STOP_FACTOR,
     LEARNING_RATE_FACTOR,
     LEARNING_RATE_LIMITS,
@@ -64,21 +65,27 @@ class UpdateResult:
 
 
 def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
-    """Divides by 1.5 above twice the desired KL, multiplies below half of it (rsl_rl; Schwarke et al. 2025)."""
+    """Divides by 1.5 above twice the desired KL, multiplies below half of it (rsl_rl; Schwarke et al. 2025).
+
+    A KL of rounding alone, :data:`KL_NOISE`, changes nothing.
+    """
     low, high = LEARNING_RATE_LIMITS
     if kl > 2.0 * desired_kl:
         return max(low, learning_rate / LEARNING_RATE_FACTOR)
-    if 0.0 < kl < 0.5 * desired_kl:
+    if KL_NOISE * desired_kl < kl < 0.5 * desired_kl:
         return min(high, learning_rate * LEARNING_RATE_FACTOR)
     return learning_rate
 
 
 def decide(state: TrainState, result: UpdateResult, config: Config, kl: float) -> None:
-    """Decides by the KL divergence of all ranks whether the update stops, and else on the adaptive learning rate."""
+    """Decides by the KL divergence of all ranks whether the update stops, and on the adaptive learning rate.
+
+    The rate follows what stops the update too: without the largest divergences it would only ever grow.
+    """
     ppo = config.ppo
     if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
         result.stopped_by_kl = True
-    elif ppo.schedule == "adaptive":
+    if ppo.schedule == "adaptive":
         state.learning_rate = adapted_learning_rate(state.learning_rate, kl, ppo.desired_kl)
 
 

@@ -9,6 +9,11 @@ from lockstep.core.errors import NonFiniteError
 
 KL_STOP_FACTOR = 1.5
 """The update ends with a minibatch whose KL divergence is above ``ppo.target_kl`` times this."""
+KL_NOISE = 1e-6
+"""The share of ``ppo.desired_kl`` up to which a KL divergence is taken for rounding, and measures nothing.
+
+At an update's first minibatch the policy is the one that acted: what its KL differs from 0 is rounding alone.
+"""
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)
 """Between which the adaptive schedule moves."""
 LEARNING_RATE_FACTOR = 1.5

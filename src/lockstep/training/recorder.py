@@ -315,7 +315,7 @@ def record_training(
     session = open_session()
     try:
         lines = start_lines(session)
-        run.start_services(session.config)
+        run.start_services(session.config, session.counted.iteration)
         before = summary_before(run)
         run.remove_summary()
         run.cut_after(session.counted.iteration, session.counted.global_step, session.config.log)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lockstep.config.run import Config
 from lockstep.core.fingerprint import sha256_of
-from lockstep.runs.checkpoint import POLICY, find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS, find_run
+from lockstep.runs.checkpoint import POLICY, STATE, checkpoints_in, find_checkpoint
+from lockstep.runs.directory import CHECKPOINTS
+from lockstep.runs.finding import find_run, seeds_in
+from lockstep.runs.listing import UnreadableError, read_object
 
 
 def reference_arrays(
@@ -30,17 +34,70 @@ def reference_arrays(
         return initial()
     found = _read(config.grpo.reference)
     arrays = {name: found[POLICY + name] for name in shapes if POLICY + name in found}
+    own = (name.removeprefix(POLICY) for name in found if name.startswith(f"{POLICY}actor."))
+    further = None if config.network.custom else next((name for name in own if name not in shapes), None)
+    if further is not None:
+        raise ValueError(
+            f"grpo.reference: {config.grpo.reference} has a parameter {further}, which this run's networks haven't; "
+            "give this run the reference's network settings"
+        )
     for name, shape in shapes.items():
         if name not in arrays or arrays[name].shape != shape:
             raise ValueError(f"grpo.reference: {config.grpo.reference} has no parameter {name} of shape {shape}")
     return arrays
 
 
+def check_same_networks(config: Config, theirs: Config) -> None:
+    """Compares what policies of a run and of its reference compute by: a reference goes through this run's networks.
+
+    Of the settings those that GRPO's policy has a use for; the spaces decide whether the parameters' shapes are alike.
+
+    Raises:
+        ValueError: a setting differs; one line.
+    """
+    ours, others = _function_of(config), _function_of(theirs)
+    for name, value in ours.items():
+        if others.get(name, value) != value:
+            raise ValueError(
+                f"grpo.reference: {config.grpo.reference} was trained with {name} {others[name]}, this run has "
+                f"{value}, by which it would be another policy here; give this run {name} {others[name]}"
+            )
+
+
+def _function_of(config: Config) -> dict[str, Any]:
+    """Returns the settings by which an actor's parameters are a function, without those of no use beside the others."""
+    network = config.network
+    out: dict[str, Any] = {"precision": config.precision, "network.squash": network.squash}
+    out["network.custom"] = network.custom
+    if network.custom is not None:
+        return out | {"network.custom_kwargs": network.custom_kwargs}
+    out |= {"network.hidden_sizes": list(network.hidden_sizes), "network.recurrent": network.recurrent}
+    out |= {"network.recurrent_size": network.recurrent_size} if network.recurrent else {}
+    return out | ({"network.activation": network.activation} if network.hidden_sizes else {})
+
+
 def reference_digest(config: Config) -> str | None:
     """Computes the sha256 of the reference policy's parameters; None where the config names none."""
     if config.algorithm != "grpo" or config.grpo.reference is None:
         return None
-    return sha256_of({name: x for name, x in _read(config.grpo.reference).items() if name.startswith(POLICY)})
+    return policy_digest(config.grpo.reference)
+
+
+def policy_digest(reference: str) -> str:
+    """Computes the sha256 of the parameters of a policy, named as in a config."""
+    return sha256_of({name: x for name, x in _read(reference).items() if name.startswith(POLICY)})
+
+
+def digests_before(run: Path) -> set[str | None]:
+    """Finds which reference policies a run's checkpoints, or those of a group's seeds, were trained with.
+
+    None stands for a checkpoint that doesn't tell; those that can't be read don't count.
+    """
+    found: set[str | None] = set()
+    for checkpoint in (path for each in (run, *seeds_in(run)) for path in checkpoints_in(each / CHECKPOINTS)):
+        with contextlib.suppress(OSError, UnreadableError):
+            found.add(read_object(checkpoint / STATE).get("reference_sha256"))
+    return found
 
 
 def config_digest(config: Config) -> str:

@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from jax import numpy as jnp
 from net_cases import CASES, arrays_of, rows_of
 
 from lockstep.config.run import Config
@@ -104,6 +105,14 @@ def test_in_bfloat16_its_products_are_too_and_its_outputs_are_float32():
     text = str(jax.make_jaxpr(partial(nets.actor, net))(weights, rows))
     assert "bf16" in text
     assert "bf16" not in str(jax.make_jaxpr(partial(nets.actor, made("Tiny")))(weights, rows))
+
+
+def test_a_head_of_its_own_in_float32_gives_what_bfloat16_cannot_hold():
+    rows = rows_of(SMALL, 6)
+    for name, rounded in (("Tiny", True), ("WideHead", False)):
+        net = made(name, precision="bf16")
+        for x in nets.actor_critic(net, arrays_of(net), rows):
+            assert np.array_equal(x, jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) is rounded
 
 
 @pytest.mark.parametrize(

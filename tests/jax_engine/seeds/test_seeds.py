@@ -14,7 +14,8 @@ from lockstep.core.topology import Topology
 from lockstep.jax_engine.seeds.train import train
 from lockstep.launch.defaults import request_of
 from lockstep.runs.curves import METRIC, curve_of
-from lockstep.runs.directory import RunDirectory, seeds_in
+from lockstep.runs.directory import RunDirectory
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import seeds_of
 from lockstep.runs.stored import stored_config
 

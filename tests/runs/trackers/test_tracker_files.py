@@ -6,9 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from lockstep.runs.trackers.csv import CsvTracker, cut_csv
+from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv, mend_csv
 from lockstep.runs.trackers.files import replacing
-from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl
+from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl
+from lockstep.runs.trackers.jsonl import read_jsonl as records_in
 
 RETURN = "rollout/episode_return_mean"
 
@@ -106,6 +107,42 @@ def test_cut_jsonl_names_a_broken_line_in_the_middle_and_changes_nothing(tmp_pat
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
+ZEROS = b"\0" * 4096
+
+
+@pytest.mark.parametrize("broken", [ZEROS + b"\n", b'{"iteration": 3, "x\n', ZEROS + b'{"iteration": 9}\n'])
+def test_cut_jsonl_removes_what_follows_the_first_broken_line_behind_a_checkpoint(tmp_path, broken, capsys):
+    path = tmp_path / "metrics.jsonl"
+    log_all(JsonlTracker(path), range(1, 3))
+    whole = path.read_bytes()
+    path.write_bytes(whole + broken + b'{"iteration": 4}\n{"iteration": 5, "glo')
+    check_jsonl(path, last_iteration=2)
+    assert cut_jsonl(path, last_iteration=2) == {1, 2}
+    assert path.read_bytes() == whole
+    assert capsys.readouterr().err == ""
+
+
+def test_cut_jsonl_drops_zeros_before_a_checkpoint_and_says_so(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    log_all(JsonlTracker(path), range(1, 6))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], ZEROS + lines[2], *lines[3:]]))
+    check_jsonl(path, last_iteration=4)
+    assert cut_jsonl(path, last_iteration=4) == {1, 4}
+    assert path.read_bytes() == lines[0] + lines[3]
+    said = f"lockstep: warning: {path}: line 2 held zeros, as a power loss leaves them, and was removed\n"
+    assert capsys.readouterr().err == said
+
+
+def test_reading_leaves_out_a_torn_last_line_and_names_another_one(tmp_path):
+    path = tmp_path / "fingerprints.jsonl"
+    path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iteration": 3, "policy/')
+    assert records_in(path) == [{"iteration": 1}, {"iteration": 2}]
+    path.write_text('{"iteration": 1}\n{"iteration": 2\n{"iteration": 3}\n')
+    with pytest.raises(ValueError, match=r"fingerprints\.jsonl: line 2 is no record"):
+        records_in(path)
+
+
 # ---- CSV
 
 
@@ -182,6 +219,60 @@ def test_cut_csv_refuses_what_is_no_table_of_metrics_and_changes_nothing(tmp_pat
         cut_csv(path, last_iteration=5)
     assert path.read_text() == content
     assert os.listdir(tmp_path) == ["metrics.csv"]
+
+
+@pytest.mark.parametrize("broken", [b"\0" * 9 + b"\n", b"3,4\n", b"\0" * 9 + b"9,9,1.5\n"])
+def test_cut_csv_removes_what_follows_the_first_broken_row_behind_a_checkpoint(tmp_path, broken):
+    path = tmp_path / "metrics.csv"
+    log_all(CsvTracker(path), range(1, 3))
+    whole = path.read_bytes()
+    path.write_bytes(whole + broken + b"4,500,1.5\n5,60")
+    check_csv(path, last_iteration=2)
+    assert cut_csv(path, last_iteration=2) == {1, 2}
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("place", [0, 2, 5])
+def test_cut_csv_drops_zeros_before_a_checkpoint(tmp_path, place):
+    path = tmp_path / "metrics.csv"
+    log_all(CsvTracker(path), range(1, 6))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:place], b"\0" * 200_000 + lines[place], *lines[place + 1 :]]))
+    check_csv(path, last_iteration=5)
+    assert cut_csv(path, last_iteration=5) == (set() if place == 0 else {1, 2, 3, 4, 5} - {place})
+    assert b"\0" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1, 3, 4])
+def test_a_table_that_misses_rows_of_the_records_is_written_anew_byte_for_byte(tmp_path, kept):
+    table, records = tmp_path / "metrics.csv", tmp_path / "metrics.jsonl"
+    odd = {"train/big": 10**30, "train/said": 'a "b", c', "train/on": True, "train/tiny": 1e-05, "train/none": None}
+    for tracker in (CsvTracker(table), JsonlTracker(records)):
+        tracker.log(make_record(1))
+        tracker.log({"iteration": 2, "global_step": 300, "eval/return_mean": 1 / 3, RETURN: math.nan, "eval/n, all": 3})
+        tracker.log(make_record(3) | odd)
+        tracker.close()
+    whole = table.read_bytes()
+    if kept is None:
+        table.unlink()
+    else:
+        table.write_bytes(b"".join(whole.splitlines(keepends=True)[:kept]))
+    said = mend_csv(table, records, cut_csv(table, 3), cut_jsonl(records, 3))
+    assert table.read_bytes() == whole
+    missing = 3 - max((kept or 0) - 1, 0)
+    wanted = f"{table} misses {missing} of 3 rows that metrics.jsonl has; it was written anew" if missing else None
+    assert said == wanted
+
+
+def test_a_table_with_rows_that_the_records_lack_stays_as_it_is(tmp_path):
+    table, records = tmp_path / "metrics.csv", tmp_path / "metrics.jsonl"
+    log_all(CsvTracker(table), [1, 2])
+    log_all(JsonlTracker(records), [2, 3])
+    before = table.read_bytes()
+    assert mend_csv(table, records, {1, 2}, {2}) is None
+    said = mend_csv(table, records, {1, 2}, {2, 3})
+    assert said == f"{table} misses 1 of 2 rows that metrics.jsonl has, and has others; it stays as it is"
+    assert table.read_bytes() == before
 
 
 # ---- atomic replacement

@@ -16,6 +16,8 @@ TRACKER = "lockstep.runs.trackers.mlflow"
 class MlflowError(Exception):
     """In the place of ``MlflowException``."""
 
+    error_code = "INTERNAL_ERROR"
+
 
 class Client:
     """Knows experiments by database; one that another process makes first can't be seen before it is asked for."""
@@ -46,7 +48,8 @@ class Client:
         return SimpleNamespace(data=SimpleNamespace(params={}))
 
     def update_run(self, run_id, status):
-        pass
+        if self.broken:
+            raise MlflowError("the disk is full")
 
     def log_batch(self, run_id, **what):
         pass
@@ -107,3 +110,13 @@ def test_an_experiment_that_cannot_be_made_is_an_error(started, tmp_path, monkey
     monkeypatch.setattr(Client, "broken", True)
     with pytest.raises(MlflowError, match="the disk is full"):
         started(directory_of(tmp_path / "run"))
+
+
+def test_a_run_that_cannot_go_on_for_another_reason_than_that_it_is_unknown_is_an_error(started, tmp_path, monkeypatch):
+    run = directory_of(tmp_path / "run")
+    started(run)
+    before = TrackedRun(run, Config()).remembered("mlflow")
+    monkeypatch.setattr(Client, "broken", True)
+    with pytest.raises(MlflowError, match="the disk is full"):
+        started(run)
+    assert TrackedRun(run, Config()).remembered("mlflow") == before

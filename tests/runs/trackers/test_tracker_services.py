@@ -13,6 +13,7 @@ from command_line import wait_until
 
 from lockstep.config.run import Config, LogConfig
 from lockstep.runs.trackers import RunTrackers, Tracker, cut_trackers
+from lockstep.runs.trackers.jsonl import last_global_step_of
 from lockstep.runs.trackers.service import TrackedRun, flattened, note_logged
 
 SERVICES = ("wandb", "trackio", "mlflow")
@@ -97,6 +98,12 @@ def open_trackers(run, service, **more):
     return RunTrackers(run, (service,), config=config(service, **more))
 
 
+def back_to(run, iteration):
+    """Back to a checkpoint, as a resumed run begins."""
+    note_logged(run, last_global_step_of(run / "metrics.jsonl"))
+    cut_trackers(run, iteration, 100 * iteration)
+
+
 def video(tmp_path):
     path = tmp_path / "step_200.mp4"
     path.write_bytes(b"\0\0\0\x18ftypmp42")
@@ -152,7 +159,7 @@ def test_metrics_config_and_videos_arrive_once_also_after_a_resume(service, tmp_
     remembered = TrackedRun(run, config(service)).remembered(service)
     assert remembered["id"]
 
-    cut_trackers(run, last_iteration=1, last_global_step=100)  # back to a checkpoint, with a longer run in mind
+    back_to(run, 1)
     trackers = open_trackers(run, service, total_steps=7777)
     trackers.log(record(2))
     trackers.video("eval/video", video(tmp_path), 200)
@@ -195,10 +202,59 @@ def test_trackio_does_not_go_on_in_another_run_of_the_same_name(service, tmp_pat
         trackers = open_trackers(run, service)
         trackers.log(record(1))
         trackers.close()
-        cut_trackers(run, last_iteration=1, last_global_step=100)
+        back_to(run, 1)
     with pytest.raises(ValueError, match="tracker trackio cannot start: project balance has a newer run demo"):
         open_trackers(tmp_path / "here" / "demo", service)
     open_trackers(tmp_path / "there" / "demo", service).close()
+
+
+@pytest.mark.parametrize("service", ["trackio", "mlflow"], indirect=True)
+def test_a_run_that_was_moved_away_from_its_services_begins_anew_there(service, tmp_path, capsys):
+    before = tmp_path / "before" / "demo"
+    trackers = open_trackers(before, service)
+    for iteration in (1, 2, 3):
+        trackers.log(record(iteration))
+    trackers.close()
+    known = TrackedRun(before, config(service)).remembered(service)["id"]
+    run = tmp_path / "runs" / "demo"
+    run.parent.mkdir()
+    before.rename(run)
+    if service == "trackio":
+        (tmp_path / "trackio").rename(tmp_path / "trackio of another machine")
+    back_to(run, 1)
+    trackers = open_trackers(run, service)
+    trackers.log(record(2))
+    trackers.close()
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(f"lockstep: warning: tracker {service}: ")
+    assert f"doesn't know the run {known}, which this one had there before it was moved; a new one begins" in warning
+    remembered = TrackedRun(run, config(service)).remembered(service)
+    assert remembered["id"] != known
+    assert remembered["logged_until"] == -1
+    back_to(run, 2)
+    trackers = open_trackers(run, service)  # and goes on there from now on
+    trackers.log(record(3))
+    trackers.close()
+    assert TrackedRun(run, config(service)).remembered(service) == remembered | {"logged_until": 200}
+    assert [step for step, _ in arrived(service, tmp_path)[0]] == [200, 300]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("service", ["trackio"], indirect=True)
+def test_a_trackio_server_that_may_be_silent_is_not_taken_for_one_without_the_run(service, tmp_path, monkeypatch):
+    trackers = open_trackers(tmp_path / "demo", service)
+    trackers.log(record(1))
+    trackers.close()
+    back_to(tmp_path / "demo", 1)
+    import trackio
+
+    def fail(**_):
+        raise ValueError("Run 'demo' does not exist in project 'balance'")
+
+    monkeypatch.setattr(trackio, "init", fail)
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "http://127.0.0.1:1")
+    with pytest.raises(ValueError, match=r"exist in project 'balance'; --log\.no-trackio goes on without it"):
+        open_trackers(tmp_path / "demo", service)
 
 
 @pytest.mark.parametrize("service", ["trackio"], indirect=True)

@@ -83,6 +83,8 @@ def both(
         ({"target_kl": 0.01}, [0.0, 0.0, 0.0, 0.02]),
         ({"schedule": "adaptive", "desired_kl": 0.01}, [0.03, 0.001, 0.0, 0.01]),
         ({"schedule": "adaptive", "desired_kl": 0.01, "target_kl": 0.05}, [0.03, 0.03, 0.2, 0.0]),
+        ({"schedule": "adaptive", "desired_kl": 0.01, "target_kl": 0.01}, [0.001, 0.017, 0.0, 0.0]),
+        ({"schedule": "adaptive", "desired_kl": 0.01}, [1e-15, 9e-9, 1.1e-8, 0.01]),
         ({"max_grad_norm": None}, [0.0] * 4),
     ],
 )

@@ -48,6 +48,18 @@ def test_observations_and_actions_are_tensors_and_rewards_reach_the_host():
     session.close()
 
 
+@pytest.mark.parametrize(("name", "told"), [("isaac", False), ("maniskill", True)])
+def test_truncations_of_which_a_simulator_says_nothing_are_marked(name, told):
+    session, rollout = opened(f"simulators:{name}")
+    for _ in range(2):
+        session.collect()
+        assert rollout.final
+        assert rollout.untold == (set() if told else set(rollout.final))
+        for key in rollout.untold:
+            assert np.array_equal(rollout.final[key], rollout.observations[key])
+    session.close()
+
+
 def test_nothing_goes_through_the_host_while_steps_are_taken(monkeypatch):
     session, rollout = opened("simulators:isaac", network={"activation": "gelu"})
     calls: list[str] = []

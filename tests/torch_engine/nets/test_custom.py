@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from small_runs import (
     alone,
     described,
+    joined,
     not_normalised,
     plan_of,
     random_batch,
@@ -24,6 +26,7 @@ from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
 from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.description import EnvDescription
+from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.minibatches import epoch_minibatches, minibatch_indices
 from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.setup.choose_mode import choose_mode
@@ -267,6 +270,36 @@ def test_dropout_is_keyed_by_shard_so_that_ranks_do_not_show():
     assert not torch.allclose(gradients_of(without, 1)[0], one[0], atol=1e-4)
 
 
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_dropout_leaves_the_global_generator_as_it_was(reduction):
+    """Else what a user's environment draws from it would tell which shards a rank computed last."""
+    config = custom_config("Tiny", {"dropout": 0.5}, num_shards=4, reduction=reduction)
+    state = small_state(config, described())
+    columns = random_batch(config, state.net).columns() | {"dropout_seed": torch.zeros((4, 1), dtype=torch.int64)}
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    make = fast_gradient if reduction == "fast" else partial(exact_gradient, mode="loop")
+    first, second = (joined(make(state, config, alone(config))(columns, 16)) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first, second)
+
+
+def test_dropout_that_fails_is_turned_off_and_leaves_the_generator_alone():
+    state = small_state(custom_config("Tiny", {"dropout": 0.5}), described())
+    before = torch.get_rng_state()
+
+    def fail():
+        with state.net.custom.dropout(7, torch.device("cpu")):
+            assert torch.initial_seed() == 7
+            assert state.net.custom.module.training
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not state.net.custom.module.training
+
+
 def test_dropout_differs_between_shards_and_minibatches():
     config = custom_config("Tiny", {"dropout": 0.5}, num_shards=4)
     state, plan = small_state(config, described()), plan_of(small_config(num_shards=4))
@@ -285,7 +318,7 @@ def test_there_is_no_dropout_in_rollout_and_evaluation():
     weights, x = state.parameters.expanded(1), torch.randn(1, 6, 4, generator=seeded(0))
     assert torch.equal(nets.actor(state.net, weights, x), nets.actor(state.net, weights, x))
     assert state.net.custom is not None
-    state.net.custom.set_dropout(3)
+    state.net.custom.set_dropout(True)
     assert not torch.equal(
         nets.actor(state.net, weights, x)[0, 0],
         nets.actor(small_state(custom_config("Tiny", {"dropout": 0.5}), described()).net, weights, x)[0, 0],

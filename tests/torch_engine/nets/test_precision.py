@@ -53,6 +53,11 @@ def products(monkeypatch):
     return seen
 
 
+def few_bits(x):
+    """Whether all numbers are some of bfloat16's."""
+    return torch.equal(x, x.to(LOW).float())
+
+
 @pytest.fixture
 def telling(monkeypatch):
     """The user's module that tells of its activations."""
@@ -89,20 +94,25 @@ def minibatch(config, state):
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", LOW), ("fp32", FULL)])
 @pytest.mark.parametrize("net", ["silu", "LSTM", "GRU"])
-def test_matrix_products_are_of_the_precision_asked_for(products, precision, dtype, net):
+def test_matrix_products_are_of_the_precision_asked_for_and_those_of_heads_float32(products, precision, dtype, net):
     config = config_of(precision, **NETS[net])
     state = small_state(config, described())
+
+    def heads_alone(heads):
+        """Whether all products but so many were of that precision, since it was asked last."""
+        seen, products[:] = list(products), []
+        return len(seen) > heads and seen.count(dtype) == (len(seen) if dtype == FULL else len(seen) - heads)
+
     acted(state, plan_of(config))
-    rollout, products[:] = set(products), []
+    assert heads_alone(config.shards)  # the actor's
     gradient = shards_gradients(state, config)(minibatch(config, state), 32)
-    assert (rollout, set(products)) == ({dtype}, {dtype})
+    assert heads_alone(2)
     assert gradient.dtype == state.parameters.flat.dtype == FULL
-    products.clear()
     function = PolicyFunction(
         config, _environment(), {POLICY + k: v.numpy() for k, v in state.parameters.views.items()}
     )
     function(torch.randn(2, 4).numpy(), None, torch.zeros(2, function.carry_size).numpy())
-    assert set(products) == {dtype}
+    assert heads_alone(1)
 
 
 def _environment():
@@ -140,6 +150,43 @@ def test_values_and_log_probabilities_are_float32_made_of_bfloat16(net):
             torch.testing.assert_close(low, high, rtol=0.05, atol=0.05)
             assert not torch.equal(low, high)
     assert {x.dtype for x in results if x is not None} == {FULL}
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_heads_in_bfloat16_are_those_of_float32_on_the_same_features(net, monkeypatch):
+    """Far from 0 steps between numbers of bfloat16 are large: those of a value near 195 are 1."""
+    config = config_of("bf16", **NETS[net])
+    state, heads = small_state(config, described()), []
+    for name, parameter in state.parameters.views.items():
+        if name.startswith("critic.") and name.endswith(".bias") and parameter.shape == (1,):
+            parameter.fill_(195.0)
+    right = nets.linear
+
+    def watched(x, weight, bias):
+        if weight.shape[1] in (1, 3):
+            heads.append(right(x.double(), weight.double(), bias.double()))
+        return right(x, weight, bias)
+
+    monkeypatch.setattr(nets, "linear", watched)
+    x, weights = torch.randn(1, 3, 5, 4, generator=seeded(0)), state.parameters.expanded(1)
+    with torch.no_grad():
+        if state.net.core:
+            carry, none = torch.zeros(1, 5, state.net.carry_size), torch.zeros(1, 3, 5)
+            results = nets.unroll(state.net, weights, x, carry, none)[:2]
+        else:
+            results = nets.actor_critic(state.net, weights, x.flatten(1, 2))
+    for found, head in zip(results, heads, strict=True):
+        assert not few_bits(found)
+        torch.testing.assert_close(found, head.view(found.shape).float(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_users_module_may_have_a_head_of_its_own_in_float32(monkeypatch):
+    monkeypatch.syspath_prepend(MODULES)
+    for custom, rounded in (("users_nets:Tiny", True), ("users_nets:WideHead", False)):
+        state = small_state(config_of("bf16", custom=custom), described())
+        with torch.no_grad():
+            results = nets.actor_critic(state.net, state.parameters.expanded(1), torch.randn(1, 9, 4))
+        assert [few_bits(x) for x in results] == [rounded] * 2
 
 
 @pytest.mark.parametrize("net", ["silu", "LSTM", "tanh"])

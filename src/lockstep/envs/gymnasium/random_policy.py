@@ -27,7 +27,7 @@ def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tu
         return np.stack([generator.integers(0, count, shape) for count in action.choices], -1)
     low, high = (np.asarray(bound) for bound in (action.low, action.high))
     uniform, normal = generator.random((*shape, low.size)), generator.standard_normal((*shape, low.size))
-    bounded = np.isfinite(low) & np.isfinite(high)
+    bounded = action.within
     span = np.where(bounded, high, 1.0) - np.where(bounded, low, 0.0)
     return np.where(bounded, np.where(bounded, low, 0.0) + span * uniform, normal).astype(np.float32)
 

@@ -6,6 +6,7 @@ an earlier pass, clipped or not.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -32,6 +33,9 @@ class Increments:
     """Hooks on parameters that keep account of what is added to their gradients, and isn't reduced yet: ``added``.
 
     They call back whenever something was added to one, within the backward pass.
+
+    Parameters keep this alive, and whom it calls back, by one of their hooks. The other can't: PyTorch hides it from
+    the garbage collector, which then would never free a module that leads back to itself.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], names: Sequence[str], added: Callable[[], None]) -> None:
@@ -43,7 +47,9 @@ class Increments:
         self._handles: list[RemovableHandle] = []
         for index, parameter in enumerate(parameters):
             self._handles.append(parameter.register_hook(partial(self._before, index)))
-            self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._after, index)))
+            self._handles.append(
+                parameter.register_post_accumulate_grad_hook(partial(_after, weakref.ref(self), index))
+            )
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -73,7 +79,8 @@ class Increments:
             )
         return True
 
-    def _after(self, index: int, parameter: Tensor) -> None:
+    def after(self, index: int, parameter: Tensor) -> None:
+        """Something was added to a gradient."""
         grad = parameter.grad
         assert grad is not None
         if grad.layout != torch.strided:
@@ -130,3 +137,9 @@ class Increments:
         if targets:  # else a pass within this pass has brought everything
             torch._foreach_copy_(targets, values)  # pyright: ignore
         self.added.clear()
+
+
+def _after(increments: weakref.ref[Increments], index: int, parameter: Tensor) -> None:
+    known = increments()
+    if known is not None:
+        known.after(index, parameter)

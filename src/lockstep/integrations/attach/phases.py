@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Container, Sequence
 from typing import Any
 
@@ -36,6 +37,42 @@ class _Watch:
         return (_Watch, ())
 
 
+class _Registrations:
+    """Tells :class:`Phases` of every parameter and part that some module gets, by hooks of the whole process.
+
+    These keep nobody alive: whoever is gone is told no more. They stay until the last one leaves, for a collection of
+    garbage may fall into their own call, where hooks can't be taken away.
+    """
+
+    def __init__(self) -> None:
+        self._told: weakref.WeakSet[Phases] = weakref.WeakSet()
+        self._handles: list[RemovableHandle] = []
+
+    def add(self, phases: Phases) -> None:
+        self._told.add(phases)
+        if not self._handles:
+            self._handles.append(module_hooks.register_module_parameter_registration_hook(self._registered))
+            self._handles.append(module_hooks.register_module_module_registration_hook(self._joined))
+
+    def discard(self, phases: Phases) -> None:
+        self._told.discard(phases)
+        if not self._told:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+
+    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        for phases in self._told:
+            phases.registered(module, name, parameter)
+
+    def _joined(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
+        for phases in self._told:
+            phases.joined(module, name, part)
+
+
+_registrations = _Registrations()
+
+
 class Phases:
     """Hooks on modules for what the parameters' own hooks can't see.
 
@@ -56,8 +93,7 @@ class Phases:
                 m for module in modules for m in (module, *module.children()) if any(True for _ in m.parameters())
             }
             self._handles += [m.register_forward_pre_hook(self._watch) for m in watched]
-        self._handles.append(module_hooks.register_module_parameter_registration_hook(self._registered))
-        self._handles.append(module_hooks.register_module_module_registration_hook(self._joined))
+        _registrations.add(self)
 
     def telling(self) -> int:
         """1 if, while it isn't known how rollouts are run, this one was run in evaluation mode alone; else 0."""
@@ -87,18 +123,21 @@ class Phases:
 
     def remove(self) -> None:
         """Take the hooks away."""
+        _registrations.discard(self)
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        """Raise a one-line ``ValueError`` if a parameter that a module gets takes the place of one that is known."""
         if module in self._parts and parameter is not None and id(parameter) not in self._known:
             raise ValueError(
                 f"attach: parameter {name} of {type(module).__name__} is replaced after attach, which doesn't know the "
                 "new one: detach(), replace it, and attach again, on every rank"
             )
 
-    def _joined(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
+    def joined(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
+        """The same, of the parameters of a part."""
         if module in self._parts and part is not None:
             for parameter_name, parameter in part.named_parameters():
-                self._registered(module, f"{name}.{parameter_name}", parameter)
+                self.registered(module, f"{name}.{parameter_name}", parameter)

@@ -20,10 +20,9 @@ from jax import numpy as jnp
 
 from lockstep.jax_engine.nets.encoders import action_mask
 from lockstep.jax_engine.nets.nets import MASKED_LOGIT, PolicyNet
+from lockstep.networks.spec import LOG_STD_LIMITS
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
-LOG_STD_LIMITS = (-5.0, 2.0)
-"""Of a state-dependent log standard deviation."""
 
 
 def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Array], output: Array) -> tuple[Array, Array]:

@@ -75,11 +75,13 @@ def _skeleton(net: PolicyNet) -> Networks:
 
 
 def networks(net: PolicyNet, parameters: Parameters) -> Networks:
-    """Gives the modules that compute, of named arrays; in bfloat16 where the precision asks for it."""
+    """Gives the modules that compute, of named arrays; in bfloat16 where the precision asks for it, but for heads."""
     assert net.custom is None, "a network of the user's own is one module"
+    heads = tuple(f"{name}.{len(net.sizes(name)) - 2}." for name in ("actor", "critic"))
 
     def array(name: str) -> Array:
-        return parameters[name].astype(jnp.bfloat16) if net.bf16 else parameters[name]
+        low = net.bf16 and not name.startswith(heads)
+        return parameters[name].astype(jnp.bfloat16) if low else parameters[name]
 
     return jax.tree.map(array, _skeleton(net))
 

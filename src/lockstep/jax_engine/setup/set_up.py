@@ -108,6 +108,8 @@ NUMBERS = {
     "jax_use_shardy_partitioner": True,
 }
 """Settings of JAX's that decide an agent's numbers, which a user's own variables might have set otherwise."""
+NEEDED = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "eager_constant_folding")
+"""Those without which ``lockstep.jax`` fails, or trains another agent."""
 PRECISION = "jax_default_matmul_precision"
 PRECISIONS = {"cuda": "highest"}
 """The same of products of matrices, by platform; no TF32. Elsewhere JAX chooses."""
@@ -129,6 +131,18 @@ def settle_numbers(platform: str) -> None:
     for name, value in {**NUMBERS, PRECISION: PRECISIONS.get(platform)}.items():
         if name in jax.config.values:
             jax.config.update(name, value)
+
+
+def check_numbers() -> None:
+    """Refuses what a user's own process has set otherwise of the :data:`NEEDED`, which is the user's to set there.
+
+    Raises:
+        ValueError: one line with the first of them.
+    """
+    for name in NEEDED:
+        value = getattr(jax.config, name, NUMBERS[name])  # as a context manager has it here, too
+        if value != NUMBERS[name]:
+            raise ValueError(f"{name}: {value}; lockstep.jax needs {NUMBERS[name]}")
 
 
 def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:

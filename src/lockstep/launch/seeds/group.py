@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
+from lockstep.core.files import quoted
 from lockstep.core.process import EXIT_USER_ERROR, adopt_orphans, kill_children, say
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import available_cores
@@ -79,7 +80,7 @@ def start_group(
         lines += [] if request.note is None else [request.note]
     check_limits(options, config, is_group=True)
     check_company(config)
-    config = with_reference(config, options.runs_dir)
+    config = with_reference(config, options.runs_dir, path)
     if path is None:
         if not options.trust:
             remember_names(config)
@@ -190,13 +191,13 @@ class Group:
         self._progress.close()
         if not failed:
             if signalled and not ended:
-                say(f"lockstep: error: interrupted (--resume {self.directory.path} goes on)")
+                say(f"lockstep: error: interrupted (--resume {quoted(self.directory.path)} goes on)")
             return 128 + signalled if signalled else next((run.code for run in self.runs if run.code), 0)
         first, refused = failed[0], all(run.code in (None, EXIT_USER_ERROR) for run in self.runs)
         if refused:
             raise ValueError(first.error)
         more = f"; {len(failed) - 1} more failed" if failed[1:] else ""
-        raise RunError(f"{first.path.name}: {first.error}{more} (--resume {self.directory.path} goes on)")
+        raise RunError(f"{first.path.name}: {first.error}{more} (--resume {quoted(self.directory.path)} goes on)")
 
     def _compare_losses(self) -> None:
         """Says if seeds were trained with different functions of one name, which was edited while they began."""

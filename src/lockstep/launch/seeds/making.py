@@ -9,7 +9,8 @@ from pathlib import Path
 
 from lockstep.config.run import Config
 from lockstep.runs.checkpoint import checkpoints_in
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, SEED, RunDirectory, is_run, seeds_in
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, SEED, RunDirectory
+from lockstep.runs.finding import is_run, seeds_in
 from lockstep.runs.groups import GROUP_JSON, remember_seeds
 from lockstep.runs.listing import last_record
 from lockstep.runs.making import create_run

@@ -12,7 +12,8 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import say
 from lockstep.launch.resume import changes_of_order, open_directory, resumed_config
 from lockstep.launch.seeds.making import config_of_seed
-from lockstep.runs.directory import LOCK, open_run, seeds_in
+from lockstep.runs.directory import LOCK, open_run, written_by_another
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.lock import is_held
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in
@@ -34,6 +35,8 @@ def settings_of_seeds(group: Path, config: Config, overrides: Mapping[str, Any])
     if "mirror" in settings.get("checkpoint", {}):
         mirror = config_of_seed(group, config, config.seed).checkpoint.mirror
         settings["checkpoint"] = {**settings["checkpoint"], "mirror": mirror}
+    if "reference" in settings.get("grpo", {}):
+        settings["grpo"] = {**settings["grpo"], "reference": config.grpo.reference}  # found, whatever it is called
     return settings
 
 
@@ -43,20 +46,30 @@ def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], opt
     Raises:
         ValueError: one of them can't be resumed so, or another process writes it; one line, and nothing was written.
     """
-    settings, changed = settings_of_seeds(group, config, overrides), dict[Path, Change]()
-    if not settings:
-        return changed
-    named = names_in(config_of_seed(group, config, config.seed))  # which the group may name, it may
+    asked, changed = settings_of_seeds(group, config, overrides), dict[Path, Change]()
+    like = config_of_seed(group, config, config.seed)
+    named = names_in(like)  # which the group may name, it may
     for run in seeds_in(group):
         stored = stored_config(run, warn=False)
+        if not (settings := _in_its_place(asked, stored.checkpoint.mirror, like.checkpoint.mirror)):
+            continue
         own = resumed_config(run, settings, options.trust, warn=False, named=named)
         if own == stored:
             continue
         if is_held(run / LOCK):
-            raise ValueError(f"run {run} is being written by another process; wait for it or stop it")
+            raise ValueError(f"run {run} {written_by_another(run)}")
         open_directory(own, options, run, None, writer=False)  # refuses what a single run would be refused
         changed[run] = stored, own
     return changed
+
+
+def _in_its_place(settings: dict[str, Any], before: str | None, now: str | None) -> dict[str, Any]:
+    """Adds a seed's place on the mirror where it is that of a group of another name: this one's, or an original's."""
+    if None in (before, now) or before == now or "mirror" in settings.get("checkpoint", {}):
+        return settings
+    if str(before).rpartition("/")[0] != str(now).rpartition("/")[0]:
+        return settings  # of its own
+    return {**settings, "checkpoint": {**settings.get("checkpoint", {}), "mirror": now}}
 
 
 def write_changes(changed: Mapping[Path, Change], trust: bool) -> None:
@@ -80,4 +93,7 @@ def _in_words(stored: Config, config: Config) -> Iterable[str]:
         change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
         note = "schedules follow it, so a new run of this config.json is another run"
         yield f"warning: {change}; {note}" if follows_length(config) else change
+    before, now = stored.checkpoint.mirror, config.checkpoint.mirror
+    if None not in (before, now) and before != now:
+        yield f"checkpoint.mirror: seeds are copied to {now} from here on; what is at {before} stays"
     yield from changes_of_order(stored, config)

@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.process import say
-from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv
+from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv, mend_csv
 from lockstep.runs.trackers.files import REWRITTEN, PlainRecord, check_writable
 from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl, last_global_step_of
 from lockstep.runs.trackers.service import TRACKERS_JSON, TrackedRun, Tracker, close_all, note_logged
@@ -170,12 +170,16 @@ class RunTrackers(Tracker):
 
 
 def start_services(
-    directory: Path, config: Config, extra_jsonl: Path | None = None, records: Iterable[str] = ()
+    directory: Path,
+    config: Config,
+    extra_jsonl: Path | None = None,
+    records: Iterable[str] = (),
+    last_iteration: int = 0,
 ) -> dict[str, Tracker]:
     """Starts the trackers that aren't files of the run, and sees that its records can be cut and written.
 
-    Whatever may refuse does so here, before a run that is resumed loses anything. ``records`` are further files of the
-    run with JSON lines.
+    Whatever may refuse does so here, before a run that is resumed from ``last_iteration`` loses anything: it is noted
+    how far services were sent, too. ``records`` are further files of the run with JSON lines.
 
     Returns:
         The trackers, by name.
@@ -184,9 +188,9 @@ def start_services(
         ValueError: one can't start, or a file is damaged; one line.
     """
     note_logged(directory, last_global_step_of(directory / METRICS_JSONL))
-    check_csv(directory / METRICS_CSV)
+    check_csv(directory / METRICS_CSV, last_iteration)
     for path in (*(directory / name for name in (METRICS_JSONL, *records)), *([extra_jsonl] if extra_jsonl else [])):
-        check_jsonl(path)
+        check_jsonl(path, last_iteration)
     run, started = TrackedRun(directory, config), dict[str, Tracker]()
     if extra_jsonl is not None:
         with _starting("extra jsonl"):
@@ -203,10 +207,14 @@ def start_services(
 
 
 def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, extra_jsonl: Path | None = None) -> None:
-    """Remove what a run's trackers hold beyond a checkpoint; a ``ValueError`` if a file is damaged before its end."""
-    note_logged(directory, last_global_step_of(directory / METRICS_JSONL))
-    cut_jsonl(directory / METRICS_JSONL, last_iteration)
-    cut_csv(directory / METRICS_CSV, last_iteration)
+    """Remove what a run's trackers hold beyond a checkpoint; a ``ValueError`` if a file is damaged before its end.
+
+    A ``metrics.csv`` that has lost rows of ``metrics.jsonl`` gets them back, with a warning.
+    """
+    rows = cut_jsonl(directory / METRICS_JSONL, last_iteration)
+    table = cut_csv(directory / METRICS_CSV, last_iteration)
+    if (said := mend_csv(directory / METRICS_CSV, directory / METRICS_JSONL, table, rows)) is not None:
+        say(f"lockstep: warning: {said}")
     if extra_jsonl is not None:
         cut_jsonl(extra_jsonl, last_iteration)
     for leftover in directory.glob(f"{REWRITTEN}*"):  # of a writer that was killed here
@@ -222,7 +230,8 @@ def _starting(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"tracker {name} cannot start: {_reason(error)}") from error
+        switch = f"; --log.no-{name} goes on without it" if name in OPTIONAL_TRACKERS else ""
+        raise ValueError(f"tracker {name} cannot start: {_reason(error)}{switch}") from error
 
 
 def _reason(error: Exception) -> str:

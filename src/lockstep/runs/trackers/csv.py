@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,30 +66,83 @@ class CsvTracker(Tracker):
         self._open()
 
 
-def cut_csv(path: Path, last_iteration: int) -> None:
+def cut_csv(path: Path, last_iteration: int) -> set[int]:
     """Remove the rows of iterations after ``last_iteration`` and a torn last row, atomically; the header stays.
 
-    A file that doesn't exist is left alone. A ``ValueError`` says where it is no table of metrics.
+    Of broken rows as :func:`~lockstep.runs.trackers.jsonl.cut_jsonl`, but without a warning: see :func:`mend_csv`. A
+    header with zeros in it goes with all rows. A file that doesn't exist is left alone.
+
+    Returns:
+        The iterations whose rows stay.
+
+    Raises:
+        ValueError: it is no table of metrics; one line says where.
     """
+    stay: set[int] = set()
     if path.is_file():
         with path.open("rb") as file:
             header, rows = _whole_rows(path, file)
-            _rewrite(path, header, _rows_until(path, header, rows, last_iteration))
+            _rewrite(path, header, _rows_until(path, header, rows, last_iteration, stay))
+    return stay
 
 
-def check_csv(path: Path) -> None:
+def check_csv(path: Path, last_iteration: int) -> None:
     """Raises a ``ValueError`` where :func:`cut_csv` would."""
     if path.is_file():
         with path.open("rb") as file:
-            deque(_rows_until(path, *_whole_rows(path, file), 0), maxlen=0)
+            deque(_rows_until(path, *_whole_rows(path, file), last_iteration, set()), maxlen=0)
 
 
-def _whole_rows(path: Path, file: Iterable[bytes]) -> tuple[list[str], Iterator[list[str]]]:
-    rows = csv.reader(line.decode() for line in file if line.endswith(b"\n"))  # only the last can lack its end
+def mend_csv(path: Path, records: Path, there: set[int], wanted: set[int]) -> str | None:
+    """Write the table anew from the JSON lines ``records`` where it lacks a row that they have: the very same bytes.
+
+    Args:
+        path: the table; made, where it is missing.
+        records: the file of JSON lines, without a broken one.
+        there: iterations that the table has.
+        wanted: iterations that the records have.
+
+    Returns:
+        What to say of it, in one line; None: nothing is missing. A table that has other rows as well is left as it is.
+    """
+    missing = len(wanted - there)
+    if not missing or (path.exists() and not path.is_file()):
+        return None
+    said = f"{path} misses {missing:,} of {len(wanted):,} rows that {records.name} has"
+    if not there <= wanted:
+        return f"{said}, and has others; it stays as it is"
+    path.touch()
+    with records.open("rb") as lines:
+        header = list(dict.fromkeys(key for line in lines for key in json.loads(line)))
+    with records.open("rb") as lines:
+        _rewrite(path, header, (_cells(header, PlainRecord(json.loads(line))) for line in lines))
+    return f"{said}; it was written anew"
+
+
+def _cells(header: Sequence[str], record: PlainRecord) -> list[Any]:
+    cells = dict(zip(record, record.cells, strict=True))
+    return [cells.get(key) for key in header]
+
+
+def _whole_rows(path: Path, file: Iterable[bytes]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The header, and each row that has no zeros in it with the number of its line."""
+    at = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal at
+        for at, line in enumerate(file, start=1):
+            if b"\0" not in line and line.endswith(b"\n"):  # only the last can lack its end
+                yield line.decode(errors="replace")
+            elif at == 1:
+                yield "\n"
+
+    rows = csv.reader(lines())
     header = next(rows, [])
-    if header and "iteration" not in header:
+    if not header:
+        return [], iter(())
+    if "iteration" not in header:
         raise ValueError(f"{path} has no column named iteration: it is not a table of metrics")
-    return header, rows
+    return header, ((at, row) for row in rows)
 
 
 def _read_header(path: Path) -> list[str]:
@@ -98,13 +152,22 @@ def _read_header(path: Path) -> list[str]:
         return next(csv.reader(file), [])
 
 
-def _rows_until(path: Path, header: list[str], rows: Iterable[list[str]], last_iteration: int) -> Iterator[list[str]]:
-    for number, row in enumerate(rows, start=2):
+def _rows_until(
+    path: Path, header: list[str], rows: Iterable[tuple[int, list[str]]], last_iteration: int, stay: set[int]
+) -> Iterator[list[str]]:
+    """Yields the rows that stay, whose iterations ``stay`` takes."""
+    reached = 0
+    for number, row in rows:
         cell = row[header.index("iteration")] if len(row) == len(header) else ""
-        if not cell.isdecimal():
+        if cell.isdecimal():
+            reached = max(reached, int(cell))
+            if int(cell) <= last_iteration:
+                stay.add(int(cell))
+                yield row
+        elif reached >= last_iteration > 0:
+            return
+        else:
             raise ValueError(f"{path}: line {number} does not fit the header; remove that line")
-        if int(cell) <= last_iteration:
-            yield row
 
 
 def _rewrite(path: Path, header: list[str], rows: Iterable[list[str]]) -> None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.process import say
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
 from lockstep.runs.trackers.service import Tracker
 
@@ -47,35 +48,83 @@ class JsonlTracker(Tracker):
         self._file.close()
 
 
-def cut_jsonl(path: Path, last_iteration: int) -> None:
+def cut_jsonl(path: Path, last_iteration: int) -> set[int]:
     """Remove the lines of iterations after ``last_iteration`` and a torn last line, atomically.
 
-    A file that doesn't exist (or isn't a regular one, such as a pipe) is left alone. A ``ValueError`` names a line
-    before the last that is no metrics record.
+    Where the rows up to ``last_iteration`` stand before the first broken line, all that follows is removed. A line
+    before that with zeros in it, as a power loss leaves them, is removed with a warning. A file that doesn't exist (or
+    isn't a regular one, such as a pipe) is left alone.
+
+    Returns:
+        The iterations whose lines stay.
+
+    Raises:
+        ValueError: another line before the last is no metrics record; the line names it, and nothing is changed.
     """
+    stay: set[int] = set()
     if not path.is_file():
-        return
+        return stay
+    zeros: list[int] = []
     with path.open("rb") as lines, replacing(path) as kept:
-        kept.writelines(_until(path, lines, last_iteration))
+        for iteration, line in _until(path, lines, last_iteration, zeros):
+            kept.write(line)
+            stay.add(iteration)
+    _warn_of_zeros(path, zeros)
+    return stay
 
 
-def check_jsonl(path: Path) -> None:
+def check_jsonl(path: Path, last_iteration: int) -> None:
     """Raises a ``ValueError`` where :func:`cut_jsonl` would."""
     if path.is_file():
         with path.open("rb") as lines:
-            deque(_until(path, lines, 0), maxlen=0)
+            deque(_until(path, lines, last_iteration, []), maxlen=0)
 
 
-def _until(path: Path, lines: Iterable[bytes], last_iteration: int) -> Iterator[bytes]:
-    broken = 0
+def _until(path: Path, lines: Iterable[bytes], last_iteration: int, zeros: list[int]) -> Iterator[tuple[int, bytes]]:
+    """Yields the records that stay with their iterations; ``zeros`` takes the numbers of lines with zeros in them."""
+    broken = reached = 0
     for number, line in enumerate(lines, start=1):
         if broken:
             raise ValueError(f"{path}: line {broken} is no metrics record; remove that line")
         iteration = _integer(line, "iteration")  # half an object is never valid JSON
-        if iteration is None:
+        if iteration is not None:
+            reached = max(reached, iteration)
+            if iteration <= last_iteration:
+                yield iteration, line.rstrip(b"\n") + b"\n"
+        elif reached >= last_iteration > 0:
+            return
+        elif b"\0" in line:
+            zeros.append(number)
+        else:
             broken = number
-        elif iteration <= last_iteration:
-            yield line.rstrip(b"\n") + b"\n"
+
+
+def _warn_of_zeros(path: Path, lines: Sequence[int]) -> None:
+    """Says which lines of a file were removed because a power loss has left zeros in them."""
+    if lines:
+        shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
+        word, were = ("line", "was") if len(lines) == 1 else ("lines", "were")
+        say(f"lockstep: warning: {path}: {word} {shown} held zeros, as a power loss leaves them, and {were} removed")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The records of a file; a torn last line, of a run that goes on or was killed, is left out.
+
+    Raises:
+        ValueError: another line is no record; one line names it.
+        OSError: it can't be read.
+    """
+    found, lines = [], path.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            found.append(record)
+        elif number < len(lines):
+            raise ValueError(f"{path}: line {number} is no record; it is damaged")
+    return found
 
 
 def records_differ(path: Path, other: Path) -> bool:

@@ -19,12 +19,13 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 SERVICE, DATABASE = "mlflow", "mlflow.db"
+UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
 MAX_PARAMS = 100  # of one request
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 class MlflowTracker(Tracker):
-    """One MLflow run in the experiment ``log.project``; a resumed run goes on under the same id.
+    """One MLflow run in the experiment ``log.project``; a resumed run goes on under the same id, if that is known here.
 
     Without ``MLFLOW_TRACKING_URI`` it goes to the SQLite file ``mlflow.db`` beside the run directory (of a group's seed
     beside the group), files to ``mlartifacts/`` there. ``log`` returns when the metrics are stored.
@@ -37,16 +38,27 @@ class MlflowTracker(Tracker):
         uri = uri or f"sqlite:///{runs_dir / DATABASE}"
         with _quiet_migrations(), _few_retries():
             self._client = MlflowClient(uri)
-            if known:
+            if known and self._goes_on(known["id"]):
                 self._id = known["id"]
-                self._client.update_run(self._id, "RUNNING")
             else:
                 experiment = self._experiment(run.project, str(runs_dir / "mlartifacts") if local else None)
                 self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
+                if known:
+                    run.begins_anew(SERVICE, uri, known["id"])
         run.remember(SERVICE, {"id": self._id})
         self._describe(run)
         self._until = run.logged_until(SERVICE)
         self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
+
+    def _goes_on(self, run_id: str) -> bool:
+        """Go on with a run, if it is known here."""
+        try:
+            self._client.update_run(run_id, "RUNNING")
+        except MlflowException as error:
+            if error.error_code != UNKNOWN:
+                raise
+            return False
+        return True
 
     def _experiment(self, name: str, artifacts: str | None) -> str:
         there = self._client.get_experiment_by_name(name)

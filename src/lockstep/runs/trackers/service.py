@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.config.run import Config
 from lockstep.core.files import replace_text
+from lockstep.core.process import say
 from lockstep.runs.trackers.files import PlainRecord
 
 TRACKERS_JSON = "trackers.json"
@@ -95,6 +96,14 @@ class TrackedRun:
         memory = _read(self.directory)
         memory[service] = memory.get(service, {}) | dict(facts)
         _write(self.directory, memory)
+
+    def begins_anew(self, service: str, where: str, known: str) -> None:
+        """Say that a service doesn't know the run there any more, and forget what it was sent."""
+        say(
+            f"lockstep: warning: tracker {service}: {where} doesn't know the run {known}, which this one had there "
+            "before it was moved; a new one begins, with the steps from here on"
+        )
+        self.remember(service, {"logged_until": -1})
 
     def logged_until(self, service: str) -> int:
         """The last global step that the service was sent before a resume, or -1.

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import trackio
+from trackio import utils
 from trackio.context_vars import current_run
+from trackio.run import Run
 
 from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metrics_of
 
 SERVICE = "trackio"
+REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
+"""Variables by which a run goes to a server."""
 
 
 class TrackioTracker(Tracker):
-    """One Trackio run, kept where Trackio keeps them (``TRACKIO_DIR``); a resumed run goes on under the same id."""
+    """One Trackio run, kept where Trackio keeps them (``TRACKIO_DIR``).
+
+    A resumed run goes on under the same id, if that is known here.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         self._until = run.logged_until(SERVICE)
         # Trackio knows a run from its first record on.
         known = run.remembered(SERVICE) if self._until >= 0 else {}
-        with contextlib.redirect_stdout(io.StringIO()):  # the terminal is the progress display's
-            self._run = trackio.init(
-                project=known.get("project", run.project),
-                name=known.get("name", run.name),
-                group=run.config.log.group,
-                config=flattened(run.config.model_dump(mode="json")) | {"tags": list(run.config.log.tags or ())},
-                resume="must" if known else "never",
-                embed=False,
-            )
+        try:
+            self._run = _init(run, known.get("project", run.project), known.get("name", run.name), bool(known))
+        except ValueError as error:
+            if not known or any(os.environ.get(name) for name in REMOTE) or "does not exist" not in str(error):
+                raise  # a server that doesn't answer says so of every run
+            run.begins_anew(SERVICE, str(utils.TRACKIO_DIR), known["id"])
+            self._until, known = -1, {}
+            self._run = _init(run, run.project, run.name, resume=False)
         if known and self._run.id != known["id"]:
             current_run.set(None)
             raise ValueError(f"project {known['project']} has a newer run {known['name']}; this one can't go on there")
@@ -60,3 +67,16 @@ class TrackioTracker(Tracker):
             self._run.finish()
         if current_run.get() is self._run:
             current_run.set(None)  # or it is finished, and says so, once more at exit
+
+
+def _init(run: TrackedRun, project: str, name: str, resume: bool) -> Run:
+    log = run.config.log
+    with contextlib.redirect_stdout(io.StringIO()):  # the terminal is the progress display's
+        return trackio.init(
+            project=project,
+            name=name,
+            group=log.group,
+            config=flattened(run.config.model_dump(mode="json")) | {"tags": list(log.tags or ())},
+            resume="must" if resume else "never",
+            embed=False,
+        )

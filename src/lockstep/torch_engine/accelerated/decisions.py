@@ -7,15 +7,18 @@ from torch import Tensor
 
 from lockstep.config.algorithms import PPOConfig
 from lockstep.torch_engine.accelerated.report import Report
-from lockstep.training.limits import CLIP_EPSILON, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
+from lockstep.training.limits import CLIP_EPSILON, KL_NOISE, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
 
 
 def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
-    """Divides a rate ``[]`` by 1.5 above twice the desired KL, multiplies below half (Schwarke et al. 2025)."""
+    """Divides a rate ``[]`` by 1.5 above twice the desired KL, multiplies below half (Schwarke et al. 2025).
+
+    A KL of rounding alone, :data:`KL_NOISE`, changes nothing.
+    """
     low, high = LEARNING_RATE_LIMITS
     down = (learning_rate / LEARNING_RATE_FACTOR).clamp(min=low)
     up = (learning_rate * LEARNING_RATE_FACTOR).clamp(max=high)
-    small = (kl > 0.0) & (kl < 0.5 * desired_kl)
+    small = (kl > KL_NOISE * desired_kl) & (kl < 0.5 * desired_kl)
     return torch.where(kl > 2.0 * desired_kl, down, torch.where(small, up, learning_rate))
 
 
@@ -32,7 +35,7 @@ def decide(
 ) -> Tensor:
     """Takes a minibatch into the report and the rate, and tells whether its gradient is applied, bool ``[]``.
 
-    Nothing counts after a minibatch that stopped the update or wasn't finite.
+    Nothing counts after a minibatch that stopped the update or wasn't finite. The rate follows one that stops it too.
 
     Args:
         report: of the update so far; changed in place.
@@ -57,7 +60,7 @@ def decide(
         report.stopped.add_(stops)
         applied = counted & ~stops
     if ppo.schedule == "adaptive":
-        rate.copy_(torch.where(applied, adapted_learning_rate(rate, terms[kl], ppo.desired_kl), rate))
+        rate.copy_(torch.where(counted, adapted_learning_rate(rate, terms[kl], ppo.desired_kl), rate))
     report.learning_rate.copy_(rate)
     report.grad_norm.add_(torch.where(applied, norm, 0.0))
     report.steps.add_(applied)

@@ -56,6 +56,7 @@ class Step(NamedTuple):
         reward: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
         final: what ended episodes saw last, rows ``[E, width]``.
         success: whether each task is solved, bool ``[E]``, or int8 as ``successes``; None: nothing is said.
+        untold: where ``final`` is what was observed before the step, int8 ``[E]``; None: nowhere.
     """
 
     observation: Tensor
@@ -64,6 +65,7 @@ class Step(NamedTuple):
     truncated: Tensor
     final: Tensor
     success: Tensor | None
+    untold: Tensor | None = None
 
     @property
     def successes(self) -> Tensor | None:
@@ -77,13 +79,17 @@ def joined(parts: Sequence[Step], observation: Tensor) -> Step:
     """Joins what groups of environments gave, with all their rows ``observation``; some may say nothing of success."""
     if len(parts) == 1:
         return parts[0]._replace(observation=observation)
-    success = None
-    if any(part.success is not None for part in parts):
-        said = (part.successes for part in parts)
-        unsaid = (torch.zeros_like(part.terminated, dtype=torch.int8) for part in parts)
-        success = torch.cat([none if one is None else one for one, none in zip(said, unsaid, strict=True)])
-    reward, terminated, truncated, final = (torch.cat(x) for x in zip(*(part[1:-1] for part in parts), strict=True))
-    return Step(observation, reward, terminated, truncated, final, success)
+    success, untold = (_joined(parts, marks) for marks in ([x.successes for x in parts], [x.untold for x in parts]))
+    reward, terminated, truncated, final = (torch.cat(x) for x in zip(*(part[1:5] for part in parts), strict=True))
+    return Step(observation, reward, terminated, truncated, final, success, untold)
+
+
+def _joined(parts: Sequence[Step], marks: Sequence[Tensor | None]) -> Tensor | None:
+    """Joins groups' marks, int8, of which those that have none get zeros; None if no group has any."""
+    if all(mark is None for mark in marks):
+        return None
+    none = (torch.zeros_like(part.terminated, dtype=torch.int8) for part in parts)
+    return torch.cat([zeros if mark is None else mark for mark, zeros in zip(marks, none, strict=True)])
 
 
 class NativeActions:
@@ -175,7 +181,7 @@ class Simulator:
             self.env: TensorEnvironment = load_factory(config)(count, str(device), seed, **config.kwargs)
         if self.env.num_envs != count:
             raise ValueError(f"env.id: {config.id} made {self.env.num_envs} environments where {count} were asked for")
-        self._before = torch.zeros(0)
+        self._before, self._untold = torch.zeros(0), torch.ones(count, dtype=torch.int8, device=device)
 
     def reset(self, seed: int) -> Tensor:
         """Begins every episode anew; returns observation rows."""
@@ -196,7 +202,8 @@ class Simulator:
         final = self._before if last is None else self._rows(last)
         self._before = self._rows(observation)
         terminated, truncated = (ends.reshape(-1).bool() for ends in (terminated, truncated))
-        return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info))
+        untold = self._untold if last is None else None
+        return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info), untold)
 
     def save(self) -> dict[str, np.ndarray] | None:
         """Copies its state, arrays ``[count, …]``, if it has hooks for it."""

@@ -39,9 +39,10 @@ class TensorRollout(Rollout):
     Attributes:
         last: what each step's ended episodes saw last, rows ``[T, E, width]`` as the environments gave them.
         device_scores: rewards as the environments gave them, float32 ``[T, E]``.
-        device_ends: int8 ``[3, T, E]``: terminated, truncated, successes.
+        device_ends: int8 ``[4, T, E]``: terminated, truncated, successes, where ``last`` was seen before the step.
         shards: local ones; ``normalized`` whether ``raw`` has memory of its own.
         finite: whether the sum over all observations and rewards is a finite number.
+        marked: whether a simulator ever kept what an episode saw last to itself; until then no step is marked.
     """
 
     last: Any = field(default=None)
@@ -50,6 +51,7 @@ class TensorRollout(Rollout):
     shards: int = field(default=1)
     normalized: bool = field(default=False)
     finite: bool = field(default=True)
+    marked: bool = field(default=False)
 
     @classmethod
     def on_device(
@@ -74,7 +76,7 @@ class TensorRollout(Rollout):
             scores=np.zeros(0) if envs.description.rewards.identity else np.zeros(shape),
             last=torch.zeros((*shape, rows.shape[1]), dtype=rows.dtype, device=device),
             device_scores=torch.zeros(shape, device=device),
-            device_ends=torch.zeros((3, *shape), dtype=torch.int8, device=device),
+            device_ends=torch.zeros((4, *shape), dtype=torch.int8, device=device),
             shards=shards,
             normalized=normalized,
         )
@@ -91,6 +93,8 @@ class TensorRollout(Rollout):
         self.device_ends[1, t] = step.truncated
         successes = step.successes
         self.device_ends[2, t] = 0 if successes is None else successes
+        if step.untold is not None or self.marked:
+            self.marked, self.device_ends[3, t] = True, 0 if step.untold is None else step.untold
         self.last[t] = step.final
 
     def to_host(self, normalize: Any, layout: ObservationLayout) -> None:
@@ -117,6 +121,7 @@ class TensorRollout(Rollout):
         np.greater(ends[1], ends[0], out=self.truncated)
         self.successes[...] = ends[2]
         self.final.clear()
+        self.untold = {(int(t), int(env)) for t, env in np.argwhere(self.truncated & (ends[3] != 0))}
         keys = np.argwhere(self.truncated)
         if len(keys):
             steps, envs = (to_device(column.copy(), self.last.device) for column in keys.T)

@@ -16,7 +16,7 @@ from lockstep.core.spaces import ObservationLayout, descend, layouts_from_json
 from lockstep.runs.checkpoint import POLICY
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.nets import expand
-from lockstep.torch_engine.policy import forward, named_output
+from lockstep.torch_engine.policy import as_in_training, forward, named_output
 from lockstep.torch_engine.state import make_net
 
 
@@ -74,7 +74,8 @@ class PolicyModule(nn.Module):
     ) -> None:
         super().__init__()
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
-        net = make_net(config, self.observation, self.action, custom_class)
+        with as_in_training(config.threads):
+            net = make_net(config, self.observation, self.action, custom_class)
         self._net = replace(net, observation=FloatLayout.of(self.observation))
         self._names = tuple(net.shapes())
         self.state_size = net.carry_size if net.core else 0
@@ -87,10 +88,10 @@ class PolicyModule(nn.Module):
             self.register_buffer("observation_mean", torch.from_numpy(normalizer[0].copy()))
             self.register_buffer("observation_scale", torch.from_numpy(normalizer[1].copy()))
         if self.action.discrete:
-            self.register_buffer("action_first", torch.tensor(self.action.first))
+            self.register_buffer("action_first", torch.tensor(self.action.first, device="cpu"))
         else:
-            self.register_buffer("action_low", torch.tensor(self.action.low, dtype=torch.float32))
-            self.register_buffer("action_high", torch.tensor(self.action.high, dtype=torch.float32))
+            self.register_buffer("action_low", torch.tensor(self.action.low, dtype=torch.float32, device="cpu"))
+            self.register_buffer("action_high", torch.tensor(self.action.high, dtype=torch.float32, device="cpu"))
         self.eval()
 
     def initial_state(self, count: int = 1) -> Tensor:
@@ -133,7 +134,7 @@ class PolicyModule(nn.Module):
         count = torch.as_tensor(descend(observation, seen.name)).shape[0]
         for leaf in self.observation.leaves:
             if leaf.apart:
-                given = torch.ones(leaf.shape) if action_mask is None else torch.as_tensor(action_mask)
+                given = torch.ones(leaf.shape, device=device) if action_mask is None else torch.as_tensor(action_mask)
                 part = given.to(device, torch.float32).expand(count, leaf.size)
             else:
                 part = torch.as_tensor(descend(observation, leaf.name)).to(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,10 +66,11 @@ def minibatch_loss(
     )
 
 
-def set_dropout(net: PolicyNet, columns: Columns | None) -> None:
-    """Keys the dropout of a custom network; without columns it is off."""
-    if net.custom is not None:
-        net.custom.set_dropout(None if columns is None else int(columns[DROPOUT_SEED][0, 0]))
+def dropout(net: PolicyNet, columns: Columns) -> AbstractContextManager[None]:
+    """Turns on the dropout of a custom network, keyed by a minibatch's seed, for the pass of its loss."""
+    if net.custom is None:
+        return nullcontext()
+    return net.custom.dropout(int(columns[DROPOUT_SEED][0, 0]), columns["actions"].device)
 
 
 def lone_in_pairs(function: Function) -> Function:
@@ -173,12 +175,11 @@ class AutogradFunctions:
         if out is not None and self.net.convolutional and on_host(out.device):
             places = self._places(out)
             weights = GradientPlaces(weights, places)
-        set_dropout(self.net, columns)
-        with torch.enable_grad():
-            loss, terms = self._loss(self.net, weights, columns, settings)
-            total = loss.sum()
-        parts = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
-        set_dropout(self.net, None)
+        with dropout(self.net, columns):
+            with torch.enable_grad():
+                loss, terms = self._loss(self.net, weights, columns, settings)
+                total = loss.sum()
+            parts = torch.autograd.grad(total, list(weights.values()), materialize_grads=True)
         if out is None or not places:
             return torch.cat([*(part.reshape(shards, -1).float() for part in parts), terms], 1, out=out)
         for place, part in zip(places.values(), parts, strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -69,11 +70,27 @@ class CustomNet:
             if type(part) in (nn.Linear, _OneColumn) and part.out_features == 1:
                 part.__class__ = _OneColumn if batched else nn.Linear
 
-    def set_dropout(self, seed: int | None) -> None:
-        """Turns dropout on, keyed by a seed, for the next pass; None: off."""
-        self.module.train(seed is not None)
-        if seed is not None:
-            torch.manual_seed(seed)
+    def set_dropout(self, on: bool) -> None:
+        """Turns dropout on or off."""
+        self.module.train(on)
+
+    @contextmanager
+    def dropout(self, seed: int, device: torch.device) -> Iterator[None]:
+        """Turns dropout on, keyed by a seed, for a pass on a device; global generators are then what they were before.
+
+        Which shards a rank computed last would show in what a user's environment draws from them.
+        """
+        there = [] if device.type in ("cpu", "meta") else [device]
+        with torch.random.fork_rng(there, device_type=device.type if there else "cuda"):
+            if there:
+                torch.manual_seed(seed)
+            else:
+                torch.default_generator.manual_seed(seed)  # no device's, of which none is put back
+            self.set_dropout(True)
+            try:
+                yield
+            finally:
+                self.set_dropout(False)
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """Copies the parameters that the module was made with."""

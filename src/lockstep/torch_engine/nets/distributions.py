@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.networks.spec import LOG_STD_LIMITS
 from lockstep.torch_engine.nets.encoders import marked
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.row_sums import over_rows
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
-LOG_STD_LIMITS = (-5.0, 2.0)
-"""Of a state-dependent log standard deviation."""
 
 
 def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Tensor], output: Tensor) -> tuple[Tensor, Tensor]:

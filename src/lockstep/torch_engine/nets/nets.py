@@ -40,7 +40,10 @@ def expand(parameters: Parameters, num_shards: int) -> dict[str, Tensor]:
 
 
 def _in_precision(function: Function) -> Function:
-    """Runs a network under autocast where its precision asks for it; parameters, inputs and outputs stay float32."""
+    """Runs a network under autocast where its precision asks for it; parameters, inputs, heads and outputs are float32.
+
+    What a network of the user's own gives is made float32.
+    """
 
     @functools.wraps(function)
     def run(net: PolicyNet, parameters: Parameters, observations: Tensor, *rest: Any, **options: Any) -> Any:
@@ -74,7 +77,13 @@ def mlp(x: Tensor, parameters: Parameters, name: str, layers: int, activation: s
 
 
 def _layers(net: PolicyNet, parameters: Parameters, name: str, x: Tensor) -> Tensor:
-    return mlp(x, parameters, name, len(net.sizes(name)) - 1, net.activation, name == "trunk")
+    """Applies a trunk's layers, or an actor's or critic's, whose last one, the head, is float32 at any precision."""
+    layers = len(net.sizes(name)) - 1
+    if name == "trunk" or not net.bf16:
+        return mlp(x, parameters, name, layers, net.activation, name == "trunk")
+    x, head = mlp(x, parameters, name, layers - 1, net.activation, True), f"{name}.{layers - 1}"
+    with torch.autocast(x.device.type, enabled=False):
+        return linear(x.float(), parameters[f"{head}.weight"], parameters[f"{head}.bias"])
 
 
 def _masked(net: PolicyNet, observations: Tensor, output: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ def _how_it_maps(state: TrainState, custom: CustomNet, config: Config) -> int:
         custom.one_by_one = f"can't be mapped over shards, tried on random observations ({reason})"
         return LOOP
     finally:
-        custom.set_dropout(None)  # which what failed may have left on
+        custom.set_dropout(False)  # which what failed may have left on
     if others.names:
         custom.one_by_one = f"uses {', '.join(sorted(others.names))}, which may round a number by its place in memory"
         return LOOP

@@ -14,7 +14,7 @@ import torch
 
 from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
-from lockstep.core.machine import kernel_variables, one_blas_thread, package_versions, processor
+from lockstep.core.machine import kernel_variables, one_blas_thread, package_versions, processor, steady_products
 from lockstep.core.private import user_cache
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
@@ -67,6 +67,7 @@ COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Pins down what decides the last bits (threads, TF32, autotuning) and gives this rank its device."""
+    steady_products()
     one_blas_thread()  # of NumPy's; PyTorch has its own, or the number that is set now
     torch.set_num_threads(config.threads)
     accelerator.pin_down_kernels(config.device != "cpu", warn_only=config.reduction == "fast")

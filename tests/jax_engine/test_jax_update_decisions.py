@@ -1,0 +1,52 @@
+"""What an update of the JAX engine decides about the learning rate."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import numpy as jnp
+from small_programs import arrays_of, opened, small_config, trained
+
+from lockstep import reference
+from lockstep.jax_engine.update import adapted_learning_rate
+from lockstep.training.limits import KL_NOISE, LEARNING_RATE_LIMITS
+from lockstep.training.losses import TERMS
+
+pytestmark = pytest.mark.quick
+
+KINDS = {"exact": (1, {}), "fast": (2, {"reduction": "fast"}), "apart": (2, {"reduction": "fast", "sync_period": 2})}
+
+
+def after_an_update(kind, **ppo):
+    """The learning rate after an iteration that begins with 5e-3, and how many optimiser steps it took."""
+    devices, changes = KINDS[kind]
+    run = opened(small_config(devices, **changes, ppo={"schedule": "adaptive", **ppo}), devices)
+    trained(run)
+    arrays = arrays_of(run)
+    return float(run.state.learning_rate), int(arrays["optimizer/step"][0])
+
+
+@given(st.floats(1e-6, 1e-1), st.floats(0, 1), st.floats(1e-4, 1e-1))
+def test_an_adapted_learning_rate_is_the_references(learning_rate, kl, desired_kl):
+    low, high = LEARNING_RATE_LIMITS
+    expected = reference.adaptive_learning_rate(learning_rate, kl, desired_kl, low, high)
+    found = float(adapted_learning_rate(jnp.float32(learning_rate), jnp.float32(kl), desired_kl))
+    near = any(np.isclose(kl, edge * desired_kl, rtol=1e-6) for edge in (KL_NOISE, 0.5, 2.0))
+    assert near or found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rate_follows_the_minibatch_that_stops_the_update_too(kind):
+    """Whose steps aren't applied: the second one's, or none's with periods, where a stop comes after the steps."""
+    rate, steps = after_an_update(kind, target_kl=1e-9, desired_kl=1e-9)
+    assert rate == pytest.approx(5e-3 / 1.5)
+    assert steps == (2 if kind == "apart" else 1)
+
+
+def test_a_policy_that_has_not_moved_changes_no_rate():
+    """The KL divergence of so few samples is 0 or a little more by rounding, over and over."""
+    one = {"schedule": "adaptive", "num_epochs": 1, "num_minibatches": 1}
+    run = opened(small_config(ppo=one, env={"id": "lockstep/Pendulum-v1"}), 1)
+    kls = [iteration.numbers["terms"][TERMS.index("approx_kl")] for iteration in trained(run, 4)]
+    assert 0.0 < max(kls) < 1e-12
+    assert float(run.state.learning_rate) == np.float32(5e-3)

@@ -1,0 +1,154 @@
+"""What a caller of ``lockstep.train`` is: its places of modules, a process of ``multiprocessing``, one that ends."""
+
+import gc
+import os
+import pickle
+import signal
+import site
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from command_line import wait_until
+
+import lockstep
+from lockstep.python.command import _places
+
+SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
+SOURCE = str(Path(lockstep.__file__).parents[1])
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells that a parent died")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_places_of_installed_packages_are_each_processes_own(tmp_path, monkeypatch):
+    """Of an environment beside the system's packages, say, which come after its own."""
+    standard = os.path.dirname(os.__file__)
+    names = ("mine", "own", "linked", "local", "system", "user", "added")
+    mine, own, linked, local, system, user, added = (str(tmp_path / name) for name in names)
+    for name in names:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(site, "getsitepackages", lambda: [own, local, system])
+    monkeypatch.setattr(site, "getusersitepackages", lambda: user)
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+    path = ["", mine, str(tmp_path / "missing"), standard, user, own, linked, local, system, SOURCE, added]
+    assert _places(path) == ([mine, SOURCE], [linked, SOURCE, added])
+    assert _places([SOURCE, standard, own, added]) == ([SOURCE], [added])
+    assert _places([own, mine]) == ([mine], [])  # of a path that somebody has made anew
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
+    assert _places([standard, own, user]) == ([], [user])
+
+
+def test_a_process_looks_at_the_places_of_its_caller_in_their_order(tmp_path):
+    """In an environment that sees the packages of the Python that it was made from."""
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", "venv"], check=True, timeout=60
+    )
+    for name in ("first", "linked", "last"):
+        (tmp_path / name).mkdir()
+    packages = next(tmp_path.glob("venv/lib/python*/site-packages"))
+    (packages / "linked.pth").write_text(f"{tmp_path / 'linked'}\n")
+    child = "import sys; from lockstep.core.process import look_here_last as look; look(); print(sys.path)"
+    code = f"""
+import os, subprocess, sys
+from lockstep.python.command import PATH_VARIABLE, _places
+sys.path[:] = [place for place in sys.path if place and os.path.exists(place)] + [{str(tmp_path / "last")!r}]
+before, after = map(os.pathsep.join, _places(sys.path))
+given = os.environ | {{"PYTHONPATH": before, PATH_VARIABLE: after}}
+said = subprocess.run([sys.executable, "-P", "-c", {child!r}], env=given, capture_output=True, text=True, check=True)
+found = [place for place in eval(said.stdout) if os.path.exists(place)]
+assert found == [*sys.path, os.getcwd()], (found, sys.path)
+print(len([place for place in found if place.endswith("site-packages")]))
+"""
+    given = os.environ | {"PYTHONPATH": f"{tmp_path / 'first'}{os.pathsep}{SOURCE}"}
+    done = subprocess.run(
+        ["venv/bin/python", "-P", "-c", code], env=given, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 2
+
+
+@pytest.mark.started
+def test_what_a_caller_looks_at_last_ranks_look_at_last(tmp_path, monkeypatch):
+    (tmp_path / "added").mkdir()
+    (tmp_path / "added" / "colorsys.py").write_text("raise ImportError('one of the standard library is wanted')\n")
+    (tmp_path / "added" / "added_env.py").write_text(
+        "import colorsys\nfrom handed_envs import Counting\n\n\nclass Added(Counting):\n    pass\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "added")])
+    run = lockstep.train("added_env:Added", name="added", **SMALL)
+    assert run.status == "finished"
+    assert run.evaluate(1)["length_mean"] == 10
+
+
+SPAWNING = """
+import multiprocessing, sys
+from handed_envs import Counting
+from lockstep.config.handed import imported_name
+from lockstep.python.handed import handed
+
+class Env(Counting):
+    def half(self):
+        return Env(self.length // 2)
+
+def work(_):
+    given = handed("env.id", Env)
+    return given.id, given.pickled, imported_name(Counting)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        name, content, imported = pool.map(work, [0])[0]
+    sys.stdout.buffer.write(content or b"")
+    print(name, imported, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
+def test_what_a_script_defines_is_handed_over_from_a_process_of_multiprocessing(tmp_path, method):
+    (tmp_path / "script.py").write_text(SPAWNING)
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, str(Path(__file__).parents[1] / "modules")])}
+    done = subprocess.run([sys.executable, "script.py", method], env=given, capture_output=True, check=False)
+    assert done.stderr.decode().split() == ["python:Env", "handed_envs:Counting"]
+    assert pickle.loads(done.stdout)(12).half().length == 6
+
+
+ENDING = """
+import lockstep
+lockstep.train("lockstep/CartPole-v1", total_steps=10**8, num_steps=16, name="ended", quiet=True)
+"""
+
+
+@ON_LINUX
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+def test_a_caller_that_ends_leaves_a_run_with_a_checkpoint(tmp_path, number):
+    given = os.environ | {"PYTHONPATH": SOURCE}
+    with subprocess.Popen([sys.executable, "-c", ENDING], env=given) as process:
+        rows = tmp_path / "runs" / "ended" / "metrics.jsonl"
+        try:
+            wait_until(lambda: rows.exists() and rows.read_text().count("\n") > 2, "its first iterations")
+        finally:
+            process.send_signal(number)
+        assert process.wait(60) == -number
+    run = lockstep.load_run("ended")
+    wait_until(lambda: run.status != "not finished", "the end of the run", 120)
+    assert run.status == f"stopped by signal {signal.SIGTERM:d}"
+    assert [path.name for path in run.checkpoints] == [f"step_{run.metrics[-1]['global_step']}"]
+
+
+def test_a_call_leaves_nothing_open():
+    class Watching:
+        def on_iteration(self, record):
+            return None
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", ResourceWarning)
+        for quiet in (True, False):
+            run = lockstep.train("CartPole-v1", callbacks=Watching(), **{**SMALL, "quiet": quiet})
+        assert run.evaluate(1)["episodes"] == 1
+        gc.collect()
+    assert [str(each.message) for each in said if each.category is ResourceWarning] == []

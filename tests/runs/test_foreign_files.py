@@ -1,0 +1,98 @@
+"""Of files that are links, or a newer version's, it is said that they are that, and not that they are damaged."""
+
+import json
+import shutil
+
+import pytest
+
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
+from lockstep.report.reading import read_run
+from lockstep.runs.checkpoint import CheckpointError, find_checkpoint, problem_with, to_files
+from lockstep.runs.checkpoint_writer import commit
+from lockstep.runs.listing import DAMAGED, row_of
+from lockstep.runs.making import create_run
+from lockstep.runs.stored import stored_config, written_config
+
+CONFIG = resolve(Config())
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = create_run(str(tmp_path), "a", CONFIG)
+    made.unlock()
+    (made.path / "metrics.jsonl").touch()
+    commit(made.checkpoints, 100, to_files({}, {}, {}), 1.0, {"config": CONFIG.model_dump(mode="json")})
+    return made.path
+
+
+def into_links(run):
+    """As ``snapshot_download``, git-annex and DVC leave a directory: its files lie elsewhere, under other names."""
+    blobs = run.parent / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted(p for p in run.rglob("*") if p.is_file())):
+        file.rename(blobs / str(number))
+        file.symlink_to(blobs / str(number))
+    return blobs
+
+
+@pytest.mark.parametrize("which", ["latest", "best", "100"])
+def test_a_checkpoint_of_links_says_so_and_a_copy_is_read(run, which):
+    into_links(run)
+    step = run / "checkpoints" / "step_100"
+    with pytest.raises(CheckpointError) as caught:
+        find_checkpoint(run / "checkpoints", which)
+    link = step / "manifest.json"
+    assert str(caught.value) == f"{link} is a link to {link.readlink()}; copy the run with cp -rL"
+    shutil.copytree(run, run.with_name("copy"))
+    assert find_checkpoint(run.with_name("copy") / "checkpoints", which).path is not None
+
+
+def test_a_link_to_nothing_says_so(run):
+    blobs = into_links(run)
+    shutil.rmtree(blobs)
+    problem = problem_with(run / "checkpoints" / "step_100")
+    assert problem is not None
+    assert problem.endswith("; nothing is there: fetch the run's files first")
+
+
+def test_so_does_the_list_and_the_report(run):
+    into_links(run)
+    row = row_of(run, "a")
+    link = run / "config.json"
+    assert (row.status, row.problem) == (DAMAGED, f"{link} is a link to {link.readlink()}; copy the run with cp -rL")
+    assert f"{run / 'metrics.jsonl'} is a link to " in "\n".join(read_run(run, "a").problems)
+
+
+def test_a_checkpoint_of_a_newer_version_is_called_that(run):
+    file = run / "checkpoints" / "step_100" / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 7}))
+    with pytest.raises(CheckpointError) as caught:
+        find_checkpoint(run / "checkpoints")
+    assert str(caught.value) == f"{file.parent} was written by a newer lockstep (format 7; this one reads up to 1)"
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"format": 0}', '{"format": "7"}', '{"format": 1}', "[" * 100_000])
+def test_what_is_none_is_called_that(run, content):
+    file = run / "checkpoints" / "step_100" / "manifest.json"
+    file.write_text(content)
+    assert problem_with(file.parent) == f"{file.parent} has no valid manifest.json"
+
+
+def test_an_unknown_key_of_a_stored_config_may_be_of_a_newer_version(run):
+    newer = "; a newer lockstep may have written it, and reads it"
+    file = run / "config.json"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps(stored | {"ppo": stored["ppo"] | {"new_thing": 1}}))
+    with pytest.raises(ValueError, match=r"config.json: ppo.new_thing: unknown key") as caught:
+        stored_config(run)
+    assert str(caught.value).endswith(newer)
+    file.write_text(json.dumps(stored | {"num_steps": -1}))
+    with pytest.raises(ValueError, match="num_steps") as caught:
+        stored_config(run)
+    assert newer not in str(caught.value)
+    manifest = run / "checkpoints" / "step_100" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"config": stored | {"other_thing": 1}}))
+    with pytest.raises(ValueError, match="other_thing: unknown key") as caught:
+        written_config(run)
+    assert str(caught.value).endswith(newer)

@@ -1,0 +1,77 @@
+"""A run of which a part can't be written is refused before anything of it is cut."""
+
+import json
+
+import pytest
+
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config, LogConfig
+from lockstep.core import files
+from lockstep.core.errors import RunError
+from lockstep.runs import directory
+from lockstep.runs.checkpoint import to_files
+from lockstep.runs.checkpoint_writer import commit
+from lockstep.runs.directory import RunDirectory, open_run
+from lockstep.runs.making import create_run
+
+CONFIG = resolve(Config())
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = create_run(str(tmp_path), "a", CONFIG)
+    made.unlock()
+    for step in (100, 200):
+        commit(made.checkpoints, step, to_files({}, {}, {}), None)
+    (made.path / "metrics.jsonl").write_text("".join(json.dumps({"iteration": i}) + "\n" for i in (1, 2)))
+    return made.path
+
+
+def everything_in(path):
+    return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else b"" for p in path.rglob("*")}
+
+
+@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("folder", ["checkpoints", "tensorboard", "videos"])
+def test_a_folder_of_another_owner_is_found_when_the_run_is_opened(run, monkeypatch, folder, later):
+    """Tests may run as root, which may write everywhere: a new file is refused in its place."""
+    (run / folder).mkdir(exist_ok=True)
+    written = files.write_synced
+
+    def refuse(path, content):
+        if path.parent == run / folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        written(path, content)
+
+    before = everything_in(run)
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write_synced", refuse)
+        with pytest.raises(ValueError) as caught:
+            open_run(run, resolve(Config(total_steps=1_000_000)), later=later)
+    assert str(caught.value) == f"run {run}: {folder} can't be written (Permission denied)"
+    assert everything_in(run) == before
+    open_run(run, CONFIG, later=later).unlock()
+    assert everything_in(run) == before
+
+
+def test_a_checkpoint_that_stays_keeps_the_rows_after_it(run, monkeypatch):
+    removed = directory.shutil.rmtree
+
+    def refuse(path, ignore_errors=False):
+        if path.name != "step_200":
+            removed(path, ignore_errors)
+        elif not ignore_errors:
+            raise PermissionError(13, "Permission denied", str(path / "state.json"))
+
+    before = everything_in(run)
+    monkeypatch.setattr(directory.shutil, "rmtree", refuse)
+    with pytest.raises(RunError) as caught:
+        RunDirectory(run).cut_after(1, 100, LogConfig())
+    assert str(caught.value) == (
+        f"{run}/checkpoints/step_200 comes after what the run goes on from and can't be removed (Permission denied); "
+        "remove it, or copy the run to where you may write"
+    )
+    assert everything_in(run) == before
+    monkeypatch.undo()
+    RunDirectory(run).cut_after(1, 100, LogConfig())
+    assert [each.name for each in (run / "checkpoints").iterdir()] == ["step_100"]
