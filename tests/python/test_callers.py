@@ -1,5 +1,6 @@
 """What a caller of ``lockstep.train`` is: its places of modules, a process of ``multiprocessing``, one that ends."""
 
+import contextlib
 import gc
 import os
 import pickle
@@ -18,6 +19,7 @@ from lockstep.python.command import _places
 
 SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
 SOURCE = str(Path(lockstep.__file__).parents[1])
+MODULES = str(Path(__file__).parents[1] / "modules")
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells that a parent died")
 
 
@@ -40,6 +42,9 @@ def test_places_of_installed_packages_are_each_processes_own(tmp_path, monkeypat
     assert _places(path) == ([mine, SOURCE], [linked, SOURCE, added])
     assert _places([SOURCE, standard, own, added]) == ([SOURCE], [added])
     assert _places([own, mine]) == ([mine], [])  # of a path that somebody has made anew
+    assert _places([standard, SOURCE + os.sep]) == ([SOURCE], [SOURCE])
+    assert _places([standard, os.path.relpath(SOURCE), os.path.relpath(added)]) == ([SOURCE], [SOURCE, added])
+    assert _places([os.path.relpath(mine), Path(own), standard]) == ([mine], [])
     monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
     assert _places([standard, own, user]) == ([], [user])
 
@@ -111,23 +116,52 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_what_a_script_defines_is_handed_over_from_a_process_of_multiprocessing(tmp_path, method):
     (tmp_path / "script.py").write_text(SPAWNING)
-    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, str(Path(__file__).parents[1] / "modules")])}
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, MODULES])}
     done = subprocess.run([sys.executable, "script.py", method], env=given, capture_output=True, check=False)
     assert done.stderr.decode().split() == ["python:Env", "handed_envs:Counting"]
     assert pickle.loads(done.stdout)(12).half().length == 6
 
 
 ENDING = """
+import sys
 import lockstep
-lockstep.train("lockstep/CartPole-v1", total_steps=10**8, num_steps=16, name="ended", quiet=True)
+lockstep.train(sys.argv[1], total_steps=10**8, num_steps=16, name="ended", quiet=True)
+"""
+LOUD = """
+import sys
+from handed_envs import Counting
+
+class Loud(Counting):
+    def step(self, action):
+        print("loud", file=sys.stderr, flush=True)
+        return super().step(action)
+"""
+HANGING = """
+import os, signal, sys, time
+from lockstep.python import orphaned
+orphaned.PATIENCE = 0.3
+signal.signal(signal.SIGTERM, lambda *_: None)
+orphaned.end_with_caller(os.getppid())
+print(os.getpid(), flush=True)
+while True:
+    time.sleep(0.1)
 """
 
 
 @ON_LINUX
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
-def test_a_caller_that_ends_leaves_a_run_with_a_checkpoint(tmp_path, number):
-    given = os.environ | {"PYTHONPATH": SOURCE}
-    with subprocess.Popen([sys.executable, "-c", ENDING], env=given) as process:
+@pytest.mark.parametrize(
+    ("env", "number"),
+    [
+        ("lockstep/CartPole-v1", signal.SIGTERM),
+        ("loud:Loud", signal.SIGKILL),
+        pytest.param("lockstep/CartPole-v1", signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
+def test_a_caller_that_ends_leaves_a_run_with_a_checkpoint(tmp_path, env, number):
+    """Also one whose environment prints where nobody reads any more."""
+    (tmp_path / "loud.py").write_text(LOUD)
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, str(tmp_path), MODULES])}
+    with subprocess.Popen([sys.executable, "-c", ENDING, env], env=given, stderr=subprocess.DEVNULL) as process:
         rows = tmp_path / "runs" / "ended" / "metrics.jsonl"
         try:
             wait_until(lambda: rows.exists() and rows.read_text().count("\n") > 2, "its first iterations")
@@ -138,6 +172,28 @@ def test_a_caller_that_ends_leaves_a_run_with_a_checkpoint(tmp_path, number):
     wait_until(lambda: run.status != "not finished", "the end of the run", 120)
     assert run.status == f"stopped by signal {signal.SIGTERM:d}"
     assert [path.name for path in run.checkpoints] == [f"step_{run.metrics[-1]['global_step']}"]
+
+
+@ON_LINUX
+def test_what_hangs_is_killed_some_time_after_its_caller_has_ended():
+    code = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {HANGING!r}], start_new_session=True)
+time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": SOURCE}, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None
+        hanging = int(caller.stdout.readline())
+        caller.kill()
+    wait_until(lambda: not Path(f"/proc/{hanging}/cmdline").exists() or zombie(hanging), "the end of what hangs", 30)
+
+
+def zombie(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
 
 
 def test_a_call_leaves_nothing_open():

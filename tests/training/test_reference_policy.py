@@ -71,7 +71,7 @@ OTHERS = [
     ({"hidden_sizes": (64, 64, 64)}, r"network.hidden_sizes \[64, 64\], this run has \[64, 64, 64\]"),
     ({"squash": True}, "network.squash False, this run has True"),
     ({"recurrent": "gru"}, "network.recurrent None, this run has gru"),
-    ({"custom": "nets:Net"}, "network.custom None, this run has nets:Net"),
+    ({"custom": "nets:Net"}, "network.custom None, this run has a class"),
     ({"precision": "bf16"}, "precision fp32, this run has bf16"),
 ]
 
@@ -94,6 +94,7 @@ def test_settings_that_change_no_function_of_its_parameters_may_differ(finished,
         check_same_networks(changed(core, recurrent_size=9), core)
     custom = changed(linear, custom="nets:Net", custom_kwargs={"units": 3})
     check_same_networks(changed(custom, activation="relu", hidden_sizes=(3,)), custom)
+    check_same_networks(custom, changed(custom, custom="python:Net"))  # of a script, and by now of a module
     with pytest.raises(ValueError, match=r"network.custom_kwargs \{'units': 3\}, this run has \{'units': 4\}"):
         check_same_networks(changed(custom, custom_kwargs={"units": 4}), custom)
 

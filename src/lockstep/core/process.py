@@ -272,13 +272,14 @@ def kill_children() -> None:
                 os.waitpid(pid, 0)
 
 
-def command_that_ends_with_us(*words: str, number: int = signal.SIGKILL) -> list[str]:
+def command_that_ends_with_us(*words: str, asks: str = "lockstep.core.process.end_with_parent") -> list[str]:
     """The command line of ``lockstep WORDS`` in a process that ends when this one does, see :func:`end_with_parent`.
 
     It asks for that by itself, for ``preexec_fn`` runs between fork and exec, where a lock that one of JAX's threads
-    held at the fork is never released.
+    held at the fork is never released. ``asks`` is the function that does, of this process's id.
     """
-    begin = f"from lockstep.core.process import end_with_parent; end_with_parent({os.getpid()}, {int(number)})"
+    module, _, function = asks.rpartition(".")
+    begin = f"from {module} import {function}; {function}({os.getpid()})"
     return [sys.executable, "-P", "-c", f"import sys; {begin}; from lockstep.cli import main; sys.exit(main())", *words]
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import lockstep
 from lockstep.core.errors import RunError
 from lockstep.core.process import (
     ERROR_PREFIX,
@@ -33,6 +32,8 @@ READ_SECONDS = 2.0
 """How long what a command has printed may take to be read, once it has ended and somebody else may hold its output."""
 STOPPED = range(129, 160)
 """Exit statuses of a command that a signal stopped."""
+NEEDED = ("lockstep", "numpy", "pydantic")
+"""What processes import that look at ``LOCKSTEP_PATH`` then."""
 
 
 def run_command(
@@ -44,7 +45,7 @@ def run_command(
     """Runs ``lockstep WORDS``, and shows what it prints where this process prints; returns 0, or 128 + n of a signal.
 
     Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended. Where this process ends
-    without a word, the command gets SIGTERM (Linux), and so writes one as well.
+    without a word, the command stops as by SIGTERM (Linux), and so writes one as well.
 
     Args:
         words: the command line.
@@ -60,7 +61,7 @@ def run_command(
     shared = not quiet and _is_terminal(sys.stdout)
     before, after = (os.pathsep.join(places) for places in _places(sys.path))
     process = subprocess.Popen(
-        command_that_ends_with_us(*words, number=signal.SIGTERM),
+        command_that_ends_with_us(*words, asks="lockstep.python.orphaned.end_with_caller"),
         env={**without_launcher(), "PYTHONPATH": before, PATH_VARIABLE: after, **variables},
         stdin=subprocess.DEVNULL,
         stdout=None if shared else subprocess.DEVNULL if quiet else subprocess.PIPE,
@@ -101,20 +102,22 @@ def _places(path: Sequence[str]) -> tuple[list[str], list[str]]:
     """Where this process finds modules, for the other one: what it looks at before the standard library, and after it.
 
     ``path`` is ``sys.path``. The other process looks at the standard library, directories of installed packages and the
-    working directory by itself; of what comes after it drops what it has there, as by a ``.pth`` file. Where we lie
-    comes before in any case, for nobody reads the rest without us.
+    working directory by itself; of what comes after it drops what it has there, as by a ``.pth`` file. Where we lie,
+    and what we import, comes before in any case, for nobody reads the rest without us. All are absolute.
     """
     standard = {sysconfig.get_path("stdlib"), os.path.dirname(os.__file__)}
     own = {*sysconfig.get_paths().values(), sysconfig.get_config_var("DESTSHARED"), *standard, *site.getsitepackages()}
     if site.ENABLE_USER_SITE:
         own.add(site.getusersitepackages())
+    path = [os.path.abspath(place) for place in path if isinstance(place, str) and place]
     first = next((number for number, place in enumerate(path) if place in standard), len(path))
     before, after = (
-        [place for place in places if place and isinstance(place, str) and place not in own and os.path.exists(place)]
+        [place for place in places if place not in own and os.path.exists(place)]
         for places in (path[:first], path[first:])
     )
-    ours = str(Path(lockstep.__file__).parents[1])
-    return before + [ours] * (ours in after), after
+    files = [str(sys.modules[name].__file__) for name in NEEDED if name in sys.modules]
+    needed = dict.fromkeys(os.path.abspath(Path(file).parents[1]) for file in files)
+    return before + [place for place in needed if place in after and place not in before], after
 
 
 def _is_terminal(stream: IO[str]) -> bool:

@@ -15,7 +15,7 @@ from lockstep.core.errors import RunError
 from lockstep.core.files import try_json, write_json
 from lockstep.core.process import say
 from lockstep.core.topology import Topology, started_by_torchrun
-from lockstep.runs.checkpoint import checkpoints_in, step_of
+from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.links import WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock, holder_of, why_not_locked
@@ -211,9 +211,10 @@ class RunDirectory:
                 path.unlink(missing_ok=True)
         cut_trackers(self.path, iteration, global_step, self._second(log))
         for name in (FINGERPRINTS, TIMING):
-            stay = cut_jsonl(self.path / name, iteration)
-            if stay and max(stay) < iteration:  # to be said if it is gone on with
-                self._lost[name] = f"{self.path / name} has no rows of iterations {max(stay) + 1} to {iteration}"
+            file = self.path / name
+            last = max(cut_jsonl(file, iteration), default=0)
+            if last < iteration and file.exists():  # to be said if it is gone on with
+                self._lost[name] = f"{file} has no rows of iterations {last + 1} to {iteration}"
         if self.memory is not None:
             with contextlib.suppress(OSError):  # where it is gone, states are kept nowhere
                 (self.memory / BEGUN).touch()
@@ -240,8 +241,10 @@ class RunDirectory:
 
 
 def _remove(checkpoint: Path) -> None:
+    with contextlib.suppress(OSError):
+        (checkpoint / MANIFEST).unlink()
     shutil.rmtree(checkpoint, ignore_errors=True)
-    if not checkpoint.exists():
+    if not (checkpoint / MANIFEST).exists():  # the rest is no checkpoint: of a file that is read, NFS leaves something
         return
     try:
         shutil.rmtree(checkpoint)

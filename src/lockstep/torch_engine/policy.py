@@ -27,12 +27,14 @@ def as_in_training(threads: int) -> Iterator[None]:
     )
     if threads != before:
         torch.set_num_threads(threads)
-    torch.set_default_dtype(torch.float32)
+    if dtype != torch.float32:
+        torch.set_default_dtype(torch.float32)
     try:
         with torch.device("cpu") if elsewhere else contextlib.nullcontext():
             yield
     finally:
-        torch.set_default_dtype(dtype)
+        if dtype != torch.float32:
+            torch.set_default_dtype(dtype)
         if threads != before:
             torch.set_num_threads(before)
 

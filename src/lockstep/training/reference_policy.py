@@ -68,7 +68,7 @@ def _function_of(config: Config) -> dict[str, Any]:
     """Returns the settings by which an actor's parameters are a function, without those of no use beside the others."""
     network = config.network
     out: dict[str, Any] = {"precision": config.precision, "network.squash": network.squash}
-    out["network.custom"] = network.custom
+    out["network.custom"] = None if network.custom is None else "a class"  # one of a script is python:Net elsewhere
     if network.custom is not None:
         return out | {"network.custom_kwargs": network.custom_kwargs}
     out |= {"network.hidden_sizes": list(network.hidden_sizes), "network.recurrent": network.recurrent}
