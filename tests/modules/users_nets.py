@@ -25,6 +25,7 @@ class WideHead(Tiny):
 
     def forward(self, observation):
         features = self.body(observation)
+        assert self.critic is not None
         with torch.autocast(features.device.type, enabled=False):
             return self.actor(features.float()), self.critic(features.float())
 

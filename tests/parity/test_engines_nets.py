@@ -160,6 +160,9 @@ def test_heads_are_float32_in_both_engines_where_the_rest_is_bfloat16(name):
     found = jax.jit(lambda w: jax_nets.actor_critic(ours, w, rows))(arrays)
     full = jax_nets.actor_critic(case.net(jax_nets.PolicyNet), arrays, rows)
     for one, other, exact in zip(found, expected, full, strict=True):
+        assert one is not None
+        assert other is not None
+        assert exact is not None
         scale = np.abs(exact).max()
         np.testing.assert_allclose(one, other[0].numpy(), rtol=0, atol=(0.02 if ours.hidden_sizes else 1e-6) * scale)
         assert (np.abs(one - exact).max() > 1e-4 * scale) == bool(ours.hidden_sizes)

@@ -44,7 +44,7 @@ def test_places_of_installed_packages_are_each_processes_own(tmp_path, monkeypat
     assert _places([own, mine]) == ([mine], [])  # of a path that somebody has made anew
     assert _places([standard, SOURCE + os.sep]) == ([SOURCE], [SOURCE])
     assert _places([standard, os.path.relpath(SOURCE), os.path.relpath(added)]) == ([SOURCE], [SOURCE, added])
-    assert _places([os.path.relpath(mine), Path(own), standard]) == ([mine], [])
+    assert _places([os.path.relpath(mine), Path(own), standard]) == ([mine], [])  # pyright: ignore[reportArgumentType]
     monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
     assert _places([standard, own, user]) == ([], [user])
 

@@ -112,6 +112,7 @@ def test_a_head_of_its_own_in_float32_gives_what_bfloat16_cannot_hold():
     for name, rounded in (("Tiny", True), ("WideHead", False)):
         net = made(name, precision="bf16")
         for x in nets.actor_critic(net, arrays_of(net), rows):
+            assert x is not None
             assert np.array_equal(x, jnp.asarray(x, jnp.bfloat16).astype(jnp.float32)) is rounded
 
 

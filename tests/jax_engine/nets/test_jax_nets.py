@@ -108,7 +108,7 @@ def test_heads_in_bfloat16_are_those_of_float32_on_the_same_features(name, monke
 
     def watched(x, weight):
         if weight.shape[0] in (net.outputs, 1):
-            heads.append(np.float64(x) @ np.float64(weight).T)
+            heads.append(np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T)
         return right(x, weight)
 
     monkeypatch.setattr(layers, "product", watched)

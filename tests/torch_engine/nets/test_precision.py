@@ -176,6 +176,7 @@ def test_heads_in_bfloat16_are_those_of_float32_on_the_same_features(net, monkey
         else:
             results = nets.actor_critic(state.net, weights, x.flatten(1, 2))
     for found, head in zip(results, heads, strict=True):
+        assert found is not None
         assert not few_bits(found)
         torch.testing.assert_close(found, head.view(found.shape).float(), rtol=1e-6, atol=1e-6)
 
