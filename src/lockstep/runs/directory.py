@@ -298,13 +298,12 @@ def open_run(path: Path, config: Config, trust: bool = False, later: bool = Fals
     run.lock()
     tried = CONFIG
     try:
+        try_json(path / CONFIG, config.model_dump(mode="json"))
         for tried in FOLDERS:
             if (path / tried).is_dir():
                 try_json(path / tried / "file", None)
         tried = CONFIG
-        if later:
-            try_json(path / CONFIG, config.model_dump(mode="json"))
-        else:
+        if not later:
             run.write_config(config)
     except OSError as error:
         run.unlock()
