@@ -15,7 +15,7 @@ from lockstep.core.errors import RunError
 from lockstep.core.files import try_json, write_json
 from lockstep.core.process import say
 from lockstep.core.topology import Topology, started_by_torchrun
-from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, step_of
+from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.links import WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock, holder_of, why_not_locked
@@ -241,10 +241,8 @@ class RunDirectory:
 
 
 def _remove(checkpoint: Path) -> None:
-    with contextlib.suppress(OSError):
-        (checkpoint / MANIFEST).unlink()
     shutil.rmtree(checkpoint, ignore_errors=True)
-    if not (checkpoint / MANIFEST).exists():  # the rest is no checkpoint: of a file that is read, NFS leaves something
+    if not checkpoint.exists():
         return
     try:
         shutil.rmtree(checkpoint)
