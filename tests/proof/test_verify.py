@@ -167,7 +167,7 @@ def test_a_damaged_row_of_a_recorded_run_is_named_with_its_file(tmp_path, name):
     tear(run / name)
     with (run / name).open("a") as file:
         file.write("\n{}\n")
-    with pytest.raises(ValueError, match=rf"^against: {run / name}: line 3 is no record"):
+    with pytest.raises(ValueError, match=rf"^against: {run / name}: line 3 is no metrics record"):
         recorded_trace(run, 2)
 
 

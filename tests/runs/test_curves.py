@@ -125,5 +125,5 @@ def test_a_row_that_is_being_written_is_left_out_and_a_damaged_one_is_named(tmp_
     file.write_text('{"iteration": 1}\n{"iteration": 2, "glo')
     assert read_records(tmp_path) == [{"iteration": 1}]
     file.write_text('{"iteration": 1, "glo\n{"iteration": 2}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is no record"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is no metrics record"):
         read_records(tmp_path)

@@ -22,6 +22,7 @@ from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY
 from lockstep.runs.finding import find_run, seeds_in
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trackers.jsonl import read_jsonl
 
 if TYPE_CHECKING:
     import pandas
@@ -77,13 +78,12 @@ class Run:
         """The rows of ``metrics.jsonl``, one an iteration.
 
         Raises:
-            ValueError: it is a group of seeds, each of which has its own; one line.
+            ValueError: it is a group of seeds, each of which has its own, or a row but the last is damaged; one line.
         """
         if seeds := self.seeds:
             raise ValueError(f"metrics: {self.path} holds a run for each of {len(seeds)} seeds; see those of run.seeds")
         file = self.path / METRICS_JSONL
-        lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return read_jsonl(file) if file.is_file() else []
 
     def dataframe(self) -> pandas.DataFrame:
         """:attr:`metrics` as a pandas DataFrame, an iteration a row; needs the extra ``pandas``.

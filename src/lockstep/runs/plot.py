@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,6 +12,7 @@ from typing import Any
 from lockstep.runs.curves import METRIC, curve_of, seeds_in_a_curve, that_know
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trackers.jsonl import read_jsonl
 
 Records = list[dict[str, Any]]
 TIME = "time/t_iter"
@@ -70,21 +70,13 @@ def records_of(path: Path) -> Records:
     Raises:
         ValueError: there is no such file, or another line is no record; one line.
     """
-    file, found = path / METRICS_JSONL, []
+    file = path / METRICS_JSONL
     if not file.is_file():
         raise ValueError(f"plot: {path} has no {METRICS_JSONL}")
-    lines = file.read_bytes().splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            if not all(isinstance(record[key], int) for key in ("iteration", "global_step")):
-                raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
-            if number < len(lines):
-                raise ValueError(f"plot: {file}: line {number} is no metrics record") from None
-        else:
-            found.append(record)
-    return found
+    try:
+        return read_jsonl(file, "iteration", "global_step")
+    except ValueError as error:
+        raise ValueError(f"plot: {error}") from None
 
 
 def places_of(records: Sequence[Mapping[str, Any]], x: str) -> dict[int, float]:

@@ -110,14 +110,31 @@ def test_cut_jsonl_names_a_broken_line_in_the_middle_and_changes_nothing(tmp_pat
 ZEROS = b"\0" * 4096
 
 
-@pytest.mark.parametrize("broken", [ZEROS + b"\n", b'{"iteration": 3, "x\n', ZEROS + b'{"iteration": 9}\n'])
-def test_cut_jsonl_removes_what_follows_the_first_broken_line_behind_a_checkpoint(tmp_path, broken, capsys):
-    path = tmp_path / "metrics.jsonl"
-    log_all(JsonlTracker(path), range(1, 3))
+ZEROS_IN_ROWS = b"\0" * 9
+
+
+@pytest.mark.parametrize(
+    ("tracker", "check", "cut", "broken", "rest"),
+    [
+        *(
+            (JsonlTracker, check_jsonl, cut_jsonl, broken, b'{"iteration": 4}\n{"iteration": 5, "glo')
+            for broken in (ZEROS + b"\n", b'{"iteration": 3, "x\n', ZEROS + b'{"iteration": 9}\n')
+        ),
+        *(
+            (CsvTracker, check_csv, cut_csv, broken, b"4,500,1.5\n5,60")
+            for broken in (ZEROS_IN_ROWS + b"\n", b"3,4\n", ZEROS_IN_ROWS + b"9,9,1.5\n")
+        ),
+    ],
+)
+def test_what_follows_the_first_broken_row_behind_a_checkpoint_is_cut(
+    tmp_path, tracker, check, cut, broken, rest, capsys
+):
+    path = tmp_path / "metrics"
+    log_all(tracker(path), range(1, 3))
     whole = path.read_bytes()
-    path.write_bytes(whole + broken + b'{"iteration": 4}\n{"iteration": 5, "glo')
-    check_jsonl(path, last_iteration=2)
-    assert cut_jsonl(path, last_iteration=2) == {1, 2}
+    path.write_bytes(whole + broken + rest)
+    check(path, last_iteration=2)
+    assert cut(path, last_iteration=2) == {1, 2}
     assert path.read_bytes() == whole
     assert capsys.readouterr().err == ""
 
@@ -139,7 +156,7 @@ def test_reading_leaves_out_a_torn_last_line_and_names_another_one(tmp_path):
     path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iteration": 3, "policy/')
     assert records_in(path) == [{"iteration": 1}, {"iteration": 2}]
     path.write_text('{"iteration": 1}\n{"iteration": 2\n{"iteration": 3}\n')
-    with pytest.raises(ValueError, match=r"fingerprints\.jsonl: line 2 is no record"):
+    with pytest.raises(ValueError, match=r"fingerprints\.jsonl: line 2 is no metrics record"):
         records_in(path)
 
 
@@ -219,17 +236,6 @@ def test_cut_csv_refuses_what_is_no_table_of_metrics_and_changes_nothing(tmp_pat
         cut_csv(path, last_iteration=5)
     assert path.read_text() == content
     assert os.listdir(tmp_path) == ["metrics.csv"]
-
-
-@pytest.mark.parametrize("broken", [b"\0" * 9 + b"\n", b"3,4\n", b"\0" * 9 + b"9,9,1.5\n"])
-def test_cut_csv_removes_what_follows_the_first_broken_row_behind_a_checkpoint(tmp_path, broken):
-    path = tmp_path / "metrics.csv"
-    log_all(CsvTracker(path), range(1, 3))
-    whole = path.read_bytes()
-    path.write_bytes(whole + broken + b"4,500,1.5\n5,60")
-    check_csv(path, last_iteration=2)
-    assert cut_csv(path, last_iteration=2) == {1, 2}
-    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("place", [0, 2, 5])

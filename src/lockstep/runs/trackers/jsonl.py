@@ -107,23 +107,24 @@ def _warn_of_zeros(path: Path, lines: Sequence[int]) -> None:
         say(f"lockstep: warning: {path}: {word} {shown} held zeros, as a power loss leaves them, and {were} removed")
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
+def read_jsonl(path: Path, *integers: str) -> list[dict[str, Any]]:
     """The records of a file; a torn last line, of a run that goes on or was killed, is left out.
 
+    Args:
+        path: the file.
+        integers: keys that each record has, with whole numbers.
+
     Raises:
-        ValueError: another line is no record; one line names it.
+        ValueError: another line is no such record; one line names it.
         OSError: it can't be read.
     """
     found, lines = [], path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict):
+        record = _record(line)
+        if record is not None and all(isinstance(record.get(key), int) for key in integers):
             found.append(record)
         elif number < len(lines):
-            raise ValueError(f"{path}: line {number} is no record; it is damaged")
+            raise ValueError(f"{path}: line {number} is no metrics record")
     return found
 
 
@@ -157,9 +158,14 @@ def last_global_step_of(path: Path) -> int | None:
 
 
 def _integer(line: bytes, key: str) -> int | None:
+    record = _record(line)
+    value = None if record is None else record.get(key)
+    return value if isinstance(value, int) else None
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    value = record.get(key) if isinstance(record, dict) else None
-    return value if isinstance(value, int) else None
+    return record if isinstance(record, dict) else None
