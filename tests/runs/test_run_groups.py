@@ -334,18 +334,19 @@ def test_the_same_words_go_on_with_a_group_on_another_account(asked, tmp_path, m
         assert trusted_config(run.path).checkpoint.mirror == "file:///net/runs/group"
 
 
-def test_a_copy_of_a_group_leaves_the_originals_mirror_alone(asked, tmp_path, capsys):
+@pytest.mark.parametrize("given", ["file:///own", "file:///net/runs/own"])
+def test_a_copy_of_a_group_leaves_the_originals_mirror_alone(asked, tmp_path, capsys, given):
     words = (*WORDS[:5], "--seeds", "5-7", "--name", "many", "--checkpoint.mirror", "file:///net/runs/")
     original = [stored_config(run.path) for run in asked(*words).runs]
     shutil.copytree(tmp_path / "many", tmp_path / "many2")
     own = tmp_path / "many2" / "seed_7" / "config.json"
-    own.write_text(own.read_text().replace("file:///net/runs/many", "file:///own"))
+    own.write_text(own.read_text().replace("file:///net/runs/many", given))
     remember_names(stored_config(own.parent))
     for more in ((), ("--checkpoint.keep-last", "2")):
         capsys.readouterr()
         copies = asked("--resume", "many2", *more).runs
         places = [stored_config(run.path).checkpoint.mirror for run in copies]
-        assert places == ["file:///net/runs/many2", "file:///net/runs/many2", "file:///own"]
+        assert places == ["file:///net/runs/many2", "file:///net/runs/many2", given]
         said = "lockstep: checkpoint.mirror: seeds are copied to file:///net/runs/many2 from here on; what is at "
         assert capsys.readouterr().err.count(f"{said}file:///net/runs/many stays\n") == (not more)
     assert [stored_config(run.path) for run in asked("--resume", "many").runs] == original

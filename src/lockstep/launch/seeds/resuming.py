@@ -49,9 +49,12 @@ def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], opt
     asked, changed = settings_of_seeds(group, config, overrides), dict[Path, Change]()
     like = config_of_seed(group, config, config.seed)
     named = names_in(like)  # which the group may name, it may
-    for run in seeds_in(group):
-        stored = stored_config(run, warn=False)
-        if not (settings := _in_its_place(asked, stored.checkpoint.mirror, like.checkpoint.mirror)):
+    configs = {run: stored_config(run, warn=False) for run in seeds_in(group)}
+    places = [stored.checkpoint.mirror for stored in configs.values()]
+    for run, stored in configs.items():
+        before = stored.checkpoint.mirror
+        is_shared = places.count(before) > 1 or len(places) == 1  # else it is one that this seed was given
+        if not (settings := _in_its_place(asked, before, like.checkpoint.mirror) if is_shared else asked):
             continue
         own = resumed_config(run, settings, options.trust, warn=False, named=named)
         if own == stored:
