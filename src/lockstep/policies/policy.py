@@ -19,7 +19,8 @@ from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.networks.spec import carry_size
 from lockstep.policies.rows import action_rows, checked_rows, item_of, native_batch, on_host, part_shapes, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
-from lockstep.runs.finding import CHECKPOINTS, find_run
+from lockstep.runs.directory import CHECKPOINTS
+from lockstep.runs.finding import find_run
 from lockstep.runs.trust import trusted_config
 
 ENGINES = ("torch", "jax")
