@@ -1,4 +1,4 @@
-"""Trains as ``lockstep WORDS…`` does, in this process, and counts the graphs of optimiser steps and their replays.
+"""Trains as ``lockstep WORDS…`` does, in this process, and counts the graphs that are captured and their replays.
 
 The words ask for one rank with CUDA graphs. The last line printed is ``graphs N replays M``.
 """
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.cli import main
-from lockstep.torch_engine.accelerated import update
+from lockstep.torch_engine.accelerated import graphs as captures
 
 graphs = replays = 0
-original = update.capture
+original = captures.capture
 
 
 def counted(*words: Any) -> Callable[[], None]:
@@ -31,7 +31,7 @@ def counted(*words: Any) -> Callable[[], None]:
 
 
 if __name__ == "__main__":
-    update.capture = counted
+    captures.capture = counted
     code = main(sys.argv[1:])
     print("graphs", graphs, "replays", replays)
     sys.exit(code)

@@ -46,4 +46,4 @@ def test_graphs_and_their_replays_are_counted(monkeypatch):
     replay()
     assert (replayed_steps.graphs, replayed_steps.replays, len(done)) == (1, 2, 2)
     assert replayed_steps.original is not replayed_steps.counted
-    assert replayed_steps.update.capture is capture
+    assert replayed_steps.captures.capture is capture

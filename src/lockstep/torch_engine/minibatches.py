@@ -54,17 +54,21 @@ def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.nda
     return out.reshape(ppo.num_epochs, plan.local_num_shards, ppo.num_minibatches, -1).swapaxes(1, 2)
 
 
-def advantage_moments(batch: Batch, indices: np.ndarray) -> Tensor:
-    """Computes count, mean and M2 of each minibatch's advantages: float64 ``[k, num_epochs, num_minibatches, 3]``."""
+def advantage_moments(batch: Batch, indices: np.ndarray | Tensor) -> Tensor:
+    """Computes count, mean and M2 of each minibatch's advantages: float64 ``[k, num_epochs, num_minibatches, 3]``.
+
+    The indices of :func:`minibatch_indices` may be on an accelerator already.
+    """
     device = batch.advantages.device
-    if summed_alone(device) and indices[:, :, 0].size <= FEW_SAMPLES:
+    if isinstance(indices, np.ndarray) and summed_alone(device) and indices[:, :, 0].size <= FEW_SAMPLES:
         shards, samples = batch.advantages.shape[:2]
         index = torch.from_numpy(indices.transpose(2, 0, 1, 3) + np.arange(shards)[:, None, None, None] * samples)
         valid = None if batch.valid is None else batch.valid.flatten(0, 1)[index].flatten(3)
         return counted_moments(batch.advantages.flatten(0, 1)[index].flatten(3), valid)
     per_shard = []
     for shard, advantages in enumerate(batch.advantages):
-        index = to_device(np.ascontiguousarray(indices[:, :, shard]), device)
+        own = indices[:, :, shard]
+        index = to_device(np.ascontiguousarray(own), device) if isinstance(own, np.ndarray) else own.contiguous()
         valid = None if batch.valid is None else batch.valid[shard][index].flatten(2)
         per_shard.append(counted_moments(advantages[index].flatten(2), valid))
     return torch.stack(per_shard)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
+from torch import Tensor
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.life import Part, life
@@ -27,6 +30,7 @@ from lockstep.torch_engine.minibatches import (
 from lockstep.torch_engine.periodic import update_periodically
 from lockstep.torch_engine.rollout import record_replay
 from lockstep.torch_engine.session import Session, current_policy, open_session
+from lockstep.torch_engine.setup.accelerator import upload
 from lockstep.torch_engine.setup.clock import Clock, RankTimes
 from lockstep.torch_engine.state import gather_parameters, release_parameters
 from lockstep.torch_engine.statistics import (
@@ -58,6 +62,7 @@ class Trainer:
         self.communicator = session.communicator
         self.clock = Clock(session.communicator, thorough=session.config.log.timing)
         self.held: Callable[[], Record] | None = None
+        self.ahead = None if session.update is None else ThreadPoolExecutor(1, "minibatches")
 
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code."""
@@ -105,17 +110,29 @@ class Trainer:
 
     def iterate(self) -> int:
         """Trains for one iteration, whose record is held; returns the highest code that any rank asks for."""
+        drawn = self.draw_indices()
         finished = self.collect()
         if self.held is not None:  # of an accelerator's last iteration, which is over by now
             self.recorder.log(self.take())
         batch = self.estimate()
-        indices = minibatch_indices(self.config, self.plan, self.state.iteration)
+        indices = drawn()
         shared, statistics = self.share(batch, indices, finished)
         result = self.update(batch, indices, statistics, shared)
         self.advance(shared)
         times = self.gather_episodes(finished, shared)
         self.held = self.metrics(result, shared, times)
         return shared.stop
+
+    def draw_indices(self) -> Callable[[], np.ndarray | Tensor]:
+        """Returns what gives the indices of the iteration's minibatches, see :func:`.minibatches.minibatch_indices`.
+
+        For an update on an accelerator they are drawn while the rollout is collected, and given as a tensor there.
+        """
+        draw = partial(minibatch_indices, self.config, self.plan, self.state.iteration)
+        if self.ahead is None:
+            return draw
+        drawing, device = self.ahead.submit(draw), self.state.parameters.flat.device
+        return lambda: upload(np.ascontiguousarray(drawing.result()), device)
 
     def collect(self) -> np.ndarray:
         """Fills the session's rollout; returns the episodes that ended here, see :func:`.groups.finished_episodes`."""
@@ -136,7 +153,9 @@ class Trainer:
         self.clock.lap("rollout")
         return batch
 
-    def share(self, batch: Batch, indices: np.ndarray, finished: np.ndarray) -> tuple[Shared, MinibatchStatistics]:
+    def share(
+        self, batch: Batch, indices: np.ndarray | Tensor, finished: np.ndarray
+    ) -> tuple[Shared, MinibatchStatistics]:
         """Gathers every shard's statistics and stop code; a collective."""
         local = advantage_moments(batch, indices)
         asked = max(stop_code(self.request, self.options, self.recorder.started), self.recorder.asks())
@@ -144,13 +163,14 @@ class Trainer:
         return shared, minibatch_statistics(self.config, local, shared.advantage_moments)
 
     def update(
-        self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics, shared: Shared
+        self, batch: Batch, indices: np.ndarray | Tensor, statistics: MinibatchStatistics, shared: Shared
     ) -> UpdateResult | AwaitedUpdate:
         """Takes the optimiser steps, each combined over the ranks or only every ``sync_period`` of them."""
         state, config, plan, source = self.state, self.config, self.plan, self.session.source
         life.begin(Part.UPDATE)
         if self.session.update is not None:
             return self.session.update(batch, indices, statistics, shared)
+        assert isinstance(indices, np.ndarray)
         if config.sync_period == 1:
             return update(state, batch, indices, statistics, config, plan, source)
         return update_periodically(state, batch, indices, statistics, config, plan, source, self.communicator)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import recorded_graph
 import torch
 import torch.distributed as dist
 from small_runs import (
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.core.errors import NonFiniteError
-from lockstep.torch_engine.accelerated import update as accelerated_update
+from lockstep.torch_engine.accelerated import graphs
 from lockstep.torch_engine.accelerated.decisions import adapted_learning_rate, clip
 from lockstep.torch_engine.accelerated.update import AcceleratedUpdate
 from lockstep.torch_engine.gradients import Gradient, data_parallel_gradient, exact_gradient, fast_gradient
@@ -173,16 +174,14 @@ def test_gradients_behind_ddp_are_those_of_autograd_alone(pieces, use):
 
 @pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_a_step_that_is_replayed_has_the_bits_of_one_that_is_called(epochs, minibatches, use, monkeypatch):
-    """A graph is the step's own operations on the same memory: here it is called, after having been warmed up."""
     use("played")
     replays: list[int] = []
 
     def capture(device: Any, work: Any) -> Any:
-        for _ in range(3):
-            work()
-        return lambda: (replays.append(1), work())
+        replay = recorded_graph.capture(device, work)
+        return lambda: (replays.append(1), replay())
 
-    monkeypatch.setattr(accelerated_update, "capture", capture)
+    monkeypatch.setattr(graphs, "capture", capture)
     counts = {"num_epochs": epochs, "num_minibatches": minibatches}
     config = small_config(device="xpu", ppo={"schedule": "adaptive", "learning_rate": 0.01, **counts})
     plan, ends = plan_of(config), []
@@ -209,7 +208,7 @@ def test_steps_that_cannot_be_captured_are_launched_with_a_warning(use, monkeypa
             work()
         raise CaptureError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(accelerated_update, "capture", capture)
+    monkeypatch.setattr(graphs, "capture", capture)
     config = small_config(device="xpu", ppo={"learning_rate": 0.01})
     plan, ends, said = plan_of(config), [], []
     for graphed in (False, True):
@@ -234,7 +233,7 @@ def test_graphs_that_were_asked_for_and_cannot_be_had_are_an_error(use, monkeypa
     def capture(device: Any, work: Any) -> Any:
         raise CaptureError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(accelerated_update, "capture", capture)
+    monkeypatch.setattr(graphs, "capture", capture)
     config = small_config(device="xpu").model_copy(update={"cuda_graphs": True})
     asked = config.model_copy(update={"cuda_graphs": None})
     state, plan = small_state(asked, described()), plan_of(config)

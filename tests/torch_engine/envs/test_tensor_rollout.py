@@ -61,7 +61,7 @@ def test_truncations_of_which_a_simulator_says_nothing_are_marked(name, told):
 
 
 def test_nothing_goes_through_the_host_while_steps_are_taken(monkeypatch):
-    session, rollout = opened("simulators:isaac", network={"activation": "gelu"})
+    session, _ = opened("simulators:isaac", network={"activation": "gelu"})
     calls: list[str] = []
     for name in ("cpu", "numpy", "tolist", "item"):
         original = getattr(torch.Tensor, name)
@@ -74,9 +74,8 @@ def test_nothing_goes_through_the_host_while_steps_are_taken(monkeypatch):
         TensorRollout, "to_host", lambda self, *words: (before.append(len(calls)), to_host(self, *words))[1]
     )
     noise = tensor_rollout.device_noise(session.config, session.plan, session.state.net, 0, torch.device("cpu"))
-    actor = session.state.policy.actor(session.plan, session.mode)
     calls.clear()
-    tensor_rollout.collect(session.state, session.envs, actor, noise, rollout)  # pyright: ignore
+    session.collector.collect_with(noise)  # pyright: ignore
     assert before == [0]
     assert calls, "at the end everything comes over"
     session.close()

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
-from lockstep.core.errors import UnavailableError
 from lockstep.core.life import life
-from lockstep.core.process import say
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.torch_engine.accelerated.decisions import clip, decide
+from lockstep.torch_engine.accelerated.graphs import captured
 from lockstep.torch_engine.accelerated.report import Report, Sent
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, normalised
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
-from lockstep.torch_engine.setup.accelerator import CaptureError, capture, upload
+from lockstep.torch_engine.setup.accelerator import upload
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, begin_update
 from lockstep.training.limits import non_finite
@@ -92,9 +91,11 @@ class AcceleratedUpdate:
         self._replay: Callable[[], None] | None = None
 
     def __call__(
-        self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics, shared: Shared
+        self, batch: Batch, indices: np.ndarray | Tensor, statistics: MinibatchStatistics, shared: Shared
     ) -> AwaitedUpdate:
         """Launches the optimiser steps on one rollout; nothing is waited for.
+
+        The indices of :func:`.minibatches.minibatch_indices` may be on the device already.
 
         Raises:
             ValueError: at the first call, a step can't be captured and ``cuda_graphs`` is true; one line.
@@ -115,12 +116,13 @@ class AcceleratedUpdate:
             self.report.more.copy_(shared.fit.flatten())
         return AwaitedUpdate(self, shared, coefficients)
 
-    def _hold(self, batch: Batch, indices: np.ndarray, statistics: MinibatchStatistics) -> None:
+    def _hold(self, batch: Batch, indices: np.ndarray | Tensor, statistics: MinibatchStatistics) -> None:
         """Lays out what the steps read: samples ``[k · n, …]``, and of every minibatch its indices and statistics."""
         shards, samples = batch.advantages.shape[:2]
-        index = indices + np.arange(shards)[:, None] * samples
+        within = upload(np.ascontiguousarray(indices), self._device) if isinstance(indices, np.ndarray) else indices
+        first = torch.arange(shards, device=self._device).mul_(samples).unsqueeze(1)
         held = {name: x.reshape(shards * samples, *x.shape[2:]) for name, x in batch.columns().items()}
-        held["index"] = upload(index.reshape(-1, *index.shape[2:]), self._device)
+        held["index"] = within.flatten(0, 1) + first
         held["count"] = torch.as_tensor(statistics.counts, device=self._device).float().flatten()
         if statistics.mean is not None and statistics.scale is not None:
             held |= {"mean": statistics.mean.flatten(0, 1), "scale": statistics.scale.flatten(0, 1)}
@@ -162,26 +164,9 @@ class AcceleratedUpdate:
         """Captures a step, None where it can't be; what warms up, and the capture, leave no trace in the state."""
         optimizer = self.state.optimizer
         kept = [optimizer.parameters(), *optimizer.moments().values(), self._rate]
-        before = [x.clone() for x in kept]
-        replay = None
-        try:
-            replay = capture(self._device, lambda: self._step(0))
-        except CaptureError as error:
-            self._launch_instead(error)
-        for x, value in zip(kept, before, strict=True):
-            x.copy_(value)
+        asked = self.config.cuda_graphs is True
+        replay = captured(self._device, lambda: self._step(0), kept, "an optimiser step", asked)
+        self.graphed = replay is not None
         self.report.clear()
         self._number.zero_()
         return replay
-
-    def _launch_instead(self, error: CaptureError) -> None:
-        """Leaves graphs out from here on, with a warning; raises an error where the user asked for them."""
-        if self.config.cuda_graphs is True:
-            raise UnavailableError(
-                f"cuda_graphs: true, but an optimiser step can't be captured here ({error}); use cuda_graphs false"
-            ) from error
-        self.graphed = False
-        say(
-            f"lockstep: warning: an optimiser step can't be captured as a graph here, and is launched ({error}); "
-            "--no-cuda-graphs leaves this out"
-        )

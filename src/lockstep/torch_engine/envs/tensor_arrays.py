@@ -6,7 +6,7 @@ et al. 2014, "Fast splittable pseudorandom number generators"), whose n-th outpu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import array_api_compat.torch as xp
 import numpy as np
@@ -87,6 +87,24 @@ class TensorArrays:
 
     def _rows(self, observation: Tensor) -> Tensor:
         return encode(self._layout, observation, len(observation))
+
+    @property
+    def memory(self) -> dict[str, Tensor]:
+        """What a step changes, by name."""
+        state = {f"state/{name}": values for name, values in self.state.items()}
+        return state | {"elapsed": self.elapsed, "episodes": self.episodes}
+
+    def stay_in(self, memory: Mapping[str, Tensor]) -> None:
+        """Takes what lies in memory of :attr:`memory`'s names and shapes for its own, from here on."""
+        self.state = {name: memory[f"state/{name}"] for name in self.state}
+        self.elapsed, self.episodes = memory["elapsed"], memory["episodes"]
+
+    def move_to(self, memory: Mapping[str, Tensor]) -> None:
+        """Copies what a step changes to memory of :attr:`memory`'s names and shapes, and stays there."""
+        for name, values in self.memory.items():
+            if values is not memory[name]:
+                memory[name].copy_(values)
+        self.stay_in(memory)
 
     def step(self, actions: Tensor) -> Step:
         """Takes one step."""

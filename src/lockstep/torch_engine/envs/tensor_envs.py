@@ -94,6 +94,11 @@ class TensorEnvs(HostEnvs):
             self.observations[part] = step.observation
         return joined(parts, self.observations)
 
+    @property
+    def arrays(self) -> list[TensorArrays]:
+        """The groups of array environments; none where a simulator steps them."""
+        return [group for group in self._groups if isinstance(group, TensorArrays)]
+
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
         self.begin()

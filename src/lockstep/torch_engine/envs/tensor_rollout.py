@@ -97,6 +97,16 @@ class TensorRollout(Rollout):
             self.marked, self.device_ends[3, t] = True, 0 if step.untold is None else step.untold
         self.last[t] = step.final
 
+    def take(self, t: int, one: TensorRollout) -> None:
+        """Takes the only step of another rollout for step ``t``, but for what was observed before it."""
+        self.device_scores[t], self.device_ends[:, t] = one.device_scores[0], one.device_ends[:, 0]
+        self.last[t], self.actions[t] = one.last[0], one.actions[0]
+        self.observations[t + 1] = one.observations[1]
+        if self.native is not self.actions:
+            self.native[t] = one.native[0]
+        if self.normalized:
+            self.raw[t] = one.raw[0]
+
     def to_host(self, normalize: Any, layout: ObservationLayout) -> None:
         """Brings rewards, ends, and the last rows of truncated episodes to the host.
 
@@ -171,19 +181,27 @@ def device_moments(vectors: Tensor, shards: int) -> Tensor:
 
 
 class DeviceNormalizer:
-    """Normalises observation rows on the device, with the moments as they are now."""
+    """Normalises observation rows on the device, with the moments as they were at :meth:`freeze`, first when made."""
 
     def __init__(
         self, layout: ObservationLayout, normalizer: ObservationNormalizer | None, device: torch.device
     ) -> None:
-        self._layout, self._on = layout, normalizer is not None
+        self._layout, self._normalizer = layout, normalizer
         if normalizer is not None:
             mean, scale, self._clip = normalizer.frozen
-            self._mean, self._scale = to_device(mean, device), to_device(scale, device)
+            self._mean, self._scale = (torch.zeros(x.shape, dtype=torch.float32, device=device) for x in (mean, scale))
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Takes the moments as they are now, into the memory that held the last ones."""
+        if self._normalizer is not None:
+            mean, scale, _ = self._normalizer.frozen
+            for own, x in ((self._mean, mean), (self._scale, scale)):
+                own.copy_(to_device(x, own.device))
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Returns rows ``[…, width]`` with their vectors normalised; the same memory where nothing is."""
-        if not self._on:
+        if self._normalizer is None:
             return rows
         out = rows.clone()
         vectors = float_columns(self._layout, out)[..., : self._layout.vector_size]
@@ -196,15 +214,36 @@ class TensorCollector:
 
     def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: TensorEnvs, actor: Actor) -> None:
         self._config, self._plan, self._state, self._envs, self._actor = config, plan, state, envs, actor
-        normalized = state.observation_normalizer is not None
-        self._buffers = TensorRollout.on_device(config.num_steps, envs, state.net, normalized, plan.local_num_shards)
+        normalizer, net = state.observation_normalizer, state.net
+        self._normalize = DeviceNormalizer(net.observation, normalizer, envs.device)
+        self._squash = distributions.Squash(net, envs.device) if net.squashed else None
+        self._buffers = TensorRollout.on_device(
+            config.num_steps, envs, net, normalizer is not None, plan.local_num_shards
+        )
         self.rollout: Rollout = self._buffers
 
     def collect(self) -> None:
         """See :meth:`Collector.collect`."""
         noise = device_noise(self._config, self._plan, self._state.net, self._state.iteration, self._envs.device)
-        collect(self._state, self._envs, self._actor, noise, self._buffers)
+        self.collect_with(noise)
         self._check_numbers(self._state.iteration)
+
+    @torch.no_grad()  # not inference mode: simulators would keep tensors that nothing outside may change
+    def collect_with(self, noise: Tensor) -> None:
+        """Steps every local environment once for each row of noise ``[T, E, action outputs]``."""
+        out, envs = self._buffers, self._envs
+        self._normalize.freeze()
+        self._actor.begin(self._state.recurrent_state)
+        out.observations[0] = self._normalize(envs.observations)
+        self.take_steps(noise)
+        out.to_host(self._normalize, self._state.net.observation)
+        out.shape_rewards(envs.description.rewards)
+
+    def take_steps(self, noise: Tensor) -> None:
+        """Takes the steps of a rollout, from its first observations on."""
+        for t in range(len(noise)):
+            take_step(t, self._envs, self._actor, noise[t], self._buffers, self._normalize, self._squash)
+            life.progressed()
 
     def _check_numbers(self, iteration: int) -> None:
         out, envs = self._buffers, self._envs
@@ -215,20 +254,6 @@ class TensorCollector:
         """See :meth:`Collector.collect_random`."""
         collect_random(self._config, self._plan, self._envs, self._buffers)
         self._check_numbers(-1)
-
-
-@torch.no_grad()  # not inference mode: simulators would keep tensors that nothing outside may change
-def collect(state: TrainState, envs: TensorEnvs, actor: Actor, noise: Tensor, out: TensorRollout) -> None:
-    """Steps every local environment ``T`` times, filling ``out``."""
-    normalize = DeviceNormalizer(state.net.observation, state.observation_normalizer, envs.device)
-    squash = distributions.Squash(state.net, envs.device) if state.net.squashed else None
-    actor.begin(state.recurrent_state)
-    out.observations[0] = normalize(envs.observations)
-    for t in range(len(noise)):
-        take_step(t, envs, actor, noise[t], out, normalize, squash)
-        life.progressed()
-    out.to_host(normalize, state.net.observation)
-    out.shape_rewards(envs.description.rewards)
 
 
 def take_step(

@@ -234,8 +234,8 @@ class RecurrentActor(NetActor):
     def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
         assert recurrent_state is not None
-        state = torch.as_tensor(recurrent_state).to(self._device)
-        self._state = state.view(self._shards, self._rows, -1).clone()
+        state = torch.as_tensor(recurrent_state).to(self._device).view(self._shards, self._rows, -1)
+        self._state = self._state.copy_(state) if self._state.shape == state.shape else state.clone()
 
     def _sampled(self, x: Tensor, noise: Tensor, shards: slice) -> Tensor:
         actions, after = by_shard(self._mode, self._recurrent_sample, x, noise, self._state[shards].clone())
@@ -250,3 +250,7 @@ class RecurrentActor(NetActor):
         """See :meth:`Actor.forget`."""
         state = self._state[shards_within(part, self._rows)]
         state.masked_fill_(done.to(self._device).view(len(state), self._rows, 1), 0.0)
+
+    def carried(self) -> list[Tensor]:
+        """See :meth:`Actor.carried`."""
+        return [self._state]

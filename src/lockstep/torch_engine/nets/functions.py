@@ -56,7 +56,8 @@ class Actor(Protocol):
     """Samples a rank's actions step by step, from rows ``[E, width]`` and noise ``[E, action outputs]``.
 
     ``part`` says which of the rank's environments they are of, whole shards; None: all.
-    Who carries nothing from step to step inherits :meth:`begin` and :meth:`forget`, which do nothing.
+    Who carries nothing from step to step inherits :meth:`begin` and :meth:`forget`, which do nothing, and
+    :meth:`carried`.
     """
 
     def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
@@ -72,6 +73,10 @@ class Actor(Protocol):
 
     def forget(self, done: Tensor, part: slice | None = None) -> None:
         """Carries nothing over the end of an episode; bool ``[E]``, at which nothing looks."""
+
+    def carried(self) -> list[Tensor]:
+        """Returns what is carried from step to step; it stays in the same memory from one rollout to the next."""
+        return []
 
 
 class PolicyFunctions(Protocol):

@@ -121,6 +121,7 @@ def pin_down_kernels(deterministic: bool, warn_only: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if deterministic:
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel for every tensor that is made
 
 
 def _module(device: torch.device) -> Any:
@@ -256,7 +257,7 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
             work()
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except Exception as error:
         raise CaptureError(str(error).partition("\n")[0] or type(error).__name__) from error
     return graph.replay
 

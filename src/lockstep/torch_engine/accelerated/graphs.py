@@ -1,0 +1,41 @@
+"""Work that is launched again and again, captured as a graph: what can't be captured is launched, with a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.core.errors import UnavailableError
+from lockstep.core.process import say
+from lockstep.torch_engine.setup.accelerator import CaptureError, capture
+
+
+def captured(
+    device: torch.device, work: Callable[[], None], kept: Sequence[Tensor], what: str, asked: bool
+) -> Callable[[], None] | None:
+    """Captures what ``work()`` launches as one graph, and returns what replays it; None where it can't be.
+
+    ``kept`` is the memory that it changes and that somebody looks at: what warms up, and the capture, leave no trace
+    there. ``what`` says in words what can't be captured.
+
+    Raises:
+        ValueError: it can't be captured, and graphs were ``asked`` for; one line.
+    """
+    before = [x.clone() for x in kept]
+    try:
+        return capture(device, work)
+    except CaptureError as error:
+        if asked:
+            raise UnavailableError(
+                f"cuda_graphs: true, but {what} can't be captured here ({error}); use cuda_graphs false"
+            ) from error
+        say(
+            f"lockstep: warning: {what} can't be captured as a graph here, and is launched ({error}); "
+            "--no-cuda-graphs leaves this out"
+        )
+        return None
+    finally:
+        for x, value in zip(kept, before, strict=True):
+            x.copy_(value)

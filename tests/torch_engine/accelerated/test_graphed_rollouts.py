@@ -1,0 +1,171 @@
+"""Steps of rollouts that are captured once and replayed: array environments and the policy, on their own memory."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import recorded_graph
+import torch
+from accelerated_runs import LSTM, config_of, opened, trained
+
+from lockstep.core.errors import EnvironmentFailureError
+from lockstep.runs.checkpoint import checkpoint_of
+from lockstep.torch_engine import session as sessions
+from lockstep.torch_engine.accelerated import graphs
+from lockstep.torch_engine.accelerated.graphed_rollout import GraphedCollector
+from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
+from lockstep.torch_engine.envs.tensor_rollout import TensorCollector
+from lockstep.torch_engine.setup.accelerator import CaptureError
+
+PENDULUM = {"id": "lockstep/Pendulum-v1", "backend": "tensor", "max_episode_steps": 3}
+BOTH = {"observations": True, "returns": True}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("tensor environments", {}),
+    "normalised": ("tensor environments, normalised", {}),
+    "GRU": ("tensor environments, GRU", {}),
+    "LSTM, normalised": ("tensor environments, normalised", {"network": LSTM}),
+    "squashed, normalised": ("tensor environments", {"env": PENDULUM, "network": {"squash": True}, "normalize": BOTH}),
+    "continuous, fast": ("tensor environments", {"env": PENDULUM, "reduction": "fast"}),
+    "GRPO": ("GRPO", {"env": {"backend": "tensor"}}),
+    "images": ("images", {"env": {"backend": "tensor"}}),
+}
+
+
+@pytest.fixture
+def graphed(use, monkeypatch):
+    """Turns graphs on and off; on, they are recorded operations."""
+    use("played")
+    monkeypatch.setattr(graphs, "capture", recorded_graph.capture)
+
+    def turn(on: bool) -> None:
+        monkeypatch.setattr(sessions, "uses_graphs", lambda config, ranks: on)
+
+    return turn
+
+
+def assert_same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        np.testing.assert_array_equal(values, theirs[name], err_msg=name)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_replayed_steps_have_the_bits_of_launched_ones(run, graphed):
+    case, changes = RUNS[run]
+    config, ends = config_of(case, **changes), []
+    for on in (False, True):
+        graphed(on)
+        ends.append(trained(config, 3))
+    (launched, records), (replayed, seen) = ends
+    assert_same(replayed, launched)
+    assert [str(record) for record in seen] == [str(record) for record in records]
+
+
+def test_a_step_is_captured_once_and_the_host_steps_nothing_after(graphed, monkeypatch):
+    graphed(True)
+    stepped: list[int] = []
+    step = TensorArrays.step
+    monkeypatch.setattr(TensorArrays, "step", lambda self, actions: (stepped.append(1), step(self, actions))[1])
+    with opened(config_of("tensor environments")) as (session, trainer, _):
+        assert type(session.collector) is GraphedCollector
+        groups = len(session.envs.arrays)
+        for _ in range(3):
+            trainer.iterate()
+        trainer.take()
+    assert len(stepped) == 4 * groups  # three times to warm up, once to be recorded
+
+
+def test_a_resumed_run_goes_on_with_the_bits_of_one_that_was_not_stopped(graphed):
+    graphed(True)
+    config = config_of("tensor environments, normalised", network=LSTM)
+    whole, _ = trained(config, 4)
+    with opened(config) as (session, trainer, _):
+        for _ in range(2):
+            trainer.iterate()
+        trainer.take()
+        checkpoint = checkpoint_of(session.checkpoint_files({"wall_time": 0.0}), "here")
+    with opened(config, checkpoint) as (session, trainer, _):
+        for _ in range(2):
+            trainer.iterate()
+        trainer.take()
+        assert_same(session.arrays(), whole)
+
+
+def test_what_is_not_put_back_after_the_capture_is_seen(graphed, monkeypatch):
+    config = config_of("tensor environments")
+    graphed(False)
+    launched, _ = trained(config)
+    graphed(True)
+    captured = graphs.captured
+    monkeypatch.setattr(
+        "lockstep.torch_engine.accelerated.graphed_rollout.captured",
+        lambda device, work, kept, what, asked: captured(device, work, kept[:1], what, asked),
+    )
+    spoiled, _ = trained(config)
+    assert any(not np.array_equal(values, spoiled[name]) for name, values in launched.items())
+
+
+def test_state_that_moves_between_steps_is_seen(graphed, monkeypatch):
+    config = config_of("tensor environments")
+    graphed(False)
+    launched, _ = trained(config)
+    graphed(True)
+    monkeypatch.setattr(TensorArrays, "move_to", lambda self, memory: None)
+    spoiled, _ = trained(config)
+    assert any(not np.array_equal(values, spoiled[name]) for name, values in launched.items())
+
+
+def test_environments_that_look_at_a_number_are_launched_with_a_warning(graphed, monkeypatch, capsys):
+    config = config_of("tensor environments")
+    graphed(False)
+    launched, _ = trained(config)
+    step = TensorArrays.step
+    monkeypatch.setattr(TensorArrays, "step", lambda self, actions: (bool(actions.any()), step(self, actions))[1])
+    graphed(True)
+    ends, _ = trained(config)
+    assert_same(ends, launched)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "lockstep: warning: a step of a rollout can't be captured as a graph here, and is launched (environments "
+        "(lockstep/CartPole-v1) raised in step: RuntimeError: CUDA error: operation not permitted when stream is "
+        "capturing (recorded_graph.py:31)); --no-cuda-graphs leaves this out"
+    )
+
+
+def test_graphs_that_were_asked_for_are_an_error_where_a_step_looks(graphed, monkeypatch):
+    step = TensorArrays.step
+    monkeypatch.setattr(TensorArrays, "step", lambda self, actions: (bool(actions.any()), step(self, actions))[1])
+    graphed(True)
+    with opened(config_of("tensor environments")) as (session, trainer, _):
+        session.collector._config = session.config.model_copy(update={"cuda_graphs": True})  # pyright: ignore
+        with pytest.raises(ValueError) as caught:
+            trainer.iterate()
+    assert str(caught.value).startswith(
+        "cuda_graphs: true, but a step of a rollout can't be captured here (environments"
+    )
+
+
+def test_a_failure_of_an_environment_stays_its_own(graphed, monkeypatch, capsys):
+    def broken(self: Any, actions: torch.Tensor) -> Any:
+        raise KeyError("speed")
+
+    monkeypatch.setattr(TensorArrays, "step", broken)
+    graphed(True)
+    with opened(config_of("tensor environments")) as (_, trainer, _), pytest.raises(EnvironmentFailureError) as caught:
+        trainer.iterate()
+    assert "raised in step: KeyError: 'speed'" in str(caught.value)
+    assert "can't be captured" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", ["tensor environments", "plain"])
+def test_without_graphs_or_array_environments_steps_are_launched(case, graphed):
+    graphed(case == "plain")
+    with opened(config_of(case)) as (session, _, _):
+        assert not isinstance(session.collector, GraphedCollector)
+        assert isinstance(session.collector, TensorCollector) == (case != "plain")
+
+
+def test_the_recorder_raises_what_cuda_raises():
+    x = torch.zeros(3)
+    with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
+        recorded_graph.capture(torch.device("cpu"), lambda: x.add_(float(x.sum())))
