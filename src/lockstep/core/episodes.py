@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,21 +49,28 @@ class EpisodeCounter:
         Returns:
             float64 ``[episodes, 5]``: step, global env id, return, length, success; by step, then env id.
         """
-        rows, first = [], 0
+        where, first = np.argwhere(done), 0
+        ended: list[np.ndarray] = [np.zeros((2, 0))]
         steps = np.ones(done.shape, np.int64) if dead is None else 1 - dead.astype(np.int64)
-        for t in np.flatnonzero(done.any(1)).tolist():
-            self._add(rewards[first : t + 1], steps[first : t + 1])
-            first = t + 1
-            for env in np.flatnonzero(done[t]):
-                rows.append((t, env_ids[env], self.returns[env], self.lengths[env], successes[t, env]))
-                self.returns[env], self.lengths[env] = 0.0, 0
+        bounds = np.searchsorted(where[:, 0], np.arange(len(done) + 1)).tolist()
+        for t, (start, end) in enumerate(pairwise(bounds)):
+            if start < end:
+                self._add(rewards[first : t + 1], steps[first : t + 1])
+                first, envs = t + 1, where[start:end, 1]
+                ended.append(np.array((self.returns[envs], self.lengths[envs])))
+                self.returns[envs], self.lengths[envs] = 0.0, 0
         self._add(rewards[first:], steps[first:])
-        return np.array(rows, np.float64).reshape(-1, EPISODE_COLUMNS)
+        ids, said = np.asarray(env_ids)[where[:, 1]], successes[where[:, 0], where[:, 1]]
+        return np.column_stack([where[:, 0], ids, *np.concatenate(ended, 1), said]).astype(np.float64)
 
     def _add(self, rewards: np.ndarray, steps: np.ndarray) -> None:
         """Take in steps ``[t, E]`` in order: a sum's bits must not depend on how many environments are here."""
-        self.returns = np.add.accumulate(np.concatenate([self.returns[None], rewards]))[-1]
-        self.lengths += steps.sum(0)
+        if len(rewards) == 1:
+            self.returns = self.returns + rewards[0]
+            self.lengths += steps[0]
+        else:
+            self.returns = np.add.accumulate(np.concatenate([self.returns[None], rewards]))[-1]
+            self.lengths += steps.sum(0)
 
     def forget(self, env: int) -> None:
         """Start an environment's count anew: it was reset."""
@@ -96,9 +104,9 @@ class RecentEpisodes:
 
     def extend(self, episodes: np.ndarray, stated: StatedMetrics | None = None) -> None:
         """Append an iteration's episodes ``[n, 5]`` of all ranks, by (step, env id) whatever order they come in."""
-        rows = episodes[np.lexsort((episodes[:, 1], episodes[:, 0]))]
+        rows = episodes[np.lexsort((episodes[:, 1], episodes[:, 0]))][-WINDOW:]
         said = [stated.get((int(t), int(env)), {}) for t, env, *_ in rows] if stated else None
-        self.extend_newest([(float(r), int(n), int(s)) for _, _, r, n, s in rows], len(rows), said)
+        self.extend_newest([(float(r), int(n), int(s)) for _, _, r, n, s in rows], len(episodes), said)
 
     def extend_newest(
         self,
