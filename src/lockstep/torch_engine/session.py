@@ -22,7 +22,7 @@ from lockstep.envs.restore.replay import ReplayLog
 from lockstep.envs.restore.snapshot import load_shards, load_states, save_shards
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
-from lockstep.torch_engine.accelerated.graphed_rollout import GraphedCollector
+from lockstep.torch_engine.accelerated.graphed_rollout import GraphedActor, GraphedCollector
 from lockstep.torch_engine.accelerated.rollout import StagedCollector
 from lockstep.torch_engine.accelerated.update import AcceleratedUpdate
 from lockstep.torch_engine.check_loss import check_own_loss
@@ -244,10 +244,13 @@ def make_update(state: TrainState, config: Config, plan: ShardPlan, source: Grad
 def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, mode: Mode) -> Collector:
     """Chooses where a rollout is collected: on the device if the environments are there, else on the host."""
     actor = state.policy.actor(plan, mode)
+    graphed = uses_graphs(config, 1)  # of any number of ranks: none takes part in another's rollout
     if isinstance(envs, TensorEnvs):
-        repeats = bool(envs.arrays) and uses_graphs(config, plan.world_size)  # simulators are the host's to call
+        repeats = graphed and bool(envs.arrays)  # what simulators launch is theirs
         return (GraphedCollector if repeats else TensorCollector)(config, plan, state, envs, actor)
     if config.device != "cpu":
+        if graphed:
+            actor = GraphedActor(actor, config.cuda_graphs is True)
         return StagedCollector(config, plan, state, envs, actor)
     return HostCollector(config, plan, state, envs, actor)
 

@@ -28,6 +28,13 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "continuous, fast": ("tensor environments", {"env": PENDULUM, "reduction": "fast"}),
     "GRPO": ("GRPO", {"env": {"backend": "tensor"}}),
     "images": ("images", {"env": {"backend": "tensor"}}),
+    "host": ("plain", {}),
+    "host, normalised": ("continuous, normalised", {}),
+    "host, LSTM": ("LSTM", {}),
+    "host, images": ("images", {}),
+    "host, indices": ("indices", {}),
+    "host, GRPO": ("GRPO", {}),
+    "host, halves": ("LSTM", {"env": {"workers": 2}}),
 }
 
 
@@ -73,6 +80,18 @@ def test_a_step_is_captured_once_and_the_host_steps_nothing_after(graphed, monke
             trainer.iterate()
         trainer.take()
     assert len(stepped) == 4 * groups  # three times to warm up, once to be recorded
+
+
+@pytest.mark.parametrize(("run", "graphs_taken"), [("host, LSTM", 2), ("host, halves", 3)])
+def test_sampling_is_captured_once_for_each_half_of_the_environments(run, graphs_taken, graphed, monkeypatch):
+    case, changes = RUNS[run]
+    taken: list[int] = []
+    monkeypatch.setattr(
+        graphs, "capture", lambda device, work: (taken.append(1), recorded_graph.capture(device, work))[1]
+    )
+    graphed(True)
+    trained(config_of(case, **changes), 3)
+    assert len(taken) == graphs_taken  # of them one is of optimiser steps
 
 
 def test_a_resumed_run_goes_on_with_the_bits_of_one_that_was_not_stopped(graphed):

@@ -1,14 +1,16 @@
-"""Collecting from array environments on an accelerator: a step is captured once as a graph, and replayed.
+"""Collecting on an accelerator: what a step launches is captured once as a graph, and replayed.
 
-A step of such environments and of the policy is some hundred small operations on tensors that stay where they are, so
-the host's launches take most of its time. They are captured with a rollout of one step as what they fill; the host
-copies the noise of each step there before, and what the step gave from there after.
+A step of the policy is some dozen small operations, and with array environments some hundred, on tensors that stay
+where they are; the host's launches take most of its time. A graph reads and writes memory of its own: a step's
+observations and noise are copied there before, and what it gave from there after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
@@ -19,6 +21,60 @@ from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import TensorCollector, TensorRollout, take_step
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.state import TrainState
+
+
+class GraphedActor(Actor):
+    """Samples as another actor does, by replays; see :class:`lockstep.torch_engine.nets.functions.Actor`.
+
+    Where a step can't be captured it is launched. ``asked`` is whether that is an error.
+    """
+
+    def __init__(self, inner: Actor, asked: bool) -> None:
+        self._inner, self._asked = inner, asked
+        self._steps: dict[int | None, _SampledStep] = {}
+
+    def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
+        """See :meth:`Actor.begin`."""
+        self._inner.begin(recurrent_state)
+
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
+        """See :meth:`Actor.__call__`."""
+        return self._inner(observations, noise, part)
+
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
+        """See :meth:`Actor.tensors`; what is returned is overwritten by the next call for the same environments."""
+        key = None if part is None else part.start
+        if key not in self._steps:
+            self._steps[key] = _SampledStep(self._inner, observations, noise, part, self._asked)
+        return self._steps[key](observations, noise)
+
+    def forget(self, done: Tensor, part: slice | None = None) -> None:
+        """See :meth:`Actor.forget`."""
+        self._inner.forget(done, part)
+
+    def carried(self) -> list[Tensor]:
+        """See :meth:`Actor.carried`."""
+        return self._inner.carried()
+
+
+class _SampledStep:
+    """The sampling of actions for some environments, captured as it is made."""
+
+    def __init__(self, actor: Actor, observations: Tensor, noise: Tensor, part: slice | None, asked: bool) -> None:
+        self._actor, self._part = actor, part
+        self._observations, self._noise, self._actions = observations.clone(), noise.clone(), torch.zeros(0)
+        self._replay = captured(observations.device, self._step, actor.carried(), "the sampling of actions", asked)
+
+    def _step(self) -> None:
+        self._actions = self._actor.tensors(self._observations, self._noise, self._part)
+
+    def __call__(self, observations: Tensor, noise: Tensor) -> Tensor:
+        if self._replay is None:
+            return self._actor.tensors(observations, noise, self._part)
+        self._observations.copy_(observations)
+        self._noise.copy_(noise)
+        self._replay()
+        return self._actions
 
 
 class GraphedCollector(TensorCollector):
