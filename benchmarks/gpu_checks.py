@@ -100,6 +100,10 @@ TENSORS = (
     f"lockstep/CartPole-v1 {CUDA} --env.backend tensor --num-envs {TENSOR_ENVS} --num-steps {TENSOR_STEPS} "
     f"--total-steps {TENSOR_ENVS * TENSOR_STEPS * TENSOR_ITERATIONS}"
 )
+FEW_TENSORS = (
+    f"lockstep/CartPole-v1 {CUDA} --env.backend tensor --num-envs 256 --num-steps 32 --total-steps 24576 "
+    "--normalize.observations --normalize.returns --network.recurrent gru --ppo.num-epochs 1"
+)
 CARTPOLES = f"CartPole-v1 {JAX} --num-envs 4096 --total-steps"
 SHARED = {
     "cartpole": "CartPole-v1 --total-steps 4096",
@@ -131,7 +135,18 @@ CHECKS: tuple[Check, ...] = (
             f"python {SCRIPTS}/replayed_steps.py train {SHORT} --cuda-graphs --name with",
             train("without", f"{SHORT} --no-cuda-graphs"),
         ),
-        "a graph is captured and replayed, with the bits of steps that are launched; speed with and without",
+        "graphs of sampling and of optimiser steps are captured and replayed, with the bits of what is launched; speed "
+        "with and without",
+        same_bits_replayed,
+        timed=True,
+    ),
+    Check(
+        "graphs-of-environments",
+        (
+            f"python {SCRIPTS}/replayed_steps.py train {FEW_TENSORS} --cuda-graphs --name with",
+            train("without", f"{FEW_TENSORS} --no-cuda-graphs"),
+        ),
+        "the same of a step of environments on the GPU, normalised and with a GRU",
         same_bits_replayed,
         timed=True,
     ),

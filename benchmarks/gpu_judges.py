@@ -12,6 +12,8 @@ TENSOR_STEPS, TENSOR_ITERATIONS = 128, 20
 """Of the run that must stay on the GPU."""
 SHARING = (1, 2, 3, 8)
 """Ranks that share a GPU."""
+GRAPHS = 2
+"""That a run captures: of a step of its rollouts, and of an optimiser step."""
 LEARNED = 2.0
 """Returns that are this many times those of the first iteration were learned."""
 SOLVED = 400.0
@@ -138,8 +140,8 @@ def never_waits(run: Outcome) -> Verdict:
 def same_bits_replayed(run: Outcome, base: Outcome) -> Verdict:
     same = run.summary["state_sha256"] == base.summary["state_sha256"]
     graphs, replays = map(int, re.findall(r"\d+", run.last_line.removeprefix("graphs ")))
-    figures = f"{graphs} graph, {replays} replays; {speeds(run, base).figures}"
-    captured = graphs == 1 and replays >= len(run.metrics) > 0
+    figures = f"{graphs} graphs, {replays} replays; {speeds(run, base).figures}"
+    captured = graphs == GRAPHS and replays >= 2 * len(run.metrics) > 0
     return Verdict(same and captured, figures + ("" if same else "; the bits are others"))
 
 

@@ -67,10 +67,10 @@ JUDGED = {
         ([ended("updates 0")], False),
     ],
     "graphs": [
-        ([replace(STATE_A, output="graphs 1 replays 80"), STATE_A], True),
-        ([replace(STATE_A, output="graphs 1 replays 80"), STATE_B], False),
+        ([replace(STATE_A, output="graphs 2 replays 160"), STATE_A], True),
+        ([replace(STATE_A, output="graphs 2 replays 160"), STATE_B], False),
         ([replace(STATE_A, output="graphs 0 replays 0"), STATE_A], False),
-        ([replace(STATE_A, output="graphs 1 replays 7"), STATE_A], False),
+        ([replace(STATE_A, output="graphs 2 replays 7"), STATE_A], False),
         ([STATE_A, STATE_A], False),
     ],
     "too-few-gpus": [

@@ -79,8 +79,8 @@ class Config(Section):
     compile: bool = Field(default=False, description="torch.compile the loss of a shard; engine torch")
     cuda_graphs: bool | None = Field(
         default=None,
-        description="capture an optimiser step as a graph and replay it, on a GPU of a single rank (default: on CUDA, "
-        "where it can be); engine torch",
+        description="capture what a step of a rollout and, on a single rank, of the optimiser launches as a graph, and "
+        "replay it (default: on CUDA, where it can be); engine torch",
     )
     threads: int = Field(
         default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits; engine torch"

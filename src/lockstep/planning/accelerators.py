@@ -10,6 +10,7 @@ import numpy as np
 from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
 from lockstep.core.tree import tree_of
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.choose_workers import Measured, chosen_workers
 from lockstep.planning.collectives import Link, collectives
@@ -21,8 +22,10 @@ from lockstep.training.costs import FLOAT, Collective, Costs, Part
 
 LATENCY_OF = 8
 """Devices of a collective whose latency is assumed; it grows with their logarithm."""
-GRAPHED = ("gradients", "optimizer")
-"""Parts of an optimiser step."""
+STEP, SAMPLING, STEPPING = ("gradients", "optimizer"), ("rollout",), ("rollout", "environments")
+"""What engine torch replays as graphs: an optimiser step, the sampling of actions, a step of array environments."""
+COPIES = {SAMPLING: 3, STEPPING: 6}
+"""Launches of a step to and from where its graph reads and writes."""
 GROWING = ("rollout", "activations")
 """What of a device's memory grows with its environments."""
 CUT = ("parameters", "moments")
@@ -156,7 +159,7 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
     config, times = work.config, Times.none()
     roofline = Roofline.of(work.chip, config.precision, config.engine, assumed)
     replayed = replace(roofline, launch=assumed.kernel[f"jax:{work.target.platform}"])
-    graphs = _replays_graphs(config, work.devices)
+    graphed = _graphed(config, work.devices)
     together = _devices_of_a_process(work)
     for part in work.parts:
         one = part
@@ -164,8 +167,11 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
             one = part.of_shards(together, 1)
         if part.name == "optimizer" and config.fsdp:
             one = Part(part.name, tuple(k._replace(bytes=k.bytes / work.devices) for k in part.kernels), "not")
-        for limit, seconds in (replayed if graphs and part.name in GRAPHED else roofline).part(one).items():
+        for limit, seconds in (replayed if part.name in graphed else roofline).part(one).items():
             times.add(part.name, limit, seconds)
+    if "rollout" in graphed:
+        copies = COPIES[STEPPING if "environments" in graphed else SAMPLING]
+        times.add("rollout", "launches", copies * config.num_steps * roofline.launch)
     if work.host is not None:
         times.add("environments", "host", _host_seconds(work, assumed, together))
     if config.engine == "torch" and (config.fsdp or config.sync_period > 1):  # the host takes part in each step
@@ -178,10 +184,15 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
     return times
 
 
-def _replays_graphs(config: Config, devices: int) -> bool:
-    """Whether engine torch replays an optimiser step as one CUDA graph, whose kernels no Python launches."""
+def _graphed(config: Config, devices: int) -> tuple[str, ...]:
+    """Names the parts that engine torch replays as CUDA graphs, whose kernels no Python launches."""
     allowed = config.cuda_graphs is not False and ungraphed(config) is None
-    return config.engine == "torch" and config.device == "cuda" and devices == 1 and allowed
+    if config.engine != "torch" or config.device != "cuda" or not allowed:
+        return ()
+    step = STEP if devices == 1 else ()
+    if config.env.backend != "tensor":
+        return SAMPLING + step
+    return (STEPPING if config.env.id in ARRAY_ENVIRONMENTS else ()) + step
 
 
 def _devices_of_a_process(work: Workload) -> int:

@@ -56,7 +56,10 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
 
 
 def uses_graphs(config: Config, ranks: int) -> bool:
-    """Tells whether optimiser steps are captured as a graph: by default where it can be on CUDA devices."""
+    """Tells whether steps are captured as graphs, by default where they can be on CUDA devices.
+
+    Of the optimiser's those of a single rank are; in its rollouts a rank is alone.
+    """
     if config.cuda_graphs is not None:
         return config.cuda_graphs
     return config.device == "cuda" and ranks == 1 and ungraphed(config) is None
