@@ -73,6 +73,13 @@ JUDGED = {
         ([replace(STATE_A, output="graphs 2 replays 7"), STATE_A], False),
         ([STATE_A, STATE_A], False),
     ],
+    "graphs-of-environments": [
+        ([replace(STATE_A, output="graphs 2 replays 160"), STATE_A], True),
+        ([replace(STATE_A, output="graphs 2 replays 160"), STATE_B], False),
+        ([replace(STATE_A, output="graphs 0 replays 0"), STATE_A], False),
+        ([replace(STATE_A, output="graphs 2 replays 7"), STATE_A], False),
+        ([STATE_A, STATE_A], False),
+    ],
     "too-few-gpus": [
         ([Outcome(2, REFUSED)], True),
         ([Outcome(1, REFUSED)], False),

@@ -130,6 +130,28 @@ def test_a_graph_of_one_rank_launches_what_python_would():
     assert none == two == pytest.approx(1000 * 30e-6)
 
 
+def test_steps_of_rollouts_are_replayed_on_any_number_of_ranks():
+    kernels = (Kernel(0.0, 0.0, 1000),)
+    many = replace(COSTS, parts=(Part("rollout", kernels, "not"), Part("environments", kernels, "not")))
+
+    def seconds(devices, graphs=None, **env):
+        changed = CONFIG.env.model_copy(update=env)
+        config = CONFIG.model_copy(update={"engine": "torch", "cuda_graphs": graphs, "env": changed})
+        parts = predict(work(devices, config=config, costs=many, host=None)).parts
+        return parts["rollout"], parts["environments"]
+
+    copies, replayed, launched = CONFIG.num_steps * 30e-6, 1000 * 3e-6, 1000 * 30e-6
+    arrays, simulators = (
+        {"id": "lockstep/CartPole-v1", "backend": "tensor"},
+        {"id": "users:factory", "backend": "tensor"},
+    )
+    for devices in (1, 2):
+        assert seconds(devices, **arrays) == pytest.approx((replayed + 6 * copies, replayed))
+        assert seconds(devices)[0] == pytest.approx(replayed + 3 * copies)
+        for words in (seconds(devices, **simulators), seconds(devices, False, **arrays)):
+            assert words == pytest.approx((launched, launched))
+
+
 def test_the_host_takes_part_in_steps_that_are_cut_or_averaged():
     torch = CONFIG.model_copy(update={"engine": "torch", "reduction": "fast"})
     plain, apart = (predict(work(2, config=torch.model_copy(update={"sync_period": n}))) for n in (1, 4))
