@@ -135,19 +135,19 @@ def test_steps_of_rollouts_are_replayed_on_any_number_of_ranks():
     many = replace(COSTS, parts=(Part("rollout", kernels, "not"), Part("environments", kernels, "not")))
 
     def seconds(devices, graphs=None, **env):
-        changed = CONFIG.env.model_copy(update=env)
-        config = CONFIG.model_copy(update={"engine": "torch", "cuda_graphs": graphs, "env": changed})
-        parts = predict(work(devices, config=config, costs=many, host=None)).parts
+        planned = work(devices, config=CONFIG.model_copy(update={"engine": "torch", "cuda_graphs": graphs}), costs=many)
+        changed = planned.config.env.model_copy(update=env)
+        parts = predict(replace(planned, config=planned.config.model_copy(update={"env": changed}))).parts
         return parts["rollout"], parts["environments"]
 
-    copies, replayed, launched = CONFIG.num_steps * 30e-6, 1000 * 3e-6, 1000 * 30e-6
+    of_copies, replayed, launched = CONFIG.num_steps * 30e-6, 1000 * 3e-6, 1000 * 30e-6
     arrays, simulators = (
         {"id": "lockstep/CartPole-v1", "backend": "tensor"},
         {"id": "users:factory", "backend": "tensor"},
     )
     for devices in (1, 2):
-        assert seconds(devices, **arrays) == pytest.approx((replayed + 6 * copies, replayed))
-        assert seconds(devices)[0] == pytest.approx(replayed + 3 * copies)
+        assert seconds(devices, **arrays) == pytest.approx((replayed + 6 * of_copies, replayed))
+        assert seconds(devices)[0] == pytest.approx(replayed + 3 * of_copies)
         for words in (seconds(devices, **simulators), seconds(devices, False, **arrays)):
             assert words == pytest.approx((launched, launched))
 
