@@ -28,6 +28,8 @@ KEPT = ROOT / "benchmarks" / "results" / "plan-on-gpu.md"
 PAGE = ROOT / "docs" / "plan.md"
 TARGETS = {"H100": "h100:1", "H200": "h200:1", "A100": "a100:1"}
 """By what the GPU's name has in it."""
+SAYS_GPUS = "- GPUs that PyTorch sees:"
+"""How the line of a report begins that names them."""
 MEASURED_IF = ("passed", "measured")
 """What the report says of checks whose speeds count."""
 WITH, WITHOUT = 0, 1
@@ -62,8 +64,9 @@ def commands(text: str) -> list[Row]:
 
 def target_of(text: str) -> str:
     """What ``--on`` calls the GPU of a report; raises a ``ValueError`` for one that plans don't know."""
+    said = next((line for line in text.splitlines() if line.startswith(SAYS_GPUS)), "")
     for name, target in TARGETS.items():
-        if name in text.partition("| check")[0]:
+        if name in said:
             return target
     raise ValueError(f"{MEASURED}: measured on none of {', '.join(TARGETS)}")
 

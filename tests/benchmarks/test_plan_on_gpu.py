@@ -5,6 +5,7 @@ import pytest
 from benchmarks.gpu_checks import CHECKS
 from benchmarks.plan_on_gpu import COMPARED, KEPT, MARK, MEASURED, PAGE, Row, commands, line, target_of
 from lockstep.config.command_line import read_request
+from lockstep.planning.report import amount
 
 REPORT = """
 - GPUs that PyTorch sees: NVIDIA H100 80GB HBM3
@@ -38,7 +39,8 @@ def test_the_kept_table_is_of_the_kept_measurements():
     for row in found:
         assert row.measured is not None
         assert read_request(row.words.split()).config.device == "cuda"
-        assert f"`{row.words}`" in kept
+        (shown,) = [line for line in kept.splitlines() if line.startswith(f"| `{row.words}` |")]
+        assert shown.split(" | ")[3] == amount(row.measured)
     shown = PAGE.read_text().partition(f"<!-- {MARK}: begin -->\n")[2].partition(f"<!-- {MARK}: end -->")[0]
     assert kept.endswith(shown)
     assert "| yes |" in shown
@@ -53,5 +55,7 @@ def test_a_row_says_whether_the_measurement_lies_in_the_range():
 
 def test_a_gpu_that_plans_do_not_know():
     assert target_of(REPORT) == "h100:1"
+    another = REPORT.replace("H100", "H200").replace("\n\n| check", "\n- machine: not the H100 of yesterday\n\n| check")
+    assert target_of(another) == "h200:1"
     with pytest.raises(ValueError, match="measured on none of H100, H200, A100"):
         target_of(REPORT.replace("H100", "B200"))

@@ -1,12 +1,13 @@
 """A graph of operations without a GPU: what work launches is recorded, and replayed on the same memory.
 
-As with a CUDA graph no Python runs when it is replayed, every operation reads and writes the memory that it had when it
-was recorded, and who looks at a number meanwhile gets CUDA's error.
+As with a CUDA graph no Python runs when it is replayed, and every operation reads and writes the memory that it had
+when it was recorded. Who looks at a number meanwhile, or brings one from the host, gets CUDA's error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,19 @@ from torch.utils._pytree import tree_leaves
 from lockstep.torch_engine.setup.accelerator import WARM_UP, CaptureError
 
 LOOKS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::masked_select")
+INDEXING = ("aten::index.", "aten::index_put")
+DOWN, UP = ("cpu", "numpy", "tolist"), ("tensor", "asarray", "from_numpy")
+"""Methods that copy to the host, and functions that make tensors of what is there."""
+
+
+def refused(*words: Any, **more: Any) -> Any:
+    """Raises what PyTorch raises of CUDA."""
+    raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+
+def by_mask(args: Any) -> bool:
+    """Whether a tensor is indexed by a mask: the host has to know how many rows are taken."""
+    return any(isinstance(x, Tensor) and x.dtype == torch.bool for x in args[1])
 
 
 class Recorder(TorchDispatchMode):
@@ -27,8 +41,9 @@ class Recorder(TorchDispatchMode):
         self.operations: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name().startswith(LOOKS):
-            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        name = func.name()
+        if name.startswith(LOOKS) or (name.startswith(INDEXING) and by_mask(args)):
+            refused()
         out = func(*args, **(kwargs or {}))
         self.operations.append((func, args, kwargs or {}, out))
         return out
@@ -41,6 +56,23 @@ class Recorder(TorchDispatchMode):
                     old.copy_(new)
 
 
+@contextmanager
+def nothing_passes() -> Iterator[None]:
+    """Refuses copies between the host and the device, which is the host here."""
+    methods, functions = {name: getattr(Tensor, name) for name in DOWN}, {name: getattr(torch, name) for name in UP}
+    try:
+        for name in DOWN:
+            setattr(Tensor, name, refused)
+        for name, made in functions.items():
+            setattr(torch, name, lambda x, _made=made, **more: _made(x, **more) if isinstance(x, Tensor) else refused())
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(Tensor, name, method)
+        for name, function in functions.items():
+            setattr(torch, name, function)
+
+
 def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
     """Does what :func:`lockstep.torch_engine.setup.accelerator.capture` does.
 
@@ -50,7 +82,7 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
         work()
     recorder = Recorder()
     try:
-        with recorder:
+        with nothing_passes(), recorder:
             work()
     except Exception as error:
         raise CaptureError(str(error)) from error

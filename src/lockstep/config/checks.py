@@ -26,7 +26,8 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     _check_choices(config)
     if config.cuda_graphs is True and world_size > 1:
         raise ValueError(
-            f"cuda_graphs: true, but a graph holds the step of one rank and there are {world_size}; leave it out"
+            f"cuda_graphs: true, but optimiser steps of {world_size} ranks can't be captured; leave it out (steps of "
+            "rollouts are captured where they can be)"
         )
     return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
 
@@ -207,7 +208,7 @@ def _check_scale(config: Config) -> None:
 
 
 def ungraphed(config: Config) -> str | None:
-    """Says why an optimiser step can't be captured as a graph, if it can't; a graph is replayed without the host."""
+    """Says why a run's steps can't be captured as graphs, if they can't; a graph is replayed without the host."""
     if config.device == "cpu":
         return "device is cpu, which has no graphs"
     if config.network.custom is not None:

@@ -68,11 +68,15 @@ class Trainer:
         """Iterates until the end, a limit, or a signal; returns the stop code."""
         stop = self.reached()
         self.clock.begin()
-        while stop == RUNNING:
-            asked = self.iterate()
-            if self.session.update is None or self.due(asked):
-                stop = self.meet(asked)
-            self.clock.lap("other")
+        try:
+            while stop == RUNNING:
+                asked = self.iterate()
+                if self.session.update is None or self.due(asked):
+                    stop = self.meet(asked)
+                self.clock.lap("other")
+        finally:
+            if self.ahead is not None:
+                self.ahead.shutdown(wait=False)
         return stop
 
     def meet(self, asked: int) -> int:
@@ -169,6 +173,7 @@ class Trainer:
         state, config, plan, source = self.state, self.config, self.plan, self.session.source
         life.begin(Part.UPDATE)
         if self.session.update is not None:
+            assert isinstance(indices, Tensor)
             return self.session.update(batch, indices, statistics, shared)
         assert isinstance(indices, np.ndarray)
         if config.sync_period == 1:

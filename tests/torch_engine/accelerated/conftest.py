@@ -14,6 +14,7 @@ from lockstep.torch_engine.setup import accelerator
 def _settings(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "modules")
     before = torch.are_deterministic_algorithms_enabled()
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # put back afterwards
     yield
     torch.use_deterministic_algorithms(before)
 

@@ -51,6 +51,11 @@ def source(state: TrainState, kls: list[float], gradients: list[float]):
     return scripted
 
 
+def placed(indices: np.ndarray) -> Tensor:
+    """Minibatches' indices as they go up."""
+    return torch.from_numpy(np.ascontiguousarray(indices))
+
+
 def shared_of(config: Any) -> Shared:
     empty: Any = np.zeros(0)
     fit = torch.zeros((config.shards, 2, 2), dtype=torch.float64)
@@ -71,7 +76,7 @@ def both(
     config = config.model_copy(update={"device": "xpu"})
     other = small_state(config, described())
     launch = AcceleratedUpdate(other, config, plan, source(other, kls, gradients))
-    by_device = launch(batch, indices, not_normalised(config), shared_of(config)).result()
+    by_device = launch(batch, placed(indices), not_normalised(config), shared_of(config)).result()
     return (by_host, state), (by_device, other)
 
 
@@ -120,7 +125,7 @@ def test_nothing_is_applied_from_a_number_on_that_is_none(broken, number, use):
 
     batch = random_batch(config, state.net)
     launch = AcceleratedUpdate(state, config, plan, watched)
-    sent = launch(batch, minibatch_indices(config, plan, 0), not_normalised(config), shared_of(config))
+    sent = launch(batch, placed(minibatch_indices(config, plan, 0)), not_normalised(config), shared_of(config))
     where = f"iteration 1, epoch {number // 2 + 1}, minibatch {number % 2 + 1}"
     with pytest.raises(NonFiniteError, match=where):
         sent.result()
@@ -166,7 +171,7 @@ def test_gradients_behind_ddp_are_those_of_autograd_alone(pieces, use):
         before = state.parameters.flat.clone()
         launch = AcceleratedUpdate(state, config, plan, choose(state, config, communicator))
         batch, indices = random_batch(config, state.net), minibatch_indices(config, plan, 0)
-        assert launch(batch, indices, statistics_of(config, batch), shared_of(config)).result().steps == 4
+        assert launch(batch, placed(indices), statistics_of(config, batch), shared_of(config)).result().steps == 4
         assert not torch.allclose(state.parameters.flat, before, atol=1e-3)
         ends.append(state.parameters.flat)
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
@@ -192,7 +197,7 @@ def test_a_step_that_is_replayed_has_the_bits_of_one_that_is_called(epochs, mini
         )
         for seed in range(2):
             batch, indices = random_batch(config, state.net, seed), minibatch_indices(config, plan, seed)
-            launch(batch, indices, statistics_of(config, batch), shared_of(config)).result()
+            launch(batch, placed(indices), statistics_of(config, batch), shared_of(config)).result()
         ends.append(state)
     assert len(replays) == 2 * epochs * minibatches
     assert ends[0].optimizer_steps == ends[1].optimizer_steps == len(replays)
@@ -217,7 +222,7 @@ def test_steps_that_cannot_be_captured_are_launched_with_a_warning(use, monkeypa
         launch = AcceleratedUpdate(state, config, plan, source, graphed)
         for seed in range(2):
             batch, indices = random_batch(config, state.net, seed), minibatch_indices(config, plan, seed)
-            launch(batch, indices, statistics_of(config, batch), shared_of(config)).result()
+            launch(batch, placed(indices), statistics_of(config, batch), shared_of(config)).result()
         ends.append(state.parameters.flat)
         said.append(capsys.readouterr().err)
     assert torch.equal(*ends)
@@ -240,7 +245,7 @@ def test_graphs_that_were_asked_for_and_cannot_be_had_are_an_error(use, monkeypa
     launch = AcceleratedUpdate(state, config, plan, source(state, [0.0] * 4, [1.0] * 4), graphed=True)
     batch = random_batch(config, state.net)
     with pytest.raises(ValueError) as caught:
-        launch(batch, minibatch_indices(config, plan, 0), not_normalised(config), shared_of(config))
+        launch(batch, placed(minibatch_indices(config, plan, 0)), not_normalised(config), shared_of(config))
     assert str(caught.value) == (
         "cuda_graphs: true, but an optimiser step can't be captured here (operation not permitted when stream is "
         "capturing); use cuda_graphs false"

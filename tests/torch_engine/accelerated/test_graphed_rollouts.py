@@ -7,15 +7,23 @@ import pytest
 import recorded_graph
 import torch
 from accelerated_runs import LSTM, config_of, opened, trained
+from emulated_accelerator import DOWN, UP, WAITS, counted
 
+from lockstep.config.run import Config
 from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.shards import ShardPlan
+from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.host_envs import WantedEnvs
 from lockstep.runs.checkpoint import checkpoint_of
 from lockstep.torch_engine import session as sessions
 from lockstep.torch_engine.accelerated import graphs
 from lockstep.torch_engine.accelerated.graphed_rollout import GraphedCollector
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
+from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import TensorCollector
+from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.setup.accelerator import CaptureError
+from lockstep.torch_engine.setup.devices import uses_graphs
 
 PENDULUM = {"id": "lockstep/Pendulum-v1", "backend": "tensor", "max_episode_steps": 3}
 BOTH = {"observations": True, "returns": True}
@@ -57,7 +65,7 @@ def assert_same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> N
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_replayed_steps_have_the_bits_of_launched_ones(run, graphed):
+def test_replayed_steps_have_the_bits_of_launched_ones(run, graphed, capsys):
     case, changes = RUNS[run]
     config, ends = config_of(case, **changes), []
     for on in (False, True):
@@ -66,6 +74,34 @@ def test_replayed_steps_have_the_bits_of_launched_ones(run, graphed):
     (launched, records), (replayed, seen) = ends
     assert_same(replayed, launched)
     assert [str(record) for record in seen] == [str(record) for record in records]
+    assert "can't be captured" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ARRAY_ENVIRONMENTS)
+def test_steps_of_every_array_environment_are_captured(name, graphed, capsys):
+    image = {"image": {"kind": "simple", "width": 0.25, "depth": 1}} if name == "lockstep/GridWorldPixels-v0" else {}
+    env = {"id": name, "backend": "tensor", "max_episode_steps": 3}
+    config, ends = config_of("fast", env=env, network=image), []
+    for on in (False, True):
+        graphed(on)
+        ends.append(trained(config)[0])
+    assert_same(*ends)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ARRAY_ENVIRONMENTS)
+@pytest.mark.usefixtures("emulated")
+def test_nothing_goes_up_in_a_step_of_an_array_environment(name):
+    image = {"image": {"kind": "simple", "width": 0.25, "depth": 1}} if name == "lockstep/GridWorldPixels-v0" else {}
+    passed = []
+    for steps in (6, 9):
+        env = {"id": name, "backend": "tensor"}
+        with opened(config_of("fast", env=env, network=image, num_steps=steps)) as (session, _, _):
+            session.collect()
+            with counted() as now:
+                session.collect()
+            passed.append((now[UP], now[DOWN], now[WAITS]))
+    assert passed[0] == passed[1]
 
 
 def test_a_step_is_captured_once_and_the_host_steps_nothing_after(graphed, monkeypatch):
@@ -147,8 +183,28 @@ def test_environments_that_look_at_a_number_are_launched_with_a_warning(graphed,
     assert line == (
         "lockstep: warning: a step of a rollout can't be captured as a graph here, and is launched (environments "
         "(lockstep/CartPole-v1) raised in step: RuntimeError: CUDA error: operation not permitted when stream is "
-        "capturing (recorded_graph.py:31)); --no-cuda-graphs leaves this out"
+        "capturing (recorded_graph.py:28)); --no-cuda-graphs leaves this out"
     )
+
+
+def test_sampling_that_looks_at_a_number_is_launched_with_one_warning(graphed, monkeypatch, capsys):
+    case, changes = RUNS["host, halves"]
+    config = config_of(case, **changes)
+    graphed(False)
+    launched, _ = trained(config)
+    sample = distributions.sample
+    monkeypatch.setattr(distributions, "sample", lambda *words: (bool(words[3].any()), sample(*words))[1])
+    graphed(True)
+    ends, _ = trained(config)
+    assert_same(ends, launched)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "lockstep: warning: the sampling of actions can't be captured as a graph here, and is launched"
+    )
+    with opened(config) as (session, trainer, _):
+        session.collector._staged._inner._asked = True  # pyright: ignore
+        with pytest.raises(ValueError, match="cuda_graphs: true, but the sampling of actions can't be captured here"):
+            trainer.iterate()
 
 
 def test_graphs_that_were_asked_for_are_an_error_where_a_step_looks(graphed, monkeypatch):
@@ -176,6 +232,53 @@ def test_a_failure_of_an_environment_stays_its_own(graphed, monkeypatch, capsys)
     assert "can't be captured" not in capsys.readouterr().err
 
 
+def test_an_error_of_the_warm_up_is_not_hidden_by_putting_back(monkeypatch):
+    """After some errors of CUDA nothing can be launched any more, not even a copy."""
+
+    def capture(device: Any, work: Any) -> Any:
+        held.resize_(0)  # what is copied there would be an error of its own
+        raise KeyError("speed")
+
+    held = torch.zeros(3)
+    monkeypatch.setattr(graphs, "capture", capture)
+    with pytest.raises(KeyError, match="speed"):
+        graphs.captured(torch.device("cpu"), lambda: None, [held], "a step", asked=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "used"),
+    [
+        ({}, True),
+        ({"cuda_graphs": False}, False),
+        ({"device": "xpu"}, False),
+        ({"device": "xpu", "cuda_graphs": True}, True),
+        ({"device": "cpu"}, False),
+        ({"network": {"custom": "users_nets:Shifted"}}, False),
+        ({"reduction": "fast", "sync_period": 2}, False),
+        ({"reduction": "fast", "fsdp": True}, False),
+    ],
+)
+def test_where_graphs_are_used(changes, used):
+    config = Config.model_validate({"env": {"id": "CartPole-v1"}, "device": "cuda", **changes})
+    assert uses_graphs(config, 1) == used
+    if config.cuda_graphs is None:  # else several ranks are refused
+        assert not uses_graphs(config, 2)
+
+
+def test_rollouts_of_several_ranks_are_captured_and_their_updates_are_not(use, monkeypatch):
+    use("played")
+    monkeypatch.setattr(sessions, "uses_graphs", lambda config, ranks: ranks == 1)
+    config = config_of("tensor environments")
+    with opened(config) as (session, _, _):
+        of_two = ShardPlan(config.envs, config.shards, 2, 0)
+        update = sessions.make_update(session.state, config, of_two, session.source)
+        assert update is not None
+        assert not update.graphed
+        wanted = WantedEnvs(config.env, session.description, config.seed, of_two.env_ids, shard_size=2)
+        envs = TensorEnvs(wanted, torch.device("cpu"))
+        assert type(sessions.make_collector(config, of_two, session.state, envs, "loop")) is GraphedCollector
+
+
 @pytest.mark.parametrize("case", ["tensor environments", "plain"])
 def test_without_graphs_or_array_environments_steps_are_launched(case, graphed):
     graphed(case == "plain")
@@ -188,3 +291,19 @@ def test_the_recorder_raises_what_cuda_raises():
     x = torch.zeros(3)
     with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
         recorded_graph.capture(torch.device("cpu"), lambda: x.add_(float(x.sum())))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.add_(torch.tensor(1.0)),
+        lambda x: x.add_(torch.from_numpy(np.ones(3, np.float32))),
+        lambda x: x.add_(torch.asarray(np.ones(3, np.float32))),
+        lambda x: x[x > 0.0],
+        lambda x: x.tolist(),
+    ],
+)
+def test_the_recorder_refuses_what_passes_between_host_and_device(work):
+    x = torch.zeros(3)
+    with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
+        recorded_graph.capture(torch.device("cpu"), lambda: work(x))

@@ -36,6 +36,16 @@ def test_every_kind_of_device_is_asked_the_same(device, monkeypatch):
     assert complaint(device, 1).startswith(f"device: {device}, but PyTorch")
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_kernels_repeat_and_new_tensors_are_not_filled(deterministic, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *words, **more: asked.append((words, more)))
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    accelerator.pin_down_kernels(deterministic, warn_only=True)
+    assert asked == ([((True,), {"warn_only": True})] if deterministic else [])
+    assert torch.utils.deterministic.fill_uninitialized_memory == (not deterministic)
+
+
 def test_what_a_device_lacks_is_named(monkeypatch):
     monkeypatch.setattr(torch, "xpu", module(fp64=False))
     assert "lacks float64" in complaint("xpu", 1)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from array_api_compat import is_torch_array
+from array_api_compat import device, is_torch_array
 from gymnasium.spaces import Box, Discrete
 
 Array = Any
@@ -117,6 +117,19 @@ class ArrayEnvironment(ABC):
                 f"render: a picture of {self.gymnasium_id} needs pygame, which isn't installed; "
                 'pip install "gymnasium[classic-control]"'
             ) from None
+
+    def constant(self, xp: Any, name: str, like: Array) -> Array:
+        """Returns an attribute that is a NumPy array as one of ``xp``, where ``like`` is.
+
+        PyTorch's are kept: a copy to a GPU is waited for, and can't be part of a graph.
+        """
+        values = getattr(self, name)
+        if not is_torch_array(like):
+            return xp.asarray(values, device=device(like))
+        kept, key = self.__dict__.setdefault("_on_devices", {}), (name, like.device)
+        if key not in kept:
+            kept[key] = xp.asarray(values, device=like.device)
+        return kept[key]
 
     def close(self) -> None:
         """Give back what :meth:`render` opened, if it did; it opens it again when needed."""

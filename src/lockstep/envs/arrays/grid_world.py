@@ -83,13 +83,12 @@ class GridWorld(ArrayEnvironment):
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
         """Start every episode in a world of its own."""
-        place = device(random)
-        count, cells = len(self._open), xp.asarray(self._open, device=place)
+        count, cells = len(self._open), self.constant(xp, "_open", random)
         start = _choice(xp, random[:, 0], count)
         goal = (start + 1 + _choice(xp, random[:, 1], count - 1)) % count
         one = xp.ones_like(random[:, :1])  # a draw that leaves a cell open; 0 makes a wall
         lots = xp.concat((random[:, 2:], one, 0 * one), axis=1)
-        draws = xp.take(lots, xp.asarray(self._lots, device=place), axis=1)
+        draws = xp.take(lots, self.constant(xp, "_lots", random), axis=1)
         state = {
             "agent": xp.take(cells, start, axis=0),
             "goal": xp.take(cells, goal, axis=0),
@@ -101,7 +100,7 @@ class GridWorld(ArrayEnvironment):
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
         """One step to a neighbouring cell, unless it is a wall."""
         agent = state["agent"]
-        ahead = agent + xp.take(xp.asarray(self._moves, device=device(agent)), action, axis=0)
+        ahead = agent + xp.take(self.constant(xp, "_moves", agent), action, axis=0)
         moved = {
             "agent": xp.where(self._among(xp, ahead[:, None], state["walls"])[:, 0], agent, ahead),
             "goal": state["goal"] + 0,
@@ -132,7 +131,7 @@ class GridWorld(ArrayEnvironment):
         row, column = agent // self.width - 1, agent % self.width - 1
         down, right = goal // self.width - 1 - row, goal % self.width - 1 - column
         places = xp.astype(xp.stack((row, column, down, right), axis=-1), xp.float32) * unit
-        beside = agent[:, None] + xp.asarray(self._moves, device=device(agent))
+        beside = agent[:, None] + self.constant(xp, "_moves", agent)
         seen = [xp.astype(self._among(xp, beside, state[name]), xp.float32) for name in ("walls", "holes")]
         return xp.concat((places, *seen), axis=-1)
 

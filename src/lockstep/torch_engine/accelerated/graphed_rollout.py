@@ -26,12 +26,13 @@ from lockstep.torch_engine.state import TrainState
 class GraphedActor(Actor):
     """Samples as another actor does, by replays; see :class:`lockstep.torch_engine.nets.functions.Actor`.
 
-    Where a step can't be captured it is launched. ``asked`` is whether that is an error.
+    Where a step can't be captured all are launched, with one warning. ``asked`` is whether that is an error.
     """
 
     def __init__(self, inner: Actor, asked: bool) -> None:
         self._inner, self._asked = inner, asked
         self._steps: dict[int | None, _SampledStep] = {}
+        self._launched = False
 
     def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
@@ -44,8 +45,11 @@ class GraphedActor(Actor):
     def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
         """See :meth:`Actor.tensors`; what is returned is overwritten by the next call for the same environments."""
         key = None if part is None else part.start
-        if key not in self._steps:
-            self._steps[key] = _SampledStep(self._inner, observations, noise, part, self._asked)
+        if key not in self._steps and not self._launched:
+            self._steps[key] = _SampledStep(self._inner, observations, noise, part)
+            self._launched = not self._steps[key].captured(self._asked)
+        if self._launched:
+            return self._inner.tensors(observations, noise, part)
         return self._steps[key](observations, noise)
 
     def forget(self, done: Tensor, part: slice | None = None) -> None:
@@ -58,19 +62,24 @@ class GraphedActor(Actor):
 
 
 class _SampledStep:
-    """The sampling of actions for some environments, captured as it is made."""
+    """The sampling of actions for some environments, from observations and noise in memory of its own."""
 
-    def __init__(self, actor: Actor, observations: Tensor, noise: Tensor, part: slice | None, asked: bool) -> None:
+    def __init__(self, actor: Actor, observations: Tensor, noise: Tensor, part: slice | None) -> None:
         self._actor, self._part = actor, part
         self._observations, self._noise, self._actions = observations.clone(), noise.clone(), torch.zeros(0)
-        self._replay = captured(observations.device, self._step, actor.carried(), "the sampling of actions", asked)
+        self._replay: Callable[[], None] | None = None
+
+    def captured(self, asked: bool) -> bool:
+        """Captures it, and tells whether that could be done."""
+        what, kept = "the sampling of actions", self._actor.carried()
+        self._replay = captured(self._noise.device, self._step, kept, what, asked)
+        return self._replay is not None
 
     def _step(self) -> None:
         self._actions = self._actor.tensors(self._observations, self._noise, self._part)
 
     def __call__(self, observations: Tensor, noise: Tensor) -> Tensor:
-        if self._replay is None:
-            return self._actor.tensors(observations, noise, self._part)
+        assert self._replay is not None
         self._observations.copy_(observations)
         self._noise.copy_(noise)
         self._replay()

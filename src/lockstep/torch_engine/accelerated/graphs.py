@@ -24,18 +24,20 @@ def captured(
         ValueError: it can't be captured, and graphs were ``asked`` for; one line.
     """
     before = [x.clone() for x in kept]
+    replay, failed = None, None
     try:
-        return capture(device, work)
+        replay = capture(device, work)
     except CaptureError as error:
+        failed = error
+    for x, value in zip(kept, before, strict=True):
+        x.copy_(value)
+    if failed is not None:
         if asked:
             raise UnavailableError(
-                f"cuda_graphs: true, but {what} can't be captured here ({error}); use cuda_graphs false"
-            ) from error
+                f"cuda_graphs: true, but {what} can't be captured here ({failed}); use cuda_graphs false"
+            ) from failed
         say(
-            f"lockstep: warning: {what} can't be captured as a graph here, and is launched ({error}); "
+            f"lockstep: warning: {what} can't be captured as a graph here, and is launched ({failed}); "
             "--no-cuda-graphs leaves this out"
         )
-        return None
-    finally:
-        for x, value in zip(kept, before, strict=True):
-            x.copy_(value)
+    return replay

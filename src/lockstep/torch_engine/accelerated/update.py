@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,6 @@ from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import GradientSource
 from lockstep.torch_engine.minibatches import MinibatchStatistics, normalised
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
-from lockstep.torch_engine.setup.accelerator import upload
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, begin_update
 from lockstep.training.limits import non_finite
@@ -90,12 +88,10 @@ class AcceleratedUpdate:
         self._held: dict[str, Tensor] = {}
         self._replay: Callable[[], None] | None = None
 
-    def __call__(
-        self, batch: Batch, indices: np.ndarray | Tensor, statistics: MinibatchStatistics, shared: Shared
-    ) -> AwaitedUpdate:
+    def __call__(self, batch: Batch, indices: Tensor, statistics: MinibatchStatistics, shared: Shared) -> AwaitedUpdate:
         """Launches the optimiser steps on one rollout; nothing is waited for.
 
-        The indices of :func:`.minibatches.minibatch_indices` may be on the device already.
+        The indices are those of :func:`.minibatches.minibatch_indices`, on the device.
 
         Raises:
             ValueError: at the first call, a step can't be captured and ``cuda_graphs`` is true; one line.
@@ -116,13 +112,12 @@ class AcceleratedUpdate:
             self.report.more.copy_(shared.fit.flatten())
         return AwaitedUpdate(self, shared, coefficients)
 
-    def _hold(self, batch: Batch, indices: np.ndarray | Tensor, statistics: MinibatchStatistics) -> None:
+    def _hold(self, batch: Batch, indices: Tensor, statistics: MinibatchStatistics) -> None:
         """Lays out what the steps read: samples ``[k · n, …]``, and of every minibatch its indices and statistics."""
         shards, samples = batch.advantages.shape[:2]
-        within = upload(np.ascontiguousarray(indices), self._device) if isinstance(indices, np.ndarray) else indices
         first = torch.arange(shards, device=self._device).mul_(samples).unsqueeze(1)
         held = {name: x.reshape(shards * samples, *x.shape[2:]) for name, x in batch.columns().items()}
-        held["index"] = within.flatten(0, 1) + first
+        held["index"] = indices.flatten(0, 1) + first
         held["count"] = torch.as_tensor(statistics.counts, device=self._device).float().flatten()
         if statistics.mean is not None and statistics.scale is not None:
             held |= {"mean": statistics.mean.flatten(0, 1), "scale": statistics.scale.flatten(0, 1)}

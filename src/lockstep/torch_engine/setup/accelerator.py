@@ -258,6 +258,8 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        if isinstance(error.__cause__, torch.OutOfMemoryError):  # of an environment
+            raise
         raise CaptureError(str(error).partition("\n")[0] or type(error).__name__) from error
     return graph.replay
 
