@@ -164,6 +164,16 @@ def test_num_envs_per_rank_keeps_shards_that_are_given():
     assert resolve(Config(num_envs_per_rank=4, num_shards=8), 2).num_shards == 8
 
 
+def test_graphs_are_asked_for_on_one_rank():
+    config = Config(device="cuda", cuda_graphs=True)
+    assert resolve(config, 1).cuda_graphs is True
+    with pytest.raises(
+        ValueError, match=r"^cuda_graphs: true, but optimiser steps of 2 ranks can't be captured; leave it"
+    ):
+        resolve(config, 2)
+    assert resolve(config.model_copy(update={"cuda_graphs": None}), 2).cuda_graphs is None
+
+
 @given(st.integers(1, 10_000))
 def test_default_num_shards_is_the_largest_power_of_two_up_to_eight_that_divides(num_envs):
     shards = default_num_shards(num_envs)
