@@ -79,6 +79,7 @@ def reads_of_update(config, spoil=lambda session: None):
         batch, indices = trainer.estimate(), drawn()
         shared, statistics = trainer.share(batch, indices, finished)
         assert session.update is not None
+        assert isinstance(indices, torch.Tensor)
         session.update.report.send = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
         with counted() as passed:
             session.update(batch, indices, statistics, shared)

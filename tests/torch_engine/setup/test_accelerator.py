@@ -43,7 +43,8 @@ def test_kernels_repeat_and_new_tensors_are_not_filled(deterministic, monkeypatc
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     accelerator.pin_down_kernels(deterministic, warn_only=True)
     assert asked == ([((True,), {"warn_only": True})] if deterministic else [])
-    assert torch.utils.deterministic.fill_uninitialized_memory == (not deterministic)
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    assert filled == (not deterministic)
 
 
 def test_what_a_device_lacks_is_named(monkeypatch):

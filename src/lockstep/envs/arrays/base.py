@@ -49,6 +49,7 @@ class ArrayEnvironment(ABC):
     action_space: Discrete | Box
 
     _renderer: gymnasium.Env | None = None
+    _on_devices: dict[tuple[str, Any], Array] | None = None
 
     @abstractmethod
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
@@ -126,10 +127,12 @@ class ArrayEnvironment(ABC):
         values = getattr(self, name)
         if not is_torch_array(like):
             return xp.asarray(values, device=device(like))
-        kept, key = self.__dict__.setdefault("_on_devices", {}), (name, like.device)
-        if key not in kept:
-            kept[key] = xp.asarray(values, device=like.device)
-        return kept[key]
+        if self._on_devices is None:
+            self._on_devices = {}
+        key = (name, like.device)
+        if key not in self._on_devices:
+            self._on_devices[key] = xp.asarray(values, device=like.device)
+        return self._on_devices[key]
 
     def close(self) -> None:
         """Give back what :meth:`render` opened, if it did; it opens it again when needed."""

@@ -121,7 +121,8 @@ def pin_down_kernels(deterministic: bool, warn_only: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     if deterministic:
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a kernel for every tensor that is made
+        # else there is a kernel more for every tensor that is made
+        torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _module(device: torch.device) -> Any:
