@@ -238,13 +238,13 @@ def make_update(state: TrainState, config: Config, plan: ShardPlan, source: Grad
     """Makes the update on an accelerator, where its decisions can be taken there: not with FSDP, nor local steps."""
     if config.device == "cpu" or config.fsdp or config.sync_period > 1:
         return None
-    return AcceleratedUpdate(state, config, plan, source, graphed=uses_graphs(config, plan.world_size))
+    return AcceleratedUpdate(state, config, plan, source, graphed=plan.world_size == 1 and uses_graphs(config))
 
 
 def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, mode: Mode) -> Collector:
     """Chooses where a rollout is collected: on the device if the environments are there, else on the host."""
     actor = state.policy.actor(plan, mode)
-    graphed = uses_graphs(config, 1)  # of any number of ranks: none takes part in another's rollout
+    graphed = uses_graphs(config)  # of any number of ranks: none takes part in another's rollout
     if isinstance(envs, TensorEnvs):
         repeats = graphed and bool(envs.arrays)  # what simulators launch is theirs
         return (GraphedCollector if repeats else TensorCollector)(config, plan, state, envs, actor)

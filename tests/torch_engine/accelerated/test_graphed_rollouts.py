@@ -53,9 +53,14 @@ def graphed(use, monkeypatch):
     monkeypatch.setattr(graphs, "capture", recorded_graph.capture)
 
     def turn(on: bool) -> None:
-        monkeypatch.setattr(sessions, "uses_graphs", lambda config, ranks: on)
+        monkeypatch.setattr(sessions, "uses_graphs", lambda config: on)
 
     return turn
+
+
+def network_of(name: str) -> dict[str, Any]:
+    """Networks small enough for an array environment's observations."""
+    return {"image": {"kind": "simple", "width": 0.25, "depth": 1}} if name == "lockstep/GridWorldPixels-v0" else {}
 
 
 def assert_same(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
@@ -79,9 +84,8 @@ def test_replayed_steps_have_the_bits_of_launched_ones(run, graphed, capsys):
 
 @pytest.mark.parametrize("name", ARRAY_ENVIRONMENTS)
 def test_steps_of_every_array_environment_are_captured(name, graphed, capsys):
-    image = {"image": {"kind": "simple", "width": 0.25, "depth": 1}} if name == "lockstep/GridWorldPixels-v0" else {}
     env = {"id": name, "backend": "tensor", "max_episode_steps": 3}
-    config, ends = config_of("fast", env=env, network=image), []
+    config, ends = config_of("fast", env=env, network=network_of(name)), []
     for on in (False, True):
         graphed(on)
         ends.append(trained(config)[0])
@@ -92,11 +96,10 @@ def test_steps_of_every_array_environment_are_captured(name, graphed, capsys):
 @pytest.mark.parametrize("name", ARRAY_ENVIRONMENTS)
 @pytest.mark.usefixtures("emulated")
 def test_nothing_goes_up_in_a_step_of_an_array_environment(name):
-    image = {"image": {"kind": "simple", "width": 0.25, "depth": 1}} if name == "lockstep/GridWorldPixels-v0" else {}
     passed = []
     for steps in (6, 9):
         env = {"id": name, "backend": "tensor"}
-        with opened(config_of("fast", env=env, network=image, num_steps=steps)) as (session, _, _):
+        with opened(config_of("fast", env=env, network=network_of(name), num_steps=steps)) as (session, _, _):
             session.collect()
             with counted() as now:
                 session.collect()
@@ -261,20 +264,20 @@ def test_an_error_of_the_warm_up_is_not_hidden_by_putting_back(monkeypatch):
 )
 def test_where_graphs_are_used(changes, used):
     config = Config.model_validate({"env": {"id": "CartPole-v1"}, "device": "cuda", **changes})
-    assert uses_graphs(config, 1) == used
-    if config.cuda_graphs is None:  # else several ranks are refused
-        assert not uses_graphs(config, 2)
+    assert uses_graphs(config) == used
 
 
 def test_rollouts_of_several_ranks_are_captured_and_their_updates_are_not(use, monkeypatch):
     use("played")
-    monkeypatch.setattr(sessions, "uses_graphs", lambda config, ranks: ranks == 1)
+    monkeypatch.setattr(sessions, "uses_graphs", lambda config: True)
     config = config_of("tensor environments")
     with opened(config) as (session, _, _):
         of_two = ShardPlan(config.envs, config.shards, 2, 0)
         update = sessions.make_update(session.state, config, of_two, session.source)
+        alone = sessions.make_update(session.state, config, session.plan, session.source)
         assert update is not None
-        assert not update.graphed
+        assert alone is not None
+        assert (update.graphed, alone.graphed) == (False, True)
         wanted = WantedEnvs(config.env, session.description, config.seed, of_two.env_ids, shard_size=2)
         envs = TensorEnvs(wanted, torch.device("cpu"))
         assert type(sessions.make_collector(config, of_two, session.state, envs, "loop")) is GraphedCollector

@@ -55,14 +55,11 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
     return f"{ranks} process{'es' if ranks > 1 else ''} of {threads}", names
 
 
-def uses_graphs(config: Config, ranks: int) -> bool:
-    """Tells whether steps are captured as graphs, by default where they can be on CUDA devices.
-
-    Of the optimiser's those of a single rank are; in its rollouts a rank is alone.
-    """
+def uses_graphs(config: Config) -> bool:
+    """Tells whether steps that a rank takes alone are captured as graphs: by default where they can be on CUDA."""
     if config.cuda_graphs is not None:
         return config.cuda_graphs
-    return config.device == "cuda" and ranks == 1 and ungraphed(config) is None
+    return config.device == "cuda" and ungraphed(config) is None
 
 
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
