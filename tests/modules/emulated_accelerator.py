@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 NAME = "emulated"
@@ -113,25 +112,29 @@ def _by_mask(indices: Any) -> bool:
 
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Does an operation on the device's memory; a tensor of the host's must have been copied first."""
-    own = {id(x.raw): x for x in tree_leaves((args, kwargs)) if isinstance(x, OnDevice)}
+    """Does an operation on the device's memory; a tensor of the host's must have been copied first.
+
+    Arguments and results are tensors and lists of them, walked through by hand: it is done for every operation.
+    """
+    own: dict[int, OnDevice] = {}
 
     def inside(x: Any) -> Any:
         if isinstance(x, OnDevice):
+            own[id(x.raw)] = x
             return x.raw
         if isinstance(x, Tensor):  # a scalar, too: many operations would copy it, and wait
             raise RuntimeError(f"{func.name()}: a tensor in the host's memory met one on the device")
-        return x
+        return [inside(y) for y in x] if isinstance(x, (list, tuple)) else x
 
     def outside(x: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        return own[id(x)] if id(x) in own else OnDevice(x)  # in place: the operation returns its own tensor
+        if isinstance(x, Tensor):
+            return own[id(x)] if id(x) in own else OnDevice(x)  # in place: the operation returns its own tensor
+        return type(x)(outside(y) for y in x) if type(x) in (list, tuple) else x
 
-    plain = tree_map(inside, kwargs)
+    plain = {name: inside(x) for name, x in kwargs.items()}
     if "device" in plain:
         plain["device"] = "cpu"
-    return tree_map(outside, func(*tree_map(inside, args), **plain))
+    return outside(func(*(inside(x) for x in args), **plain))
 
 
 def _registered() -> None:
