@@ -1,11 +1,12 @@
 """A run of which a part can't be written is refused before anything of it is cut."""
 
+import contextlib
 import json
 
 import pytest
 
 from lockstep.config.checks import resolve
-from lockstep.config.run import Config, LogConfig
+from lockstep.config.run import Config, EvalConfig, LogConfig
 from lockstep.core import files
 from lockstep.core.errors import RunError
 from lockstep.runs import directory
@@ -15,6 +16,7 @@ from lockstep.runs.directory import RunDirectory, open_run
 from lockstep.runs.making import create_run
 
 CONFIG = resolve(Config())
+FILMED = EvalConfig(interval=1, record_video=True)
 
 
 @pytest.fixture
@@ -31,27 +33,58 @@ def everything_in(path):
     return {str(p.relative_to(path)): p.read_bytes() if p.is_file() else b"" for p in path.rglob("*")}
 
 
-@pytest.mark.parametrize("later", [True, False])
-@pytest.mark.parametrize("folder", ["checkpoints", "tensorboard", "videos"])
-def test_a_folder_of_another_owner_is_found_when_the_run_is_opened(run, monkeypatch, folder, later):
+@contextlib.contextmanager
+def of_another_owner(monkeypatch, folder):
     """Tests may run as root, which may write everywhere: a new file is refused in its place."""
-    (run / folder).mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     written = files.write_synced
 
     def refuse(path, content):
-        if path.parent == run / folder:
+        if path.parent == folder:
             raise PermissionError(13, "Permission denied", str(path))
         written(path, content)
 
-    before = everything_in(run)
     with monkeypatch.context() as patched:
         patched.setattr(files, "write_synced", refuse)
-        with pytest.raises(ValueError) as caught:
-            open_run(run, resolve(Config(total_steps=1_000_000)), later=later)
+        yield
+
+
+@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("folder", ["checkpoints", "tensorboard", "videos"])
+def test_a_folder_of_another_owner_is_found_when_the_run_is_opened(run, monkeypatch, folder, later):
+    (run / folder).mkdir(exist_ok=True)
+    before = everything_in(run)
+    with of_another_owner(monkeypatch, run / folder), pytest.raises(ValueError) as caught:
+        open_run(run, resolve(Config(total_steps=1_000_000, eval=FILMED)), later=later)
     assert str(caught.value) == f"run {run}: {folder} can't be written (Permission denied)"
     assert everything_in(run) == before
     open_run(run, CONFIG, later=later).unlock()
     assert everything_in(run) == before
+
+
+def test_a_folder_of_videos_is_not_asked_for_where_none_are_recorded(run, monkeypatch):
+    (run / "videos").mkdir()
+    (run / "videos" / "step_100.mp4").touch()
+    with of_another_owner(monkeypatch, run / "videos"):
+        open_run(run, CONFIG).unlock()
+        RunDirectory(run).cut_after(1, 100, LogConfig())
+    assert [each.name for each in (run / "checkpoints").iterdir()] == ["step_100"]
+    assert (run / "videos" / "step_100.mp4").exists()
+
+
+def test_a_video_that_stays_keeps_what_comes_after_the_point_too(run, monkeypatch):
+    (run / "videos").mkdir()
+    (run / "videos" / "step_200.mp4").touch()
+    before = everything_in(run)
+    with of_another_owner(monkeypatch, run / "videos"), pytest.raises(RunError) as caught:
+        RunDirectory(run).cut_after(1, 100, LogConfig())
+    assert str(caught.value) == (
+        f"{run}/videos/step_200.mp4 comes after what the run goes on from and can't be removed (Permission denied); "
+        "remove it, or copy the run to where you may write"
+    )
+    assert everything_in(run) == before
+    RunDirectory(run).cut_after(1, 100, LogConfig())
+    assert not (run / "videos" / "step_200.mp4").exists()
 
 
 def test_a_checkpoint_that_stays_keeps_the_rows_after_it(run, monkeypatch):

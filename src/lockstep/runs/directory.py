@@ -198,17 +198,16 @@ class RunDirectory:
         """Remove checkpoints, videos and log lines after a point: the run that goes on from it has one future.
 
         Raises:
-            RunError: a checkpoint can't be removed; one line, and no log line was cut.
+            RunError: a checkpoint or a video can't be removed; one line, and no log line was cut.
         """
         if not self.is_writer:
             return
+        videos = _videos_after(self.path / VIDEOS, global_step)
         for path in checkpoints_in(self.checkpoints):
             if (step_of(path) or 0) > global_step:
                 _remove(path)
-        for path in (self.path / VIDEOS).glob("step_*.mp4"):
-            step = path.stem.removeprefix("step_")
-            if step.isdecimal() and int(step) > global_step:
-                path.unlink(missing_ok=True)
+        for path in videos:
+            path.unlink(missing_ok=True)
         cut_trackers(self.path, iteration, global_step, self._second(log))
         for name in (FINGERPRINTS, TIMING):
             file = self.path / name
@@ -240,6 +239,18 @@ class RunDirectory:
             write_json(self.path / SUMMARY, summary)
 
 
+def _videos_after(folder: Path, global_step: int) -> list[Path]:
+    """Finds the videos after a point; a ``RunError`` if there are some that can't be removed."""
+    steps = {path: path.stem.removeprefix("step_") for path in sorted(folder.glob("step_*.mp4"))}
+    found = [path for path, step in steps.items() if step.isdecimal() and int(step) > global_step]
+    if found:
+        try:
+            try_json(folder / "file", None)
+        except OSError as error:
+            raise _behind(found[0], error) from None
+    return found
+
+
 def _remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
     if not checkpoint.exists():
@@ -247,10 +258,14 @@ def _remove(checkpoint: Path) -> None:
     try:
         shutil.rmtree(checkpoint)
     except OSError as error:
-        raise RunError(
-            f"{checkpoint} comes after what the run goes on from and can't be removed ({error.strerror or error}); "
-            "remove it, or copy the run to where you may write"
-        ) from None
+        raise _behind(checkpoint, error) from None
+
+
+def _behind(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"{path} comes after what the run goes on from and can't be removed ({error.strerror or error}); remove it, or "
+        "copy the run to where you may write"
+    )
 
 
 def written_by_another(path: Path) -> str:
@@ -298,7 +313,7 @@ def open_run(path: Path, config: Config, trust: bool = False, later: bool = Fals
     try:
         try_json(path / CONFIG, config.model_dump(mode="json"))
         for tried in FOLDERS:
-            if (path / tried).is_dir():
+            if (path / tried).is_dir() and (tried != VIDEOS or config.eval.record_video):
                 try_json(path / tried / "file", None)
         tried = CONFIG
         if not later:
