@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import pickle
 import re
+import shutil
 from typing import Any
 
 import corridors
@@ -53,6 +54,26 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, capsys):
     newest, older = capsys.readouterr().err.splitlines()
     assert newest.endswith(f"{damage}, and training begins anew")
     assert f"{tmp_path}/step_10 has no valid manifest.json; passed over" in older
+
+
+def test_a_checkpoint_that_a_newer_version_has_written_is_not_trained_over(tmp_path):
+    state = ljax.PPO.init(jax.random.key(0), 4, 2, PPO)
+    folder = CheckpointFolder(ljax.RunnerConfig(checkpoint_dir=tmp_path), {"seed": 0})
+    for update in (1, 2):
+        folder.save(state, PPOMetricsHistory(total_loss=np.ones(update)), update, 10 * update)
+    manifest = tmp_path / "step_20" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    resumed = CheckpointFolder(ljax.RunnerConfig(checkpoint_dir=tmp_path, resume=True), {"seed": 0})
+    newer = (
+        f"resume: {tmp_path}/step_20 was written by a newer lockstep (format 2; this one reads up to 1); resume with "
+    )
+    assert error_of(resumed.find, state) == f"{newer}that lockstep, or give another checkpoint_dir"
+    shutil.rmtree(tmp_path / "step_10")
+    assert error_of(resumed.find, state).startswith(newer)
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    found = resumed.find(state)
+    assert found
+    assert found.updates == 2
 
 
 # --- environments ----------------------------------------------------------------------------------------------------

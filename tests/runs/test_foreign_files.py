@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from lockstep.config.checks import resolve
-from lockstep.config.run import Config
+from lockstep.config.run import Config, RunOptions
+from lockstep.launch.resume import open_directory
 from lockstep.report.reading import read_run
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint, problem_with, to_files
 from lockstep.runs.checkpoint_writer import commit
@@ -70,6 +71,53 @@ def test_a_checkpoint_of_a_newer_version_is_called_that(run):
     with pytest.raises(CheckpointError) as caught:
         find_checkpoint(run / "checkpoints")
     assert str(caught.value) == f"{file.parent} was written by a newer lockstep (format 7; this one reads up to 1)"
+
+
+@pytest.fixture
+def later(run):
+    """A run whose newer checkpoint a newer version has written."""
+    state = {"environment": {}, "global_step": 100, "iteration": 1}
+    for step in (100, 200):
+        shutil.rmtree(run / "checkpoints" / f"step_{step}", ignore_errors=True)
+        commit(run / "checkpoints", step, to_files({}, {}, state | {"global_step": step}), 1.0)
+    file = run / "checkpoints" / "step_200" / "manifest.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 7'))
+    return run
+
+
+def test_a_run_does_not_go_on_before_a_checkpoint_of_a_newer_version(later):
+    """Which it would remove, with all rows after its own."""
+    folder = later / "checkpoints"
+    options = RunOptions(quiet=True)
+    for which in ("latest", None):
+        with pytest.raises(CheckpointError) as caught:
+            open_directory(CONFIG, options, later, which, writer=True)
+        assert str(caught.value) == (
+            f"resume: {folder}/step_200 was written by a newer lockstep (format 7; this one reads up to 1), and going "
+            f"on from step_100 would remove it; resume with that lockstep, or give --resume {folder}/step_100 to go on "
+            "from there all the same"
+        )
+    opened, which = open_directory(CONFIG, options, later, "step_100", writer=True)
+    opened.unlock()
+    assert which == "step_100"
+    (folder / "step_200").rename(folder / "step_50")  # behind the one that is read: nothing is lost by it
+    open_directory(CONFIG, options, later, "latest", writer=True)[0].unlock()
+
+
+def test_a_damaged_checkpoint_still_stops_no_run(later):
+    (later / "checkpoints" / "step_200" / "manifest.json").write_text("{}")
+    open_directory(CONFIG, RunOptions(quiet=True), later, "latest", writer=True)[0].unlock()
+
+
+@pytest.mark.parametrize("which", ["latest", "best"])
+def test_who_only_reads_a_run_is_told_of_what_a_newer_version_wrote(later, which, capfd):
+    found = find_checkpoint(later / "checkpoints", which)
+    assert found.state["global_step"] == 100
+    said = f"lockstep: warning: {later}/checkpoints/step_200 was written by a newer lockstep (format 7; this one "
+    assert capfd.readouterr().err.count(said) == 1
+    shutil.rmtree(later / "checkpoints" / "step_200")
+    find_checkpoint(later / "checkpoints", which)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"format": 0}', '{"format": "7"}', '{"format": 1}', "[" * 100_000])

@@ -41,6 +41,19 @@ def message_of(action, *arguments, **more):
     return str(caught.value)
 
 
+def test_a_copy_that_a_newer_version_has_written_is_neither_brought_nor_removed(place, tmp_path):
+    """What isn't brought would be removed there by the next copy."""
+    name = "checkpoints/step_3/manifest.json"
+    place.files[name] = place.files[name].replace(b'"format": 1', b'"format": 2')
+    before, run = dict(place.files), tmp_path / "other" / "run"
+    assert message_of(fetch_run, place, run) == (
+        f"resume: {place.url}/checkpoints/step_3 was written by a newer lockstep (format 2; this one reads up to 1); "
+        "resume with that lockstep, which reads it"
+    )
+    assert not run.exists()
+    assert place.files == before
+
+
 def test_a_run_comes_as_it_was(place, tmp_path):
     run = tmp_path / "other" / "run"
     assert fetch_run(place, run) == 3
@@ -48,7 +61,7 @@ def test_a_run_comes_as_it_was(place, tmp_path):
     assert find_checkpoint(run / "checkpoints").state["iteration"] == 3
     reads = [name for _, name in place.calls if name]
     assert reads[-1] == "config.json"
-    assert reads.index("metrics.jsonl") < reads.index("checkpoints/step_1/manifest.json")
+    assert reads.index("metrics.jsonl") < reads.index("checkpoints/step_1/policy.safetensors")
 
 
 def test_what_is_here_already_is_not_brought_again(place, tmp_path):
@@ -72,7 +85,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(place, tmp_path, cap
         del place.files[file]
     else:
         spoilt = {"manifest": b"{", "empty": b"", "list": b"[]"}
-        spoilt["format"] = json.dumps({**json.loads(place.files[manifest]), "format": 99}).encode()
+        spoilt["format"] = json.dumps({**json.loads(place.files[manifest]), "format": 0}).encode()
         place.files[manifest] = spoilt[damage]
     assert fetch_run(place, tmp_path / "run") == 2
     (line,) = capsys.readouterr().err.splitlines()

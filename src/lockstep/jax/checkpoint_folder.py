@@ -23,7 +23,14 @@ from lockstep.jax.wrappers.single import Wrapper
 from lockstep.jax_engine.distributed.placement import gathered
 from lockstep.jax_engine.distributed.processes import gather_json, this_process
 from lockstep.jax_engine.shards.keys import is_key
-from lockstep.runs.checkpoint import MANIFEST, CheckpointError, checkpoints_in, problem_with, step_of
+from lockstep.runs.checkpoint import (
+    MANIFEST,
+    CheckpointError,
+    checkpoints_in,
+    problem_with,
+    step_of,
+    written_by_newer,
+)
 from lockstep.runs.checkpoint_writer import left_aside
 from lockstep.runs.directory import is_writer
 
@@ -80,12 +87,15 @@ class CheckpointFolder:
         Damaged ones are passed over, with a warning.
 
         Raises:
-            ValueError: it is of another training, or not every process sees the same one; one line.
+            ValueError: it is of another training, a newer one is of a newer version, which reads it, or not every
+                process sees the same one; one line.
         """
         if not self._runner.resume:
             return None
         path, damaged = self._newest()
         _check_seen_by_all(path)
+        if newer := next(filter(None, gather_json(self._newer_than(path))), None):
+            raise CheckpointError(f"resume: {newer}; resume with that lockstep, or give another checkpoint_dir")
         _warn_of(damaged, "passed over, and training begins anew" if path is None else f"passed over for {path.name}")
         if path is None:
             return None
@@ -105,6 +115,12 @@ class CheckpointFolder:
                 return path, damaged
             damaged.append(problem)
         return None, damaged
+
+    def _newer_than(self, found: Path | None) -> str | None:
+        """Says of a checkpoint after the one that was found that a newer version wrote it; None: there is none."""
+        held = checkpoints_in(self.path) if self.path.is_dir() else []
+        behind = held if found is None else held[: [path.name for path in held].index(found.name)]
+        return next(filter(None, map(written_by_newer, behind)), None)
 
     def _check(self, path: Path, said: dict[str, Any]) -> None:
         theirs = said.get("settings")

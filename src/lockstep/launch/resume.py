@@ -14,7 +14,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import say
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.launch.checks import same_reference
-from lockstep.runs.checkpoint import checkpoints_in, find_training_state
+from lockstep.runs.checkpoint import check_none_newer, checkpoints_in, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, open_run
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import remember_seeds
@@ -150,6 +150,8 @@ def open_directory(
             say(f"run {path} has no checkpoint yet; it begins again", sys.stdout)
     else:
         found = find_training_state(path / CHECKPOINTS, which or "latest", warn=False)
+        if which in (None, "latest") and found.path is not None:
+            check_none_newer(path / CHECKPOINTS, found.path)
         done = found.state["global_step"]
         if path not in seeds_in(path.parent):  # whose group has said it
             length = found.state.get("total_steps") or length  # config.json may have been edited since

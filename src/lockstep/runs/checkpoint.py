@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as unpack
 from safetensors.numpy import save
 
+from lockstep.core.files import quoted
 from lockstep.core.process import say
 from lockstep.runs.links import link_in_words
 
@@ -133,15 +134,45 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
 def _why_no_manifest(path: Path) -> str:
     """Says why :func:`manifest_of` finds none: it is a link, of a newer version, or none."""
     file = path / MANIFEST
+    if file.is_symlink():
+        return link_in_words(file)
+    return written_by_newer(path) or f"{path} has no valid {MANIFEST}"
+
+
+def written_by_newer(path: Path) -> str | None:
+    """Says that a checkpoint directory was written by a newer version in a format unknown here; None: it wasn't."""
+    file = path / MANIFEST
     try:
-        if file.is_symlink():
-            return link_in_words(file)
-        found = json.loads(file.read_bytes())["format"] if file.is_file() else None
-        if isinstance(found, int) and found > FORMAT:
-            return f"{path} was written by a newer lockstep (format {found}; this one reads up to {FORMAT})"
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    return f"{path} has no valid {MANIFEST}"
+        return newer_format(file.read_bytes(), str(path)) if file.is_file() and not file.is_symlink() else None
+    except OSError:
+        return None
+
+
+def newer_format(content: bytes, where: str) -> str | None:
+    """Says of what stands in a manifest's file what :func:`written_by_newer` says of the directory."""
+    try:
+        found = json.loads(content)["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(found, int) or found <= FORMAT:
+        return None
+    return f"{where} was written by a newer lockstep (format {found}; this one reads up to {FORMAT})"
+
+
+def check_none_newer(directory: Path, found: Path) -> None:
+    """Refuses to go on from a checkpoint before those of a newer version, which would be removed.
+
+    Raises:
+        CheckpointError: one line that names the newest of them, and what would work.
+    """
+    for path in checkpoints_in(directory):
+        if path.name == found.name:
+            return
+        if (newer := written_by_newer(path)) is not None:
+            raise CheckpointError(
+                f"resume: {newer}, and going on from {found.name} would remove it; resume with that lockstep, or give "
+                f"--resume {quoted(found)} to go on from there all the same"
+            )
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -245,7 +276,8 @@ def best_among(scores: Mapping[Path, Score | None]) -> Path | None:
 def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -> Checkpoint:
     """Read a run's checkpoint: ``latest``, ``best``, or a step number.
 
-    A damaged one is passed over, with a warning, for the newest valid one before it.
+    A damaged one is passed over, with a warning, for the newest valid one before it; so is, for ``best`` too, one of a
+    newer version.
 
     Raises:
         CheckpointError: there is none.
@@ -256,6 +288,9 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
             link = next((p for p in checkpoints_in(directory) if (p / MANIFEST).is_symlink()), None)
             none = f"{directory} holds no checkpoint with a return to be best by"
             raise CheckpointError(none if link is None else _why_no_manifest(link))
+        unread = map(written_by_newer, checkpoints_in(directory))
+        for newer in filter(None, unread) if warn else ():
+            say(f"lockstep: warning: {newer}; whether it is the best isn't known, {best.name} is taken")
         return read_checkpoint(best)
     if which != "latest":
         path = directory / f"step_{which.removeprefix('step_')}"

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from lockstep.core.files import write_synced
 from lockstep.core.process import say
-from lockstep.runs.checkpoint import MANIFEST, parsed_manifest, problem_with, step_of, strange_name
+from lockstep.runs.checkpoint import (
+    MANIFEST,
+    newer_format,
+    parsed_manifest,
+    problem_with,
+    step_of,
+    strange_name,
+)
 from lockstep.runs.checkpoint_writer import write_directory
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, SUMMARY
 from lockstep.runs.mirror.place import MirrorError, Place
@@ -44,11 +51,14 @@ def fetch_run(place: Place, run: Path) -> int | None:
     begins again. A checkpoint that is damaged is passed over with a warning.
 
     Raises:
-        MirrorError: there is no such run, no checkpoint of it is valid, or it can't be read or written here.
+        MirrorError: there is no such run, no checkpoint of it is valid, one is of a newer version, or it can't be read
+            or written here.
     """
     names = place.names()
     if not has_run(names):
         raise MirrorError(f"resume: there is no run at {place.url}")
+    for step in steps_on(names):
+        _check_not_newer(place, f"{CHECKPOINTS}/step_{step}")
     wanted = [name for name in names if _is_ours(name)]
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -66,6 +76,13 @@ def fetch_run(place: Place, run: Path) -> int | None:
     except OSError as error:
         raise MirrorError(f"resume: {run} can't be written: {error.strerror or error}") from None
     return newest
+
+
+def _check_not_newer(place: Place, name: str) -> None:
+    """Refuses a checkpoint of a newer version before anything is brought: what isn't brought is removed there."""
+    newer = newer_format(place.read(f"{name}/{MANIFEST}") or b"", f"{place.url}/{name}")
+    if newer is not None:
+        raise MirrorError(f"resume: {newer}; resume with that lockstep, which reads it")
 
 
 def _is_ours(name: str) -> bool:
