@@ -1,11 +1,13 @@
 """``eval.record_video``: an episode of each evaluation as an mp4 file, and nothing else changes."""
 
 import importlib.util
+import json
+import os
 from importlib.machinery import PathFinder
 
 import numpy as np
 import pytest
-from command_line import EVALUATED, SMALL, Run, copy_of, error_line, lockstep, resume, same
+from command_line import EVALUATED, MODULES, SMALL, Run, copy_of, error_line, lockstep, resume, same
 
 from lockstep.cli import main
 
@@ -74,6 +76,32 @@ def test_an_environment_that_cannot_be_drawn_is_refused_before_anything_starts(t
         "RuntimeError: the screen is gone; --eval.record-video false goes on without videos"
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_of_envpool_that_began_with_videos_goes_on_without_and_none_begins(tmp_path):
+    """Earlier versions showed Gymnasium's environment in its place; nothing shows EnvPool's."""
+    (tmp_path / "envpool.py").write_text("from late import *\n")
+    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(MODULES), os.environ.get("PYTHONPATH", "")])}
+    words = ("Late-v0", *SMALL, "--env.backend", "envpool", "--eval.interval", 2)
+    ended = lockstep("train", *words, "--name", "run", "--stop-at-step", 512, cwd=tmp_path, **paths)
+    assert ended.code == 0, ended.stderr
+    run, refused = tmp_path / "runs" / "run", "eval.record_video: env.backend: envpool, which draws no pictures"
+    for asking in ((*words, "--name", "other"), ("--resume", "run")):
+        said = error_line(lockstep("train", *asking, "--eval.record-video", cwd=tmp_path, **paths))
+        assert said.startswith(f"lockstep: error: {refused}")
+    assert not (tmp_path / "runs" / "other").exists()
+    config = json.loads((run / "config.json").read_text())
+    config["eval"]["record_video"] = True
+    (run / "config.json").write_text(json.dumps(config))
+    again = (*words, "--eval.record-video", "--name", "run", "--resume", "auto")
+    for asking, steps in ((("--resume", "run", "--stop-at-step", 768), 768), (again, 1024)):
+        ended = lockstep("train", *asking, cwd=tmp_path, **paths)
+        assert ended.code == 0, ended.stderr
+        assert Run(run, ended).summary["global_step"] == steps
+        (line,) = (line for line in ended.stderr.splitlines() if "videos" in line)
+        assert line.startswith(f"lockstep: warning: {run}/videos/step_{steps}.mp4 can't be recorded: env.backend: env")
+        assert line.endswith("; no more videos, training goes on")
+    assert json.loads((run / "config.json").read_text())["eval"]["record_video"] is True
 
 
 @pytest.mark.parametrize(

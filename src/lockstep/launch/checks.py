@@ -34,13 +34,22 @@ def check_limits(options: RunOptions, config: Config, is_group: bool = False) ->
         raise ValueError(f"stop_at_step: {stop} is beyond total_steps {config.total_steps}")
 
 
-def check_company(config: Config) -> None:
-    """Checks what the rank that writes needs beside the run itself: trackers' packages, pictures of the environment."""
+def check_company(config: Config, resumed: Path | None = None) -> None:
+    """Checks what the rank that writes needs beside the run itself: trackers' packages, pictures of the environment.
+
+    A run that is ``resumed`` may have begun with videos of EnvPool, of which older versions showed another environment.
+    As nothing could bring them back, it goes on without, and says so at its first evaluation.
+    """
     check_trackers(config.log)
-    if config.eval.record_video:
+    if config.eval.record_video and not (resumed is not None and _began_with_false_videos(resumed)):
         from lockstep.policies.videos import check_video
 
         check_video(config.env)
+
+
+def _began_with_false_videos(run: Path) -> bool:
+    stored = stored_config(run, warn=False)
+    return stored.eval.record_video and stored.env.backend == "envpool"
 
 
 def with_reference(config: Config, runs_dir: str, resumed: Path | None = None) -> Config:

@@ -160,7 +160,7 @@ def prepare(
         say("\n".join(lines), sys.stdout)
     check_limits(options, config)
     if writer:
-        check_company(config)
+        check_company(config, path)
     config = with_reference(config, options.runs_dir, path)
     before = facts_of_own_loss(config, path, which)
     if not _checked_by(server, config, world, before):

@@ -79,7 +79,7 @@ def start_group(
         config, lines = resolved_here(config, world, description)
         lines += [] if request.note is None else [request.note]
     check_limits(options, config, is_group=True)
-    check_company(config)
+    check_company(config, path)
     config = with_reference(config, options.runs_dir, path)
     if path is None:
         if not options.trust:
