@@ -1,5 +1,6 @@
 """Commands that are shown can be copied into a shell, and a ``~`` that no shell has replaced is the user's home."""
 
+import json
 import os
 import shlex
 from pathlib import Path
@@ -7,11 +8,14 @@ from pathlib import Path
 import pytest
 from made_runs import summary_of
 
+from lockstep.cli import main
 from lockstep.commands.next_steps import next_steps
 from lockstep.commands.parser import CommandParser, add_runs_dir
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
+from lockstep.launch.defaults import config_named
+from lockstep.proof.kept import run_of
 from lockstep.runs.making import create_run
 
 
@@ -82,3 +86,35 @@ def test_so_it_is_in_options_of_commands(home):
     options = parser.parse_args(["--out=~/a.png", "--runs-dir=~/runs"])
     assert (options.out, options.csv, options.runs_dir) == (home / "a.png", Path("a.csv"), str(home / "runs"))
     assert os.fspath(parser.parse_args([]).runs_dir) == "runs"
+
+
+def test_so_it_is_of_what_commands_read(home, tmp_path_factory, monkeypatch, capsys):
+    """Of a config file, a run, a directory of runs, and what the doctor reads and writes."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    (home / "a.yaml").write_text("env: Acrobot-v1\nseed: 3\n")
+    for words in (["~/a.yaml"], ["--config=~/a.yaml"], ["~/a.yaml", "--seed", "3"]):
+        config = read_request(words).config
+        assert (config.env.id, config.seed) == ("Acrobot-v1", 3)
+    assert config_named("~/a.yaml", "runs").seed == 3
+    run = create_run(str(home), "run", resolve(Config(seed=4)))
+    run.unlock()
+    (run.path / "checkpoints").mkdir()
+    read = read_request(["~/run"])
+    assert (read.config.seed, read.run) == (4, run.path)
+    assert run_of("~/run") == run_of("~/run/config.json") == run.path
+    assert main(["list", "~", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["run"]
+    (home / "one.json").write_text("{}")
+    assert main(["compare", "~/one.json", "~/one.json"]) == 2
+    assert str(home / "one.json") in capsys.readouterr().err
+    script = home / "script.py"
+    script.touch()
+    for option, named in (("--json=~/one.json", home / "one.json"), ("--directory=~/none", home / "none")):
+        assert main(["doctor", option, "--", str(script)]) == 2
+        assert str(named) in capsys.readouterr().err
+
+
+def test_a_file_whose_name_begins_so_is_meant_by_its_path(home, tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    Path("~a.yaml").write_text("env: Acrobot-v1\nseed: 5\n")
+    assert read_request(["./~a.yaml"]).config.seed == 5

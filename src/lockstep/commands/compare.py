@@ -65,6 +65,7 @@ def _parser() -> CommandParser:
     )
     parser.add_argument(
         "runs",
+        type=from_home,
         nargs="+",
         help="runs, or files of lockstep eval --json FILE, or groups of seeds; the first is the measure",
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from lockstep.commands.parser import CommandParser, add_script_arguments
+from lockstep.commands.parser import CommandParser, add_script_arguments, from_home
 from lockstep.commands.run import script_of
 from lockstep.core.process import flush_output, say
 from lockstep.core.topology import from_environment
@@ -66,6 +66,7 @@ def _parser() -> CommandParser:
     )
     parser.add_argument(
         "--json",
+        type=from_home,
         nargs="?",
         const="-",
         metavar="FILE",
@@ -73,6 +74,7 @@ def _parser() -> CommandParser:
     )
     parser.add_argument(
         "--directory",
+        type=from_home,
         metavar="DIR",
         help="where ranks leave what is compared; ranks on several hosts need one they share",
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.commands.parser import CommandParser
+from lockstep.commands.parser import CommandParser, from_home
 from lockstep.runs.listing import SORTS, Row, ordered, printable, row_of, runs_in
 from lockstep.runs.progress import UNKNOWN, format_number
 
@@ -27,7 +27,11 @@ def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep list [RUNS_DIR …]``: a table of runs, or JSON."""
     parser = CommandParser(prog="lockstep list", description="Show the runs of a directory; nothing of theirs is run.")
     parser.add_argument(
-        "places", nargs="*", metavar="RUNS_DIR", help="directories of runs, or runs, by path or name (default: runs)"
+        "places",
+        type=from_home,
+        nargs="*",
+        metavar="RUNS_DIR",
+        help="directories of runs, or runs, by path or name (default: runs)",
     )
     parser.add_argument("--sort", choices=SORTS, default="date", help="the highest, the newest first (default: date)")
     parser.add_argument("--json", action="store_true", help="print a list of objects: bytes, ISO dates in UTC")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,6 +223,7 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
     """
     if target is None:
         return {}, None
+    target = os.path.expanduser(target)
     path = Path(target)
     if path.suffix in FILE_SUFFIXES:
         return read_file(path), target
@@ -313,7 +315,7 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     What is wrong is a one-line ``ValueError`` that names the key, the value and what would work.
     """
     positional, from_words = parse_arguments(argv)
-    positional = _one_target(positional, from_words)
+    positional = _one_target([os.path.expanduser(word) for word in positional], from_words)
     settings, file = base_settings(positional[0] if positional else None)
     for layer in (settings, from_words):
         _complete_id(layer)

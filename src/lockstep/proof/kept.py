@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:
 
     None: ``target`` is a config file or an environment. A ``ValueError`` of one line if it holds a run a seed.
     """
+    target = os.path.expanduser(target)
     path = Path(target)
     inside = runs_dir / target
     for place in (path,) if path.exists() or "/" in target or has_preset(with_version(target)) else (inside,):
