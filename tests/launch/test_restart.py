@@ -76,12 +76,30 @@ class FakeServer:
         self.closed = True
 
 
-def train(path, monkeypatch, outcomes, max_restarts):
+def train(path, monkeypatch, outcomes, max_restarts, hold_on=lambda: None):
     """The exit code of ranks that end so, and the rows of their restarts."""
     server = FakeServer(path, monkeypatch, outcomes)
     assignment = Assignment(Config(num_envs=1, num_steps=1), path, RunOptions(max_restarts=max_restarts))
-    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: 1)
+    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: 1, hold_on)
     return restarts.train(1), restarts._rows
+
+
+def test_ranks_of_a_run_that_another_process_has_taken_are_not_started_again(tmp_path, monkeypatch, capsys):
+    """Nor is anything of theirs written to it."""
+    free, memory, disk = iter([True, True, False, False]), tmp_path / "memory", tmp_path / "checkpoints"
+
+    def hold_on():
+        if not next(free):
+            raise RunError("another process has taken the run")
+
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (KILLED, [1]), (KILLED, [1])], 9, hold_on)
+    assert (code, len(rows)) == (1, 2)
+    assert capsys.readouterr().err.endswith("lockstep: error: another process has taken the run\n")
+    disk.mkdir()
+    (tmp_path / "metrics.jsonl").touch()
+    restarts_of(tmp_path, hold_on=hold_on)._save(State(256, state(memory, 256)))
+    assert list(disk.iterdir()) == []
+    assert "the state in memory is lost: another process has taken the run" in capsys.readouterr().err
 
 
 def test_kills_from_outside_are_never_the_programs_own(tmp_path, monkeypatch, capsys):
@@ -279,9 +297,9 @@ def test_a_limit_in_hours_is_of_all_attempts_together(tmp_path, monkeypatch):
     assert restarts.options_left().max_hours == restart.LEAST_HOURS
 
 
-def restarts_of(path, resume_from=None):
+def restarts_of(path, resume_from=None, hold_on=lambda: None):
     assignment = Assignment(Config(), path, RunOptions(max_restarts=3), resume_from)
-    return Restarts(assignment, cast("Any", None), cast("Any", None), lambda: 1)
+    return Restarts(assignment, cast("Any", None), cast("Any", None), lambda: 1, hold_on)
 
 
 def test_what_is_in_memory_alone_is_saved_when_ranks_arent_started_again(tmp_path):

@@ -13,6 +13,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import CheckpointConfig, Config
 from lockstep.core.errors import RunError
 from lockstep.core.process import started_at
+from lockstep.runs import directory
 from lockstep.runs.checkpoint import to_files
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.lock import MOST_BYTES, holder_of
@@ -161,3 +162,56 @@ def test_a_rank_signs_where_its_launchers_lock_was_removed(path):
     run.take_over()
     assert json.loads((path / ".lock").read_text())["pid"] == os.getpid()
     assert save(run, run.open_checkpoints(CheckpointConfig()), 1) == ["step_1"]
+
+
+RANK = """
+import pathlib, sys
+from lockstep.runs.directory import RunDirectory
+run = RunDirectory(pathlib.Path(sys.argv[1]))
+run.take_over()
+print("writes", flush=True)
+for line in sys.stdin:
+    run.check_lock()
+    print("checked", flush=True)
+"""
+
+
+@pytest.fixture
+def left(path):
+    """A launcher whose rank took the run by a new lock, since the old one was removed, and has died."""
+    run = RunDirectory(path)
+    run.lock()
+    run.hand_over()
+    words = [sys.executable, "-c", RANK, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "writes\n"
+        (path / ".lock").unlink()
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+        assert rank.stdout.readline() == "checked\n"
+        rank.kill()
+    yield run
+    run.unlock()
+
+
+def test_a_launcher_has_the_run_before_it_starts_ranks_again(left, path):
+    left.hold_on()
+    words = [sys.executable, "-c", HOLD.format(more=""), str(path)]
+    other = subprocess.run(words, capture_output=True, text=True)
+    assert f"is being written by another process, {os.getpid()} on" in other.stderr
+    words = [sys.executable, "-c", RANK, str(path)]
+    rank = subprocess.run(words, input="\n", capture_output=True, text=True)
+    assert rank.stdout == "writes\nchecked\n"
+    left.unlock()
+    assert not (path / ".lock").exists()
+
+
+def test_a_launcher_starts_no_ranks_where_another_process_has_the_run_meanwhile(left, path, holder, monkeypatch):
+    monkeypatch.setattr(directory, "PATIENCE", 0.1)
+    process = holder("run.hand_over()")
+    with pytest.raises(RunError, match=rf"another process, {process.pid} on .* has taken the run; this one ends here"):
+        left.hold_on()
+    left.unlock()
+    assert (path / ".lock").exists()

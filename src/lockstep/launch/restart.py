@@ -131,6 +131,7 @@ class Restarts:
         assignment: of the first start.
         server: starts ranks; ``another`` makes one that takes its place if it dies.
         places: how many ranks there are places for, asked before each restart.
+        hold_on: makes sure that no other process has taken the run while no rank had it; a ``RunError`` if one has.
 
     Attributes:
         fewer: than there are places, for ranks that were killed for memory.
@@ -142,8 +143,10 @@ class Restarts:
         server: Server,
         another: Callable[[], Server],
         places: Callable[[], int],
+        hold_on: Callable[[], None] = lambda: None,
     ) -> None:
         self._assignment, self._server, self._another, self._places = assignment, server, another, places
+        self._hold_on = hold_on
         self._failures, self._rows = Failures(), list[dict[str, Any]]()
         self.fewer, self._began = 0, time.monotonic()
         self._has_cut = False  # what lies behind the state that was asked for
@@ -180,7 +183,7 @@ class Restarts:
             with signals.interruptible():
                 ranks = self.ranks(nproc)
             own = for_memory or not outcome.killed
-            over = why if signals.received else self._over(outcome, state, own, ranks < before)
+            over = why if signals.received else self._over(outcome, state, own, ranks < before) or self._taken()
             if over is not None:
                 self._save(state)
                 return exit_code(replace(outcome, message=over), signals)
@@ -203,6 +206,16 @@ class Restarts:
             return f"{message} (twice without a newer state in between, so it isn't started again)"
         if len(self._rows) == most:
             return f"{message} (after {most} restart{'' if most == 1 else 's'}, as many as were allowed)"
+        return None
+
+    def _taken(self) -> str | None:
+        """Why the run isn't this launcher's any more; None: it is."""
+        try:
+            self._hold_on()
+        except RunError as error:
+            return str(error)
+        except OSError:  # where that can't be seen, ranks say what is wrong
+            return None
         return None
 
     def _attempt(self, memory: Path, state: State, ranks: int, signals: StopSignals) -> Outcome:
@@ -241,9 +254,10 @@ class Restarts:
         try:
             files = {name: (state.path / name).read_bytes() for name in manifest["files"]}
             files[STATE] = with_restarts(files[STATE], self._rows)
+            self._hold_on()
             sync_path(run / METRICS_JSONL)
             write_directory(run / CHECKPOINTS / state.path.name, files, facts)
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, RunError) as error:
             say(f"lockstep: warning: the state in memory is lost: {error}")
 
     def options_left(self) -> RunOptions:

@@ -195,7 +195,7 @@ def _train(
     if assignment.options.max_restarts:
         make = server.another if isinstance(server, RayServer) else functools.partial(rank_server, config)
         places = server.places if isinstance(server, RayServer) else functools.partial(available_processes, config)
-        return Restarts(assignment, server, lambda: stack.enter_context(make()), places).train(nproc)
+        return Restarts(assignment, server, lambda: stack.enter_context(make()), places, run.hold_on).train(nproc)
     return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads), trains=True)
 
 

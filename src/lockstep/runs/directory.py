@@ -104,13 +104,27 @@ class RunDirectory:
             raise RunError(f"run {self.path} {written_by_another(self.path)}")
         self._taken = lock
 
-    def check_lock(self) -> None:
-        """Take the lock again where its file was removed; a ``RunError`` if another process has the run meanwhile."""
+    def hold_on(self) -> None:
+        """Make sure, once ranks have ended, that the run is still ours, before others are started or it is written.
+
+        A rank that found the lock's file removed holds the new one alone, and leaves it to anybody when it ends.
+
+        Raises:
+            RunError: another process has the run meanwhile; one line.
+        """
+        self.check_lock(PATIENCE)
+        self.hand_over()
+
+    def check_lock(self, patience: float = 0.0) -> None:
+        """Take the lock again where its file was removed; a ``RunError`` if another process has the run meanwhile.
+
+        ``patience``: seconds that it may take to let it go.
+        """
         lock = self._lock or self._taken
         if lock is None or not lock.is_lost():
             return
         try:
-            again = lock.renew()
+            again = lock.renew(patience)
         except FileNotFoundError:
             return  # the directory is gone, as is said where something is written
         if not again:

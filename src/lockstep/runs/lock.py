@@ -85,15 +85,17 @@ class RunLock:
         """Whether the file that this process has taken isn't there any more, by which others may write the run too."""
         return self._file is not None and self._key() != _key_of(self._file)
 
-    def renew(self) -> bool:
+    def renew(self, patience: float = 0.0) -> bool:
         """Take the run by a new file where the old one :meth:`is_lost`; False if another process has it meanwhile.
+
+        ``patience``: seconds that whoever has it may take to let it go, as our ranks do that are dying.
 
         Raises:
             OSError: the file can't be made; a ``FileNotFoundError`` where the run's directory is gone too.
         """
         assert self._file is not None
         file = self._path.open("ab")
-        if not (_lock(file, RUN, 0.0) and _lock(file, WRITER, 0.0) and self._key() == _key_of(file)):
+        if not (_lock(file, RUN, patience) and _lock(file, WRITER, patience) and self._key() == _key_of(file)):
             file.close()
             return False
         owner = _held.pop(_key_of(self._file), self)
