@@ -87,6 +87,47 @@ def test_what_only_the_run_names_is_refused(start, tmp_path, key):
     assert "subprocess:Popen" not in trusted_names()
 
 
+@pytest.fixture
+def theirs(start, tmp_path):
+    """A run of another account, which sent its metrics to that one's place."""
+    words = ("--log.wandb", "--log.entity", "them", "--log.project", "p", "--log.group", "g", "--log.tags", "t")
+    start("first", "CartPole-v1", *words, "--name", "theirs")
+    return tmp_path / "runs" / "theirs"
+
+
+def where(config):
+    return config.log.entity, config.log.project, config.log.group, config.log.tags
+
+
+def test_metrics_of_a_run_by_a_strangers_config_go_where_its_user_sends_them(start, theirs):
+    """``lockstep train THEIRS --log.wandb`` asks for a service, and not for the stranger's project."""
+    config = start("second", "runs/theirs", "--log.wandb", "--name", "a")
+    assert (config.log.wandb, *where(config)) == (True, None, None, None, None)
+    config = start("second", "runs/theirs", "--log.wandb", "--log.project", "mine", "--name", "b")
+    assert where(config) == (None, "mine", None, None)
+    assert trusted_names() == {"wandb:", "wandb:mine"}
+    assert "log.wandb: runs/theirs/config.json names wandb:them/p, to which m" in start("second", "runs/theirs")
+    request = request_of(["runs/theirs", "--log.wandb"])
+    assert request.note == (
+        "left out of runs/theirs/config.json, for you haven't sent metrics there: log.project p, log.group g, log.tags "
+        "['t'], log.entity them; --trust takes all of it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("account", "words"),
+    [
+        ("first", ("runs/theirs", "--log.wandb")),  # whose it is
+        ("second", ("runs/theirs", "--log.wandb", "--trust")),
+        ("second", ("runs/theirs/config.json",)),  # a config file is the user's own choice
+    ],
+)
+def test_what_is_ones_own_or_trusted_is_taken_as_it_is(start, theirs, account, words):
+    config = start(account, *words, "--name", "again")
+    assert where(config) == ("them", "p", "g", ("t",))
+    assert request_of(list(words)).note is None
+
+
 def test_an_environment_that_only_the_run_names_is_refused(start, tmp_path):
     start("first", "CartPole-v1", *AGAIN)
     edit(tmp_path, env={"id": "subprocess:Popen"})

@@ -11,6 +11,7 @@ from lockstep.config.command_line import Request, base_settings, parse_arguments
 from lockstep.config.engines import engine_module
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
+from lockstep.config.sections import SERVICES
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
@@ -19,7 +20,7 @@ from lockstep.runs.directory import CONFIG
 from lockstep.runs.finding import run_if_any
 from lockstep.runs.making import has_begun
 from lockstep.runs.trackers.service import flattened
-from lockstep.runs.trust import check_trusted, trusted_config
+from lockstep.runs.trust import check_trusted, place_of_service, trusted_config, trusted_names
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,15 @@ def request_of(
     An environment without a preset is made once for that, but not for a run that is resumed; ``bring`` gives the
     options of one that was brought here first, where a mirror has it.
     """
-    request = read_request(argv, needs_env)
-    if request.run is not None:
-        check_trusted(request.config, request.run / CONFIG, request.options.trust, flattened(request.given))
+    request, lines = read_request(argv, needs_env), list[str]()
+    if (run := request.run) is not None:
+        request, note = _without_strange_places(request, run)
+        lines += [] if note is None else [note]
+        check_trusted(request.config, run / CONFIG, request.options.trust, flattened(request.given))
     if bring is not None:  # from a mirror that may stand in that config
         request = replace(request, options=bring(request))
     request = _on_device(request)
-    config, options, lines = request.config, resumed_if_begun(request.options), []
+    config, options = request.config, resumed_if_begun(request.options)
     description, undescribed = None, None
     if not has_preset(config.env.id) and options.resume is None:
         try:
@@ -63,12 +66,42 @@ def request_of(
         except ValueError as error:  # whoever makes it for the run says so
             undescribed = error
         if description is not None:
-            defaults, lines = defaults_by_spaces(description, request)
+            defaults, said = defaults_by_spaces(description, request)
+            lines += said
             config = request.config_over(defaults)
     config, line = stepped_inside(config)
     lines += [] if line is None else [line]
     overrides, note = _as_begun(request, options), "\n".join(lines) or None
     return RunRequest(config, options, overrides, note, description, undescribed)
+
+
+PLACES = ("project", "entity", "group", "tags")
+"""Keys of ``log`` that say where in a service metrics go, and beside what."""
+
+
+def _without_strange_places(request: Request, run: Path) -> tuple[Request, str | None]:
+    """Leaves out where the run whose config is taken sent its metrics, unless this user has sent some there.
+
+    Services that the user switches on are the user's own, with the user's own defaults; ``trust`` takes all as it is.
+
+    Returns:
+        The request, and a line that says what was left out.
+    """
+    given, log = flattened(request.given), request.config.log
+    asked = [name for name in SERVICES if getattr(log, name)]
+    theirs = {
+        name: value for name, value in request.file.get("log", {}).items() if name in PLACES and value is not None
+    }
+    theirs = {name: value for name, value in theirs.items() if f"log.{name}" not in given}
+    if request.options.trust or not theirs or not asked or any(f"log.{name}" not in given for name in asked):
+        return request, None
+    if {place_of_service(log, name) for name in asked} <= trusted_names():
+        return request, None
+    kept = {name: value for name, value in request.file["log"].items() if name not in theirs}
+    listed = ", ".join(f"log.{name} {value}" for name, value in theirs.items())
+    left = replace(request, file={**request.file, "log": kept})
+    note = f"left out of {run / CONFIG}, for you haven't sent metrics there: {listed}; --trust takes all of it"
+    return replace(left, config=left.config_over({})), note
 
 
 def config_named(word: str, runs_dir: str, trust: bool = False) -> Config:

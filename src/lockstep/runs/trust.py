@@ -16,7 +16,7 @@ from typing import Any
 
 from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
-from lockstep.config.sections import SERVICES
+from lockstep.config.sections import SERVICES, LogConfig
 from lockstep.core.private import make_private, only_we_write
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.stored import stored_config
@@ -49,11 +49,15 @@ def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
         found[os.path.abspath(config.log.jsonl)] = LOG
     for service in SERVICES:
         if getattr(config.log, service):
-            place = "/".join(filter(None, (config.log.entity, config.log.project)))
-            found[f"{service}:{place}"] = f"log.{service}"
+            found[place_of_service(config.log, service)] = f"log.{service}"
     if config.checkpoint.mirror is not None:
         found[config.checkpoint.mirror.rstrip("/")] = MIRROR
     return found
+
+
+def place_of_service(log: LogConfig, service: str) -> str:
+    """Names where a service takes metrics to, as the list has it."""
+    return f"{service}:{'/'.join(filter(None, (log.entity, log.project)))}"
 
 
 def _texts(value: Any) -> Iterator[str]:
