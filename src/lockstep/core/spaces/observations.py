@@ -1,14 +1,14 @@
-"""Observation and action spaces as the rest of the program sees them: one flat row per observation, one per action.
+"""Observations as the rest of the program sees them: one flat row each, whatever their space.
 
-An observation of any supported space is one row of numbers: float32 where it holds no image, else bytes, of which the
-first are the float32 components. So rollouts, shared memory, checkpoints and minibatches handle one array whatever the
-space. The networks take the row apart again (each engine's ``encoders``).
+A row is float32 where it holds no image, else bytes, of which the first are the float32 components. So rollouts, shared
+memory, checkpoints and minibatches handle one array. The networks take the row apart again (each engine's
+``encoders``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -16,10 +16,10 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import ArrayLike
+
+from lockstep.core.spaces.kinds import channels_first, choices_of, is_image, is_text, one_line, texts_in
 
 SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of those"
-SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary and floating-point Box"
 MASK = "action_mask"
 _ORDER = ("vector", "one_hot", "mask", "image")
 
@@ -193,46 +193,6 @@ def _place(tree: dict, name: str, value: np.ndarray) -> None:
     tree[last] = value
 
 
-class ImageBox(spaces.Box):
-    """An image whose layout, ``[C, H, W]`` or ``[H, W, C]``, is said; for a plain Box it is guessed from the shape."""
-
-    def __init__(self, low: np.ndarray, high: np.ndarray, dtype: type, channels_first: bool) -> None:
-        super().__init__(low, high, dtype=dtype)
-        self.channels_first = channels_first
-
-
-def is_image(space: spaces.Box) -> bool:
-    """Whether it is treated as an image: bytes with two or three axes."""
-    return space.dtype == np.uint8 and len(space.shape) in (2, 3)
-
-
-def channels_first(space: spaces.Box) -> bool:
-    """Whether an image is ``[C, H, W]``: as it says itself, else if its first axis is shorter than the others."""
-    if isinstance(space, ImageBox):
-        return space.channels_first
-    return len(space.shape) == 3 and space.shape[0] < min(space.shape[1:])
-
-
-def is_text(space: gymnasium.Space) -> bool:
-    """Whether it is a space of strings: Text, or a package's own."""
-    return space.dtype is not None and space.dtype.kind == "U"
-
-
-def texts_in(space: gymnasium.Space, name: str = "") -> tuple[str, ...]:
-    """The parts of a Dict or Tuple that are text, which rows leave out."""
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return (name,) if name and is_text(space) else ()
-    prefix = f"{name}/" if name else ""
-    parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-    return tuple(text for key, part in parts for text in texts_in(part, f"{prefix}{key}"))
-
-
-def _choices(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The number of values of each index, and their lowest ones."""
-    sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
-    return tuple(int(n) for n in np.ravel(sizes)), tuple(int(n) for n in np.ravel(space.start))
-
-
 def _leaf(name: str, space: gymnasium.Space) -> Leaf:
     shape = tuple(int(n) for n in space.shape or ())
     if isinstance(space, spaces.Box):
@@ -241,23 +201,19 @@ def _leaf(name: str, space: gymnasium.Space) -> Leaf:
         if not np.max(space.high):
             what = f"observation {name!r}" if name else "the observation"
             raise ValueError(
-                f"{what} is an image whose space {_named(space)} allows nothing but 0; give its highest value"
+                f"{what} is an image whose space {one_line(space)} allows nothing but 0; give its highest value"
             )
         return Leaf(name, "image", shape, high=float(np.max(space.high)), channels_first=channels_first(space))
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return Leaf(name, "one_hot", shape, *_choices(space))
+        return Leaf(name, "one_hot", shape, *choices_of(space))
     if isinstance(space, spaces.MultiBinary):
         return Leaf(name, "vector", shape)
-    what = f"observation {name!r}: space {_named(space)}" if name else f"observation space {_named(space)}"
+    what = f"observation {name!r}: space {one_line(space)}" if name else f"observation space {one_line(space)}"
     helps = "; gymnasium.wrappers.FilterObservation leaves a key out" if name else ""
     raise ValueError(
         f"{what} isn't supported; supported are {SUPPORTED_OBSERVATIONS}{helps}; gymnasium.wrappers."
         "TransformObservation makes another space of it"
     )
-
-
-def _named(space: gymnasium.Space) -> str:
-    return " ".join(str(space).split())
 
 
 def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
@@ -301,124 +257,5 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
     layout = ObservationLayout(tuple(placed))
     if layout.width == 0:
         what = "holds nothing but text" if texts_in(space) else "is empty"
-        raise ValueError(f"observation space {_named(space)} {what}")
+        raise ValueError(f"observation space {one_line(space)} {what}")
     return layout
-
-
-@dataclass(frozen=True)
-class ActionLayout:
-    """What an action is.
-
-    Attributes:
-        kind: ``discrete`` (one index), ``multi_discrete`` (an index each of several choices; MultiBinary is one of
-            these), or ``continuous``.
-        choices: number of values of each index; ``first`` their lowest values.
-        shape: of a multi-discrete or continuous action.
-        low: lower bounds of a continuous action, flat; ``high`` the upper ones.
-        dtype: of what the environment takes.
-    """
-
-    kind: Literal["discrete", "multi_discrete", "continuous"]
-    choices: tuple[int, ...] = ()
-    first: tuple[int, ...] = ()
-    shape: tuple[int, ...] = ()
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-    dtype: str = "int64"
-
-    @property
-    def discrete(self) -> bool:
-        """Whether actions are indices."""
-        return self.kind != "continuous"
-
-    @property
-    def outputs(self) -> int:
-        """Logits of all choices, or components of a continuous action."""
-        return sum(self.choices) if self.discrete else len(self.low)
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Of one action in a buffer: ``()``, ``[indices]`` or ``[components]``."""
-        return {"discrete": (), "multi_discrete": (len(self.choices),), "continuous": (len(self.low),)}[self.kind]
-
-    @property
-    def row_dtype(self) -> type:
-        """Of a buffer of actions."""
-        return np.int64 if self.discrete else np.float32
-
-    @property
-    def bounded(self) -> bool:
-        """Whether every component of a continuous action has finite bounds, see :attr:`within`."""
-        return bool(self.within.all())
-
-    @cached_property
-    def within(self) -> np.ndarray:
-        """Which components of a continuous action have finite bounds, bool ``[A]``; see :func:`bounded_within`."""
-        return bounded_within(self.low, self.high)
-
-    def native(self, row: Any) -> Any:
-        """What the environment takes, of one row; continuous actions are clipped to their bounds."""
-        if self.kind == "discrete":
-            return int(row) + self.first[0]
-        if self.kind == "multi_discrete":
-            return (np.asarray(row) + self.first).astype(self.dtype).reshape(self.shape)
-        return np.clip(row, self.low, self.high).astype(self.dtype).reshape(self.shape)
-
-    def natives(self, rows: np.ndarray) -> np.ndarray:
-        """What a batched environment takes, of rows ``[E, …]``."""
-        if self.kind == "discrete":
-            return rows + self.first[0] if self.first[0] else rows
-        if self.kind == "multi_discrete":
-            return (rows + np.asarray(self.first)).astype(self.dtype).reshape(-1, *self.shape)
-        return np.clip(rows, *self._limits).reshape(-1, *self.shape)
-
-    def native_rows(self, rows: np.ndarray) -> Sequence[Any]:
-        """What environments take one by one, :meth:`native` of each of rows ``[E, …]``."""
-        if self.kind == "discrete":
-            return (rows + self.first[0] if self.first[0] else rows).tolist()
-        if not self.shape:
-            return [self.native(row) for row in rows]
-        moved = rows + np.asarray(self.first) if self.discrete else np.clip(rows, *self._bounds)
-        return list(moved.astype(self.dtype).reshape(-1, *self.shape))
-
-    @cached_property
-    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.asarray(self.low), np.asarray(self.high)
-
-    @cached_property
-    def _limits(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
-
-
-def bounded_within(low: ArrayLike, high: ArrayLike) -> np.ndarray:
-    """Says where bounds are finite, and so near one another that float32 holds their span."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.isfinite(np.asarray(high, np.float32) - np.asarray(low, np.float32))
-
-
-def action_layout(space: gymnasium.Space) -> ActionLayout:
-    """The layout of an action space; a one-line ``ValueError`` names one that isn't supported."""
-    shape, dtype = tuple(int(n) for n in space.shape or ()), str(space.dtype)
-    if isinstance(space, spaces.Discrete):
-        return ActionLayout("discrete", *_choices(space), dtype=dtype)
-    if isinstance(space, spaces.MultiDiscrete):
-        return ActionLayout("multi_discrete", *_choices(space), shape, dtype=dtype)
-    if isinstance(space, spaces.MultiBinary):
-        count = math.prod(shape)
-        return ActionLayout("multi_discrete", (2,) * count, (0,) * count, shape, dtype=dtype)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        low, high = (tuple(np.asarray(bound, np.float64).ravel().tolist()) for bound in (space.low, space.high))
-        return ActionLayout("continuous", shape=shape, low=low, high=high, dtype=dtype)
-    raise ValueError(f"action space {_named(space)} isn't supported; supported are {SUPPORTED_ACTIONS}")
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-
-
-def layouts_from_json(
-    observation: Mapping[str, Any], action: Mapping[str, Any]
-) -> tuple[ObservationLayout, ActionLayout]:
-    """The layouts that ``dataclasses.asdict`` made and JSON stored."""
-    leaves = tuple(Leaf(**_tuples(leaf)) for leaf in observation["leaves"])
-    return ObservationLayout(leaves), ActionLayout(**_tuples(action))

@@ -1,0 +1,125 @@
+"""Actions as the rest of the program sees them: one row each, and from it what the environment takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import ArrayLike
+
+from lockstep.core.spaces.kinds import choices_of, one_line
+
+SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary and floating-point Box"
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """What an action is.
+
+    Attributes:
+        kind: ``discrete`` (one index), ``multi_discrete`` (an index each of several choices; MultiBinary is one of
+            these), or ``continuous``.
+        choices: number of values of each index; ``first`` their lowest values.
+        shape: of a multi-discrete or continuous action.
+        low: lower bounds of a continuous action, flat; ``high`` the upper ones.
+        dtype: of what the environment takes.
+    """
+
+    kind: Literal["discrete", "multi_discrete", "continuous"]
+    choices: tuple[int, ...] = ()
+    first: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    dtype: str = "int64"
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are indices."""
+        return self.kind != "continuous"
+
+    @property
+    def outputs(self) -> int:
+        """Logits of all choices, or components of a continuous action."""
+        return sum(self.choices) if self.discrete else len(self.low)
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Of one action in a buffer: ``()``, ``[indices]`` or ``[components]``."""
+        return {"discrete": (), "multi_discrete": (len(self.choices),), "continuous": (len(self.low),)}[self.kind]
+
+    @property
+    def row_dtype(self) -> type:
+        """Of a buffer of actions."""
+        return np.int64 if self.discrete else np.float32
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every component of a continuous action has finite bounds, see :attr:`within`."""
+        return bool(self.within.all())
+
+    @cached_property
+    def within(self) -> np.ndarray:
+        """Which components of a continuous action have finite bounds, bool ``[A]``; see :func:`bounded_within`."""
+        return bounded_within(self.low, self.high)
+
+    def native(self, row: Any) -> Any:
+        """What the environment takes, of one row; continuous actions are clipped to their bounds."""
+        if self.kind == "discrete":
+            return int(row) + self.first[0]
+        if self.kind == "multi_discrete":
+            return (np.asarray(row) + self.first).astype(self.dtype).reshape(self.shape)
+        return np.clip(row, self.low, self.high).astype(self.dtype).reshape(self.shape)
+
+    def natives(self, rows: np.ndarray) -> np.ndarray:
+        """What a batched environment takes, of rows ``[E, …]``."""
+        if self.kind == "discrete":
+            return rows + self.first[0] if self.first[0] else rows
+        if self.kind == "multi_discrete":
+            return (rows + np.asarray(self.first)).astype(self.dtype).reshape(-1, *self.shape)
+        return np.clip(rows, *self._limits).reshape(-1, *self.shape)
+
+    def native_rows(self, rows: np.ndarray) -> Sequence[Any]:
+        """What environments take one by one, :meth:`native` of each of rows ``[E, …]``."""
+        if self.kind == "discrete":
+            return (rows + self.first[0] if self.first[0] else rows).tolist()
+        if not self.shape:
+            return [self.native(row) for row in rows]
+        moved = rows + np.asarray(self.first) if self.discrete else np.clip(rows, *self._bounds)
+        return list(moved.astype(self.dtype).reshape(-1, *self.shape))
+
+    @cached_property
+    def _bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.asarray(self.low), np.asarray(self.high)
+
+    @cached_property
+    def _limits(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.asarray(self.low, np.float32), np.asarray(self.high, np.float32)
+
+
+def bounded_within(low: ArrayLike, high: ArrayLike) -> np.ndarray:
+    """Says where bounds are finite, and so near one another that float32 holds their span."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.isfinite(np.asarray(high, np.float32) - np.asarray(low, np.float32))
+
+
+def action_layout(space: gymnasium.Space) -> ActionLayout:
+    """The layout of an action space; a one-line ``ValueError`` names one that isn't supported."""
+    shape, dtype = tuple(int(n) for n in space.shape or ()), str(space.dtype)
+    if isinstance(space, spaces.Discrete):
+        return ActionLayout("discrete", *choices_of(space), dtype=dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        return ActionLayout("multi_discrete", *choices_of(space), shape, dtype=dtype)
+    if isinstance(space, spaces.MultiBinary):
+        count = math.prod(shape)
+        return ActionLayout("multi_discrete", (2,) * count, (0,) * count, shape, dtype=dtype)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        low, high = (tuple(np.asarray(bound, np.float64).ravel().tolist()) for bound in (space.low, space.high))
+        return ActionLayout("continuous", shape=shape, low=low, high=high, dtype=dtype)
+    raise ValueError(f"action space {one_line(space)} isn't supported; supported are {SUPPORTED_ACTIONS}")
