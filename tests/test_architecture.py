@@ -11,10 +11,6 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "lockstep"
 FILES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 350
-LONGER = {
-    "config/presets.py": "a table: a preset an environment, nothing to be cut by idea",
-    "core/spaces.py": "observations and actions as rows are one format",
-}
 MAX_MODULES = 16
 CROWDED = {
     "commands": "one file a command, and what several of them share",
@@ -207,8 +203,7 @@ def too_full(source: Path) -> set[str]:
 
 
 def test_files_are_short_and_folders_are_small():
-    assert too_long(SOURCE) <= set(LONGER)
-    assert {name for name in LONGER if not (SOURCE / name).is_file()} == set()
+    assert too_long(SOURCE) == set()
     assert too_full(SOURCE) <= set(CROWDED)
 
 

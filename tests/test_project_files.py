@@ -157,7 +157,7 @@ def test_the_recipes_name_files_that_there_are():
 
 
 def test_a_recipe_that_names_a_file_that_is_gone_is_found():
-    assert missing_files("`config/presets.py`, `config/magic.py` and `tests/nowhere/`") == [
+    assert missing_files("`config/presets/by_id.py`, `config/magic.py` and `tests/nowhere/`") == [
         "config/magic.py",
         "tests/nowhere/",
     ]
