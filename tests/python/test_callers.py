@@ -125,15 +125,21 @@ def test_what_a_script_defines_is_handed_over_from_a_process_of_multiprocessing(
 ENDING = """
 import sys
 import lockstep
-lockstep.train(sys.argv[1], total_steps=10**8, num_steps=16, name="ended", quiet=True)
+env, nproc, stream = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+more = dict(env=dict(kwargs=dict(stream=stream))) if stream else {}
+lockstep.train(env, nproc=nproc, total_steps=10**8, num_steps=16, name="ended", quiet=stream != "stdout", **more)
 """
 LOUD = """
 import sys
 from handed_envs import Counting
 
 class Loud(Counting):
+    def __init__(self, stream):
+        super().__init__()
+        self.stream = stream
+
     def step(self, action):
-        print("loud", file=sys.stderr, flush=True)
+        print("loud" * 1024, file=getattr(sys, self.stream), flush=True)  # 16 steps of 8 environments fill a pipe
         return super().step(action)
 """
 HANGING = """
@@ -150,18 +156,21 @@ while True:
 
 @ON_LINUX
 @pytest.mark.parametrize(
-    ("env", "number"),
+    ("env", "nproc", "stream", "number"),
     [
-        ("lockstep/CartPole-v1", signal.SIGTERM),
-        ("loud:Loud", signal.SIGKILL),
-        pytest.param("lockstep/CartPole-v1", signal.SIGKILL, marks=pytest.mark.long),
+        ("lockstep/CartPole-v1", 1, "", signal.SIGTERM),
+        ("loud:Loud", 1, "stderr", signal.SIGKILL),
+        ("loud:Loud", 2, "stdout", signal.SIGKILL),
+        pytest.param("loud:Loud", 2, "stderr", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("lockstep/CartPole-v1", 1, "", signal.SIGKILL, marks=pytest.mark.long),
     ],
 )
-def test_a_caller_that_ends_leaves_a_run_with_a_checkpoint(tmp_path, env, number):
-    """Also one whose environment prints where nobody reads any more."""
+def test_a_caller_that_ends_leaves_a_run_with_a_checkpoint(tmp_path, env, nproc, stream, number):
+    """Also one whose environments print where nobody reads any more, on every rank."""
     (tmp_path / "loud.py").write_text(LOUD)
     given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, str(tmp_path), MODULES])}
-    with subprocess.Popen([sys.executable, "-c", ENDING, env], env=given, stderr=subprocess.DEVNULL) as process:
+    words, nowhere = [sys.executable, "-c", ENDING, env, str(nproc), stream], subprocess.DEVNULL
+    with subprocess.Popen(words, env=given, stdout=nowhere, stderr=nowhere) as process:
         rows = tmp_path / "runs" / "ended" / "metrics.jsonl"
         try:
             wait_until(lambda: rows.exists() and rows.read_text().count("\n") > 2, "its first iterations")
@@ -169,7 +178,7 @@ def test_a_caller_that_ends_leaves_a_run_with_a_checkpoint(tmp_path, env, number
             process.send_signal(number)
         assert process.wait(60) == -number
     run = lockstep.load_run("ended")
-    wait_until(lambda: run.status != "not finished", "the end of the run", 120)
+    wait_until(lambda: run.status != "not finished", "the end of the run")
     assert run.status == f"stopped by signal {signal.SIGTERM:d}"
     assert [path.name for path in run.checkpoints] == [f"step_{run.metrics[-1]['global_step']}"]
 
@@ -179,7 +188,7 @@ def test_what_hangs_is_killed_some_time_after_its_caller_has_ended():
     code = f"""
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {HANGING!r}], start_new_session=True)
-time.sleep(60)
+time.sleep(600)
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": SOURCE}, stdout=subprocess.PIPE, text=True
@@ -187,7 +196,7 @@ time.sleep(60)
         assert caller.stdout is not None
         hanging = int(caller.stdout.readline())
         caller.kill()
-    wait_until(lambda: not Path(f"/proc/{hanging}/cmdline").exists() or zombie(hanging), "the end of what hangs", 30)
+    wait_until(lambda: not Path(f"/proc/{hanging}/cmdline").exists() or zombie(hanging), "the end of what hangs")
 
 
 def zombie(pid: int) -> bool:

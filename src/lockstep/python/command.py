@@ -45,7 +45,7 @@ def run_command(
     """Runs ``lockstep WORDS``, and shows what it prints where this process prints; returns 0, or 128 + n of a signal.
 
     Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended. Where this process ends
-    without a word, the command stops as by SIGTERM (Linux), and so writes one as well.
+    without a word, the command stops as by SIGTERM, and so writes one as well.
 
     Args:
         words: the command line.

@@ -4,35 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import stat
 import threading
 import time
+from collections.abc import Sequence
 
-from lockstep.core.process import end_with_parent, kill_children, kill_session
+from lockstep.core.process import EXIT_FAILURE, PARENT_VARIABLE, kill_children, kill_session
 
-CALLER_ENDED = signal.SIGUSR2
-"""What the kernel sends then, for a stop signal alone doesn't tell why."""
+LOOK_SECONDS = 0.2
+"""How often a command looks whether its caller is there."""
 PATIENCE = 600.0
 """Seconds that the iteration may take yet, with its checkpoint: one that hangs would keep the run for ever."""
+_OUTPUT = (1, 2)
+_PART = 1 << 16
 
 
 def end_with_caller(caller: int) -> None:
-    """Stops this process's command by SIGTERM when its caller, this process id, ends (Linux)."""
-    signal.signal(CALLER_ENDED, _stop)
-    end_with_parent(caller, CALLER_ENDED)
+    """Stops this process's command by SIGTERM when its caller, this process id, ends.
+
+    What it prints then, its ranks and what they have started, is read here, and dropped (Linux): whoever prints into a
+    pipe that nobody can read any more fails. A thread looks, for the main thread may compute, or wait for a rank that
+    prints.
+    """
+    os.environ.pop(PARENT_VARIABLE, None)  # of our caller, if it had one to end with
+    readers = _own_readers()  # before the caller may be gone
+    if os.getppid() != caller:
+        os._exit(EXIT_FAILURE)
+    threading.Thread(target=_watch, args=(caller, readers), name="lockstep-caller", daemon=True).start()
 
 
-def _stop(_number: int, _frame: object) -> None:
-    with contextlib.suppress(OSError):  # nobody reads on, and who prints would fail of it
+def _own_readers() -> list[int]:
+    """Opens the reading ends of the pipes that this process prints to, which its children don't get."""
+    readers = []
+    for stream in _OUTPUT:
+        with contextlib.suppress(OSError):  # it is closed, or there is no /proc
+            if stat.S_ISFIFO(os.fstat(stream).st_mode):
+                readers.append(os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_NONBLOCK))
+    return readers
+
+
+def _watch(caller: int, readers: Sequence[int]) -> None:
+    while os.getppid() == caller:
+        time.sleep(LOOK_SECONDS)
+    with contextlib.suppress(OSError):  # what isn't a pipe, a terminal that is closed, say
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):
+        for stream in _OUTPUT:
             os.dup2(nowhere, stream)
         os.close(nowhere)
-    threading.Thread(target=_give_up, name="lockstep-orphaned", daemon=True).start()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _give_up() -> None:
-    time.sleep(PATIENCE)
+    _drop(readers, time.monotonic() + PATIENCE)
     kill_children()
     kill_session(os.getpid())
+
+
+def _drop(readers: Sequence[int], until: float) -> None:
+    """Reads pipes, and keeps nothing, for so long."""
+    left = list(readers)
+    while (seconds := until - time.monotonic()) > 0:
+        if not left:
+            time.sleep(seconds)
+        for reader in select.select(left, [], [], seconds)[0] if left else ():
+            if not os.read(reader, _PART):  # nobody prints there any more
+                left.remove(reader)
