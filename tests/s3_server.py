@@ -236,7 +236,7 @@ def server() -> Iterator[int]:
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        wait_until(lambda: process.poll() is not None or _answers(port), "moto's server doesn't start", 120)
+        wait_until(lambda: process.poll() is not None or _answers(port), "moto's server doesn't start")
         assert process.poll() is None, "moto's server has ended"
         yield port
     finally:

@@ -1,11 +1,14 @@
 import json
 import shlex
+import subprocess
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import wait_until
 
 from benchmarks import gpu_judges, on_gpu
 from benchmarks.gpu_checks import CHECKS, Check, verdict
@@ -391,13 +394,24 @@ def test_checks_that_share_a_gpu_leave_one_another_memory(tmp_path, monkeypatch,
     assert on_gpu.command_runner(100.0)(ask, check, tmp_path).last_line == "None"
 
 
-def test_a_command_that_hangs_is_given_up_with_what_it_started(tmp_path):
-    started = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+def test_a_command_that_hangs_is_given_up_with_what_it_started(tmp_path, monkeypatch):
+    class Slow(subprocess.Popen):
+        """Isn't done after any time, which begins when it has said something."""
+
+        def wait(self, timeout=None):
+            if timeout is not None:
+                wait_until((tmp_path / "begun").exists, "it doesn't begin")
+            return super().wait(None if timeout is None else 0.0)
+
+    monkeypatch.setattr(on_gpu.subprocess, "Popen", Slow)
+    started = "import pathlib, subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); "
+    started += "pathlib.Path('begun').touch(); p.wait()"
     outcome = on_gpu.command_runner(2.0)(f'python -c "{started}"', TOY, tmp_path)
     assert (outcome.code, outcome.last_line) == (124, "killed after 2 s")
     child = Path(f"/proc/{outcome.output.split()[0]}/cmdline")
-    while child.exists() and child.read_bytes():  # it was told to end
-        time.sleep(0.01)
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while child.read_bytes():  # it was told to end
+            time.sleep(0.01)
 
 
 def test_tensor_environments_are_judged_by_the_steps_that_they_take():

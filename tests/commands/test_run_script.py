@@ -27,12 +27,15 @@ place = {name: os.environ.get(name) for name in
 told = place | {"name": __name__, "argv": sys.argv, "path": sys.path[0]}
 (here / f"{place['RANK']}.json").write_text(json.dumps(told))
 if "fail" in wish and place["RANK"] == "1":
+    (here / "failing").write_text(str(os.getpid()))
     sys.exit(7)
 if "follow" in wish:
-    time.sleep(0.5)
+    failing = lambda: (here / "failing").read_text() if (here / "failing").exists() else ""
+    while not failing() or Path("/proc", failing()).exists():  # until somebody has seen how it ended
+        time.sleep(0.01)
     sys.exit(8)
 if "stay" in wish or "fail" in wish:
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -75,6 +78,7 @@ def test_a_rank_that_fails_ends_all_and_is_named(script):
     assert_no_orphans(ended)
 
 
+@NEEDS_PROC
 def test_of_two_ranks_that_fail_the_first_is_named(script):
     ended = lockstep("run", "--nproc", 2, "script.py", script, "fail", "follow", cwd=script)
     assert error_line(ended) == "lockstep: error: rank 1 ended with exit code 7"
@@ -87,7 +91,7 @@ def test_signals_reach_the_ranks_and_none_outlives_its_parent(script, number):
         wait_until(lambda: (script / "1.json").is_file() and (script / "0.json").is_file(), "the ranks don't start")
         assert len(marked(mark, "LOCAL_WORLD_SIZE=2")) == 2
         process.send_signal(number)
-        wait_until(lambda: not marked(mark), "ranks outlive the signal", 60.0)
+        wait_until(lambda: not marked(mark), "ranks outlive the signal")
         ended = ending(process, mark)
     if number == signal.SIGTERM:
         assert ended.code == 128 + number

@@ -69,12 +69,12 @@ def lose(cluster) -> None:
     children = [pid for pid in marked(cluster.mark) if f"PPid:\t{raylet}\n" in Path(f"/proc/{pid}/status").read_text()]
     for pid in (raylet, *children):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(ranks_of(cluster.mark, rank) for rank in range(4)), "ranks outlive their node", 30)
+    wait_until(lambda: not any(ranks_of(cluster.mark, rank) for rank in range(4)), "ranks outlive their node")
 
 
 def nothing_left(cluster, ended) -> None:
     assert_no_orphans(ended)
-    wait_until(lambda: not actors(cluster), "actors are left", 30)
+    wait_until(lambda: not actors(cluster), "actors are left")
     assert [rank for rank in range(4) if ranks_of(cluster.mark, rank)] == []
 
 

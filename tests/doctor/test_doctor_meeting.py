@@ -13,7 +13,7 @@ from lockstep.doctor import meeting
 from lockstep.doctor.meeting import common_store
 from lockstep.doctor.watch.side_store import rank_directory, write_json
 
-STAYS = "import pathlib, sys, time\npathlib.Path(sys.argv[0]).with_suffix('.began').touch()\ntime.sleep(100)\n"
+STAYS = "import pathlib, sys, time\npathlib.Path(sys.argv[0]).with_suffix('.began').touch()\ntime.sleep(600)\n"
 FAILS = "raise KeyError('nothing')"
 
 
@@ -49,7 +49,7 @@ def test_a_run_is_not_judged_by_what_a_killed_one_of_the_same_names_left(tmp_pat
         for rank in range(2):
             write_json(rank_directory(store, rank) / "ended.json", {"code": 0, "at": 1.0})
     with ranks(tmp_path, "fails") as processes:
-        said = [process.communicate(timeout=100) for process in processes]
+        said = [process.communicate(timeout=600) for process in processes]
         assert [process.returncode for process in processes] == [2, 2], said  # not the old verdict's 0
     assert "raised KeyError: 'nothing'" in json.loads(said[0][0])["reason"]
     assert not list(tmp_path.glob("lockstep-*"))

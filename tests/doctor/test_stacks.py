@@ -9,20 +9,23 @@ from lockstep.doctor.watch import stacks
 from lockstep.doctor.watch.stacks import StillnessClock, own_lines, stands_in, waits_for_work
 
 LOOKS = 6
+LAST = 3
 PATIENCE = 400
+PAUSE = 0.05
 
 
-def watched(main, clock=None, signs=lambda: 0, waits=False, **how):
+def watched(main, clock=None, signs=lambda: 0, waits=False, pause=lambda: time.sleep(PAUSE), **how):
     """What a clock says, looked at from another thread while the main thread runs ``main(over)``.
 
-    A main thread that ``waits`` is looked at until the clock says so: on a busy machine the threads that other tests
-    left in this process may compute for longer than a twentieth of the first looks' time.
+    A main thread that ``waits`` is looked at until the clock has said so several times: on a busy machine the threads
+    that other tests left in this process may compute for longer than a twentieth of the first looks' time. ``pause``
+    is what happens between two looks.
     """
     clock, over, said = clock or StillnessClock(), threading.Event(), []
 
     def look():
-        while len(said) < LOOKS or (waits and said[-1] is None and len(said) < PATIENCE):
-            time.sleep(0.05)
+        while len(said) < LOOKS or (waits and None in said[-LAST:] and len(said) < PATIENCE):
+            pause()
             said.append(clock.look(signs(), **how))
         over.set()
 
@@ -43,17 +46,13 @@ def blocked(over):
     over.wait()
 
 
-def moving(over):
-    while not over.wait(0.003):
-        pass
-
-
 def test_a_blocked_collective_is_waited_in_for_longer_and_longer(waiting_in_threading):
+    began = time.monotonic()
     said, clock = watched(blocked, waits=True)
-    waited = [seconds for seconds in said if seconds is not None]
-    assert len(waited) >= 2
-    assert waited == sorted(waited)
-    assert 0.1 < waited[-1] < 2.0
+    first, *_, last = said[-LAST:]
+    assert said[-LAST:] == sorted(said[-LAST:])
+    assert last - first > 0.9 * PAUSE * (LAST - 1)
+    assert last < time.monotonic() - began
     assert any("blocked" in line for line in clock.lines)
     assert clock.certain
 
@@ -67,11 +66,19 @@ def test_a_blocked_call_elsewhere_is_no_waiting():
 
 
 def test_a_loop_that_is_nearly_always_in_one_call_is_no_waiting():
+    slept = [0]
+
     def sleeps(over):
         while not over.is_set():
             time.sleep(0.001)
+            slept[0] += 1
 
-    assert set(watched(sleeps, joined=True)[0]) == {None}
+    def until_it_has_slept():
+        before = slept[0]
+        while slept[0] < before + 20:
+            time.sleep(0.001)
+
+    assert set(watched(sleeps, joined=True, pause=until_it_has_slept)[0]) == {None}
 
 
 def test_a_rank_of_a_group_that_computes_in_one_call_is_no_waiting():
@@ -79,7 +86,14 @@ def test_a_rank_of_a_group_that_computes_in_one_call_is_no_waiting():
         while not over.is_set():
             sum(range(30_000_000))
 
-    assert set(watched(computes, joined=True)[0]) == {None}
+    assert set(watched(computes, joined=True, pause=until_it_has_computed)[0]) == {None}
+
+
+def until_it_has_computed():
+    """For a tenth of the longest time that a look counts: on a machine that stood still it hadn't."""
+    before = time.process_time()
+    while time.process_time() - before < 2 * stacks.IDLE * stacks.LONGEST_TICK:
+        time.sleep(PAUSE)
 
 
 def test_signs_of_life_begin_it_anew(waiting_in_threading):
@@ -94,7 +108,7 @@ def test_a_backward_pass_that_computes_is_no_waiting(monkeypatch):
         while not over.is_set():
             sum(range(1000))
 
-    assert set(watched(computes)[0]) == {None}
+    assert set(watched(computes, pause=until_it_has_computed)[0]) == {None}
     assert watched(blocked, waits=True)[0][-1] is not None
 
 

@@ -113,11 +113,16 @@ def test_where_nothing_can_interrupt_it_the_watchdog_ends_the_process(monkeypatc
         said.append(message)
         released.set()
 
-    config = EnvConfig(id=LINGERING, timeout=0.2)
-    envs = make_envs(config, describe(config), 0, range(2), fail)
+    config = EnvConfig(id=LINGERING, timeout=600.0)
+    envs: Any = make_envs(config, describe(config), 0, range(2), fail)
     envs.reset()
     envs.step()
-    monkeypatch.setattr(envs._sweeps[0].envs[1]._env, "close", released.wait)  # pyright: ignore
+
+    def close() -> None:
+        envs._limit = envs._watchdog._limit = 0.2
+        released.wait()
+
+    monkeypatch.setattr(envs._sweeps[0].envs[1]._env, "close", close)
     thread = threading.Thread(target=envs.close)  # where signals aren't handled
     thread.start()
     thread.join(600)

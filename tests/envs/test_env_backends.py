@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -297,6 +300,51 @@ def test_a_watchdog_says_who_hangs_and_only_while_somebody_is_being_waited_for()
     assert not threading.Event().wait(0.05)
     calm.close()
     assert said == ["environment 4 hangs"]
+
+
+def leaping(patch):
+    """Lets a thousand seconds pass between any two looks at the clock, as in a process that is stopped."""
+    looks = itertools.count()
+    patch.setattr(time, "monotonic", lambda: 1000.0 * next(looks))
+    return looks
+
+
+def test_time_in_which_a_process_is_stopped_is_none_that_its_environments_take(monkeypatch):
+    said, looked, signs = [], threading.Event(), iter([0] * 12)
+    leaping(monkeypatch)
+
+    def sign():
+        found = next(signs, None)
+        if found is None:
+            looked.set()
+        return found
+
+    def fail(message: str) -> None:
+        said.append(message)
+        looked.set()
+
+    watchdog = Watchdog(0.1, sign, lambda: "environment 4 hangs", fail)
+    watchdog._limit = 2.0  # of which twelve looks, 0.05 s at most each, are not a third
+    with watchdog:
+        looked.wait()
+    watchdog.close()
+    assert said == []
+
+
+def test_time_in_which_workers_are_stopped_is_none_that_their_environments_take(monkeypatch):
+    monkeypatch.setenv("SECONDS", "1.2")
+    config = EnvConfig(id="slow:SlowPendulum-v0", workers=1)
+    with contextlib.closing(make_envs(config, describe(config), SEED, range(1), pytest.fail)) as envs:
+        envs.reset()
+        assert isinstance(envs, WorkerEnvs)
+        envs._timeout = 2.0  # looked at twice a second
+        with monkeypatch.context() as patch:
+            looks = leaping(patch)
+            envs.step()
+        assert next(looks) > 2
+        envs._timeout = 0.4
+        with pytest.raises(EnvironmentFailureError, match=r"didn't answer within 0.4 s \(env.timeout\)"):
+            envs.step()
 
 
 # --- Successes --------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ ENGINES = {"torch": (), "jax": ("--engine", "jax", "--devices", 1)}
 ROWS = {"torch": 4, "jax": 3}
 """Before the gate; the last row of a JAX run waits for its next call."""
 STOPPED_SECONDS = 3.0
-LIMIT = {"torch": 6, "jax": 10}
-"""Seconds; JAX compiles in the meantime."""
+LIMIT = 10
+"""Seconds; a machine that is busy lets a rank stand still for some."""
 
 
 def stop_in_the_fifth_iteration(cwd, mark, engine):
@@ -60,12 +60,12 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for_and_changes_nothing(tr
 @pytest.mark.parametrize("engine", variants(ENGINES, ["torch"]))
 def test_one_that_stays_so_ends_the_run_by_name(tmp_path, engine):
     (tmp_path / "gate").touch()
-    limit = ("--collective-timeout", LIMIT[engine])
+    limit = ("--collective-timeout", LIMIT)
     with running(*words(engine, *limit), cwd=tmp_path, GATE=str(tmp_path / "gate")) as (process, mark):
         stop_in_the_fifth_iteration(tmp_path, mark, engine)
         ended = ending(process, mark)
         assert_no_orphans(ended)  # the stopped one, too
     said = error_line(ended)
     assert ended.code == 1
-    assert f"nobody has made progress for {LIMIT[engine]} s (collective_timeout)" in said
+    assert f"nobody has made progress for {LIMIT} s (collective_timeout)" in said
     assert "rank 1 was last heard of" in said

@@ -9,7 +9,7 @@ from typing import Any
 
 from command_line import MODULES, surroundings
 
-TIMEOUT = 280
+TIMEOUT = 600
 
 
 def free_port() -> int:

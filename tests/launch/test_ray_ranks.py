@@ -123,7 +123,7 @@ def test_what_ray_cant_start_is_one_line(monkeypatch):
 
 def test_ray_is_imported_only_where_it_is_asked_for():
     words = "import sys, lockstep.commands.train; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", words], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", words], timeout=600, check=False).returncode == 0
 
 
 # --- one rank's keeper --------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def last(keeper):
         told.append(keeper.poll())
         return told[-1].code is not None
 
-    wait_until(ended, "the rank goes on", 60)
+    wait_until(ended, "the rank goes on")
     written = {name: b"".join(getattr(x, name) for x in told) for name in ("stdout", "stderr", "native")}
     return told[-1]._replace(**written)
 
@@ -175,7 +175,7 @@ def sleeper(monkeypatch, tmp_path, words=SLEEPS):
     monkeypatch.setattr(actors.subprocess, "Popen", lambda _, **more: popen(words, **more))
     keeper = RankActor()
     keeper.start(assignment(tmp_path), own(), dict(os.environ), str(tmp_path))
-    wait_until(lambda: keeper.poll().stdout == b"begun\n", "it doesn't begin", 30)
+    wait_until(lambda: keeper.poll().stdout == b"begun\n", "it doesn't begin")
     return keeper
 
 
@@ -202,14 +202,18 @@ def test_an_ended_keeper_takes_along_what_its_rank_started(tmp_path, monkeypatch
     pid = keeper._process.pid
     assert len([one for one, session in _processes(3).items() if session == pid]) == 2
     keeper.end()
-    wait_until(lambda: pid not in _processes(3).values(), "something is left", 10)
+    wait_until(lambda: pid not in _processes(3).values(), "something is left")
 
 
 def test_a_long_output_comes_in_parts_and_whole(tmp_path, monkeypatch):
     most = 3 * actors.MOST
-    writes = f"import time; print('begun', flush=True); time.sleep(0.5); print('x' * {most}, end='')"
+    gate = tmp_path / "gate"
+    gate.touch()
+    waits = f"import pathlib, time\nwhile pathlib.Path({str(gate)!r}).exists():\n    time.sleep(0.01)\n"
+    writes = f"print('begun', flush=True)\n{waits}print('x' * {most}, end='')"
     keeper = sleeper(monkeypatch, tmp_path, [sys.executable, "-c", writes])
-    found, deadline = b"", time.monotonic() + 30
+    gate.unlink()
+    found, deadline = b"", time.monotonic() + 600
     while (told := keeper.poll()).code is None and time.monotonic() < deadline:
         assert len(told.stdout) < actors.MOST + actors.CHUNK
         found += told.stdout

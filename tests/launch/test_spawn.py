@@ -15,6 +15,7 @@ import pytest
 from lockstep.config.run import Config
 from lockstep.core.errors import KilledError, RunError
 from lockstep.core.topology import Topology
+from lockstep.launch import spawn as spawn_module
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 
@@ -39,7 +40,7 @@ if os.environ["RANK"] == "0":
     server.accept()[0].sendall(b"met")
 else:
     import time
-    for _ in range(1000):
+    for _ in range(60_000):
         try:
             client = socket.create_connection(address)
             break
@@ -53,16 +54,16 @@ from lockstep.core.process import report_failure
 if os.environ["RANK"] == "1":
     report_failure("the cart fell over")
     sys.exit(1)
-time.sleep(60)
+time.sleep(600)
 """
 LEAVES = """
 import subprocess, sys, time
 from pathlib import Path
 where = {"own group": {"process_group": 0}, "own session": {"start_new_session": True}}
 own = where.get(sys.argv[3] if len(sys.argv) > 3 else "", {})
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **own)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **own)
 Path(sys.argv[1], "worker").write_text(str(worker.pid))
-time.sleep(60 if sys.argv[2] == "stay" else 0)
+time.sleep(600 if sys.argv[2] == "stay" else 0)
 """
 KILLED_LAUNCHER = """
 import time
@@ -84,13 +85,19 @@ def stop(number, frame):
 signal.signal(signal.SIGTERM, stop)
 import os
 Path(sys.argv[1], f"ready{os.environ['RANK']}").touch()
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def spawned(script, nproc, log_dir, *arguments, environment=None):
     """Fresh ranks of a script; their server ends when they are killed."""
     return RankServer().start(nproc, log_dir, arguments=["-c", script, *arguments], environment=environment)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """A server ends of itself, however busy the machine is."""
+    monkeypatch.setattr(spawn_module, "KILL_SECONDS", 600.0)
 
 
 @pytest.fixture
@@ -116,11 +123,11 @@ def server(monkeypatch):
         yield one
 
 
-def ended(ranks, seconds=30.0):
-    return until(lambda: None not in ranks.exit_codes().values() and ranks.exit_codes(), seconds)
+def ended(ranks):
+    return until(lambda: None not in ranks.exit_codes().values() and ranks.exit_codes())
 
 
-def until(condition, seconds=30.0):
+def until(condition, seconds=600.0):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError, ValueError):
@@ -184,9 +191,8 @@ def test_one_failure_ends_all_ranks_and_is_told_once(tmp_path, capfd):
 
 
 def test_a_rank_that_is_killed_is_named(spawn, tmp_path, capfd):
-    script = (
-        "import os, signal, time\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '0' else time.sleep(60)"
-    )
+    script = "import os, signal, time\nif os.environ['RANK'] == '0':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    script += "time.sleep(600)"
     assert supervise(lambda logs: spawned(script, 2, logs)) == 1
     assert "rank 0 was killed by SIGKILL; out of memory?" in capfd.readouterr().err
 

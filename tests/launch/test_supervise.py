@@ -97,7 +97,7 @@ def test_last_words_reach_a_reader_who_is_slow(monkeypatch):
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-    reader.join(60)
+    reader.join(600)
     os.close(reading)
     assert bytes(heard) == said
 

@@ -85,7 +85,7 @@ def dying():
         if not path.parent.name.startswith(f".{os.environ.get('DIES')}.") or path.name != "optimizer.safetensors":
             return original(path, content)
         original(path, content[: len(content) // 2])
-        metrics, deadline = path.parents[2] / "metrics.jsonl", time.monotonic() + 60
+        metrics, deadline = path.parents[2] / "metrics.jsonl", time.monotonic() + 600
         while metrics.read_text().count("\n") < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -53,7 +53,7 @@ def notebook(tmp_path):
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     client = nbclient.NotebookClient(
-        nbformat.v4.new_notebook(cells=cells), timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+        nbformat.v4.new_notebook(cells=cells), timeout=600, resources={"metadata": {"path": str(tmp_path)}}
     )
     with client.setup_kernel():
         yield client
@@ -61,7 +61,7 @@ def notebook(tmp_path):
 
 def interrupted_once(client, ready: Path):
     """Interrupts the kernel once a file is there."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 600
     while not ready.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(client.km.provisioner.pid, signal.SIGINT)

@@ -315,11 +315,10 @@ def test_the_caller_stays_as_it_was(runs, two_threads):
             random.getstate(),
             str(np.random.get_state()),
             os.getcwd(),
-            threading.active_count(),
             torch.get_num_threads(),
         )
 
-    before = around()
+    before, threads = around(), set(threading.enumerate())  # those of other tests may end meanwhile
     ended = []
     thread = threading.Thread(target=lambda: ended.append(lockstep.train("CartPole-v1", name="thread", **SMALL)))
     thread.start()
@@ -327,6 +326,7 @@ def test_the_caller_stays_as_it_was(runs, two_threads):
     assert ended[0].status == "finished"
     ended[0].policy(np.zeros(4))
     assert around() == before
+    wait_until(lambda: set(threading.enumerate()) <= threads, "threads are left")
 
 
 def test_cycles_are_looked_for_as_usual_once_engine_jax_has_started(runs, tmp_path):

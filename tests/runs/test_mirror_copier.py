@@ -259,9 +259,9 @@ def test_a_copy_with_the_manifest_first_would_be_noticed(tmp_path, monkeypatch):
 def test_commits_are_copied_while_it_runs_and_the_summary_last(run, place, at_once, capfd):
     mirror = mirror_of(run, place)
     mirror.start()
-    wait_until(lambda: place.steps() == [1, 2], "nothing is copied", 10)
+    wait_until(lambda: place.steps() == [1, 2], "nothing is copied")
     add_step(run, 3)
-    wait_until(lambda: place.steps() == [1, 2, 3], "the next commit is not copied", 10)
+    wait_until(lambda: place.steps() == [1, 2, 3], "the next commit is not copied")
     (run / "summary.json").write_text('{"status": "finished"}')
     mirror.finish()
     told = {"url": "memory://runs/run", "step": 3, "failures": 0, "error": None}
@@ -270,7 +270,7 @@ def test_commits_are_copied_while_it_runs_and_the_summary_last(run, place, at_on
     assert {name: content for name, content in place.files.items() if name != "writer.json"} == content_of(run)
     assert "writer.json" not in place.files
     assert capfd.readouterr().err == ""
-    assert not [thread for thread in threading.enumerate() if thread.name == "mirror"]
+    assert not mirror._thread.is_alive()
 
 
 def test_a_mirror_that_fails_for_a_while_warns_once_and_catches_up(run, place, at_once, capfd):
@@ -278,11 +278,11 @@ def test_a_mirror_that_fails_for_a_while_warns_once_and_catches_up(run, place, a
     place.files["writer.json"] = (lease := Lease(place))._content()
     mirror = copier.Mirror(run, place, lease)
     mirror.start()
-    wait_until(lambda: mirror.failures > 3, "it isn't tried again", 10)
+    wait_until(lambda: mirror.failures > 3, "it isn't tried again")
     assert mirror.state()["error"] == "can't write memory://runs/run: the cable is cut"
     assert mirror.step is None
     place.fails = lambda number, kind: False
-    wait_until(lambda: mirror.error is None, "it doesn't catch up", 10)
+    wait_until(lambda: mirror.error is None, "it doesn't catch up")
     assert place.steps() == [1, 2]
     (run / "summary.json").write_text("{}")
     mirror.finish()
@@ -302,19 +302,22 @@ def test_failures_are_tried_again_ever_less_often(run, place, monkeypatch):
     place.files["writer.json"] = (lease := Lease(place))._content()
     times = []
     place.fails = lambda number, kind: kind == "list" and not times.append(copier.time.monotonic())
-    copier.Mirror(run, place, lease).start()
-    wait_until(lambda: len(times) > 4, "it isn't tried again", 30)
+    mirror = copier.Mirror(run, place, lease)
+    mirror.start()
+    wait_until(lambda: len(times) > 4, "it isn't tried again")
     assert all(b - a >= 0.05 * 2**n for n, (a, b) in enumerate(itertools.pairwise(times)))
     place.files.clear()
+    place.fails = lambda number, kind: False
+    wait_until(lambda: not mirror._thread.is_alive(), "it goes on without a lease")
 
 
 def test_one_that_fails_to_the_end_says_what_is_there(run, place, at_once, capfd):
     mirror = mirror_of(run, place)
     mirror.start()
-    wait_until(lambda: mirror.step == 2, "nothing is copied", 10)
+    wait_until(lambda: mirror.step == 2, "nothing is copied")
     place.fails = lambda number, kind: True
     add_step(run, 3)
-    wait_until(lambda: mirror.error is not None, "the failure isn't noticed", 10)
+    wait_until(lambda: mirror.error is not None, "the failure isn't noticed")
     (run / "summary.json").write_text("{}")
     mirror.finish(0.2)
     assert capfd.readouterr().err.splitlines()[1:] == [
@@ -324,6 +327,8 @@ def test_one_that_fails_to_the_end_says_what_is_there(run, place, at_once, capfd
     told = json.loads((run / "summary.json").read_text())["mirror"]
     assert (told["step"], told["error"]) == (2, "can't read memory://runs/run: the cable is cut")
     assert told["failures"] >= 1
+    place.fails = lambda number, kind: False  # it tries on
+    wait_until(lambda: not mirror._thread.is_alive(), "it doesn't catch up")
 
 
 def test_one_that_hangs_ends_when_its_time_is_over(run, place, at_once, capfd):
@@ -342,11 +347,11 @@ def test_one_that_hangs_ends_when_its_time_is_over(run, place, at_once, capfd):
 def test_a_lost_lease_ends_the_copying(run, place, at_once, capfd):
     mirror = mirror_of(run, place)
     mirror.start()
-    wait_until(lambda: mirror.step == 2, "nothing is copied", 10)
+    wait_until(lambda: mirror.step == 2, "nothing is copied")
     theirs = place.files["writer.json"] = Lease(place)._content()
     before = dict(place.files)
     add_step(run, 3)
-    wait_until(lambda: mirror.failures, "the loss isn't noticed", 10)
+    wait_until(lambda: mirror.failures, "the loss isn't noticed")
     (run / "summary.json").write_text("{}")
     mirror.finish()
     assert place.files == before

@@ -106,7 +106,7 @@ class _Meeting:
     """Where the ranks of :func:`run_ranks` exchange tensors."""
 
     def __init__(self, world_size: int) -> None:
-        self._barrier = threading.Barrier(world_size, timeout=30)
+        self._barrier = threading.Barrier(world_size, timeout=600)
         self._slots: list[Tensor] = [torch.empty(0)] * world_size
 
     def gather(self, rank: int, x: Tensor) -> Tensor:

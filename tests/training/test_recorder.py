@@ -329,7 +329,7 @@ def test_a_state_in_memory_waits_for_a_checkpoint_that_is_being_written(recorder
     recorder, writing = recorder_of(FakeSession(), {"memory": memory_in(tmp_path)}), threading.Event()
     monkeypatch.setattr(recorder.keeper, "asks", lambda: KEEP)
     assert recorder.asks() == KEEP
-    monkeypatch.setattr(checkpoint_writer, "commit", lambda *_: writing.wait(30))
+    monkeypatch.setattr(checkpoint_writer, "commit", lambda *_: writing.wait(600))
     recorder.session.advance()
     recorder.log(recorder.session.advance())
     recorder.save_checkpoint(force=True)

@@ -26,6 +26,25 @@ Put = Callable[[str, str], None]
 Get = Callable[[], Mapping[int, str]]
 
 
+class Stillness:
+    """Counts the seconds for which a sign of life has been the same, at most ``most`` of them between two looks.
+
+    What passes beyond that is time in which this process was itself stopped, with what it looks at, or its machine
+    stood still.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most, self._sign, self._seconds, self._looked = most, object(), 0.0, time.monotonic()
+
+    def look(self, sign: object) -> float:
+        """Returns how long it has been; 0 of one that has changed."""
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, self._most), now
+        self._seconds = self._seconds + passed if sign == self._sign else 0.0
+        self._sign = sign
+        return self._seconds
+
+
 class Silence:
     """Says when nobody among the ranks has made progress for longer than ``limit`` seconds, and some of them wait.
 

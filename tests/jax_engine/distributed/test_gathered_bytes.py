@@ -15,7 +15,7 @@ class Gathering:
 
     def __init__(self, count):
         self.widths, self._given = [], [np.zeros(0)] * count
-        self._barrier, self._own = threading.Barrier(count, timeout=30), threading.local()
+        self._barrier, self._own = threading.Barrier(count, timeout=600), threading.local()
 
     def gathered(self, rank, payload):
         self._own.rank = rank

@@ -159,7 +159,7 @@ def test_the_thread_of_a_clock_ends_with_it():
     clock = CallClock()
     (own,) = {thread for thread in threading.enumerate() if thread.name == CallClock.THREAD} - threads
     del clock
-    own.join(60)
+    own.join(600)
     assert not own.is_alive()
 
 

@@ -9,7 +9,7 @@ from lockstep.core.silence import sign_name
 from lockstep.core.topology import Topology
 from lockstep.torch_engine.distributed.process_group import store_of_round
 
-LIMIT = datetime.timedelta(seconds=60)
+LIMIT = datetime.timedelta(seconds=600)
 
 
 def meet(store, rank, world_size):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 from lockstep.core.life import life
+from lockstep.core.silence import Stillness
 from lockstep.envs.gymnasium.sweep import Sweep
 from lockstep.envs.host_envs import HostEnvs, Stated, WantedEnvs, cut
 
@@ -22,7 +22,8 @@ _LOOK_SECONDS = 0.25
 class Watchdog:
     """Ends the process, by ``fail`` and a message, when an environment in it takes longer than ``limit`` seconds.
 
-    What ``sign`` returns changes with every step and reset; that it has changed counts as this process's progress.
+    What ``sign`` returns changes with every step and reset; that it has changed counts as this process's progress. Time
+    in which the process is stopped doesn't count.
     """
 
     def __init__(
@@ -41,17 +42,17 @@ class Watchdog:
         self._busy = False
 
     def _watch(self) -> None:
-        seen, since = None, time.monotonic()
-        while not self._closed.wait(min(_LOOK_SECONDS, self._limit / 4)):
-            sign = self._sign()
-            if not self._busy:
-                seen, since = sign, time.monotonic()
-            elif sign != seen:
-                seen, since = sign, time.monotonic()
+        pause, seen = min(_LOOK_SECONDS, self._limit / 4), None
+        stillness = Stillness(2 * pause)
+        while not self._closed.wait(pause):
+            sign, busy = self._sign(), self._busy
+            seconds = stillness.look((sign, busy))
+            if busy and sign != seen:
                 life.progressed()
-            elif time.monotonic() - since > self._limit:
+            elif busy and seconds > self._limit:
                 self._fail(self._message())
                 return
+            seen = sign
 
     def close(self) -> None:
         """Stop watching."""

@@ -20,6 +20,7 @@ import numpy as np
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import STOP_SIGNALS, end_with_parent, killed_by
+from lockstep.core.silence import Stillness
 from lockstep.envs.gymnasium.sweep import HUNG_SECONDS, Sweep
 from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffer_layout, cut
 
@@ -149,11 +150,12 @@ class WorkerEnvs(HostEnvs):
     def _collect(self, slots: Sequence[int]) -> dict[int, Any]:
         """One answer of each worker; raises naming the environment that failed, died or hung."""
         answers: dict[int, Any] = {}
-        beats: dict[int, tuple[object, float]] = dict.fromkeys(slots, (None, time.monotonic()))
-        poll, look = self._poll(slots), 1000 * min(1.0, self._timeout / 4)
+        look = min(1.0, self._timeout / 4)
+        poll, beats = self._poll(slots), dict[int, Stillness]()
         while len(answers) < len(slots):
-            ready = poll.poll(look)
+            ready = poll.poll(1000 * look)
             if not ready:
+                beats = beats or {slot: Stillness(2 * look) for slot in slots}
                 self._check_heartbeats(beats, [slot for slot in slots if slot not in answers])
             for number, _ in ready:
                 slot = self._slot_of[number]
@@ -169,16 +171,16 @@ class WorkerEnvs(HostEnvs):
                 self._polls[slots].register(self._connections[slot].fileno(), select.POLLIN)
         return self._polls[slots]
 
-    def _check_heartbeats(self, beats: dict[int, tuple[object, float]], waiting: Iterable[int]) -> None:
-        """Fail for the first worker whose environment has not moved for longer than the limit."""
-        now = time.monotonic()
+    def _check_heartbeats(self, beats: Mapping[int, Stillness], waiting: Iterable[int]) -> None:
+        """Fail for the first worker whose environment has not moved for longer than the limit.
+
+        Time in which this process and its workers are stopped doesn't count.
+        """
         for slot in sorted(waiting):
-            beat = int(self.buffers.heartbeats[slot]), int(self.buffers.stepping[slot])
-            seen, since = beats[slot]
-            if beat != seen:
-                beats[slot] = (beat, now)
+            seconds = beats[slot].look((int(self.buffers.heartbeats[slot]), int(self.buffers.stepping[slot])))
+            if seconds == 0.0:
                 life.progressed()
-            elif now - since > self._timeout:
+            elif seconds > self._timeout:
                 name = self._name(slot)
                 self.close(HUNG_SECONDS)
                 raise EnvironmentFailureError(f"{name}, didn't answer within {self._timeout:g} s (env.timeout)")
