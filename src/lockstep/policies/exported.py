@@ -24,6 +24,14 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-5
 """How far a file's numbers may lie from the policy's."""
 CLEAR = 1e-4
 """By how much the most likely action leads where the file must choose the same one."""
+BF16 = {"torch": 0.01, "jax": 0.05}
+"""Of an output's largest number: how far a file may lie from a policy in bfloat16, and its ``CLEAR``; by engine.
+
+A sum in another order may be rounded to the next number of bfloat16, which is seen in the output. Files round where
+PyTorch does; XLA fuses operations and rounds elsewhere.
+"""
+FORBIDDEN = -1e7
+"""What only logits of forbidden actions are below."""
 DTYPES = {"vector": "float32", "one_hot": "int64", "mask": "bool", "image": "uint8"}
 """Of a file's inputs, by kind of the observation's part."""
 
@@ -122,7 +130,7 @@ def compare(policy: Policy, run_file: Runner) -> float:
     """Runs a file and the policy on the same random observations; the greatest difference of a number.
 
     Raises:
-        ExportError: they differ by more than ``RELATIVE`` and ``ABSOLUTE`` allow, or in a clear action.
+        ExportError: they differ by more than ``RELATIVE`` and ``ABSOLUTE`` allow, or ``BF16``, or in a clear action.
     """
     generator = keyed_generator(policy.config.seed, "export")
     steps = STEPS if policy.recurrent_state(1).shape[1] else 1
@@ -134,18 +142,25 @@ def compare(policy: Policy, run_file: Runner) -> float:
             state = policy_state = np.zeros((len(rows), policy.recurrent_state(1).shape[1]), np.float32)
         found = run_file(input_arrays(policy.observation, rows, state))
         wanted = policy.outputs(rows, policy_state)
-        greatest = max(greatest, *(_difference(name, wanted[name], found[name]) for name in wanted))
+        greatest = max(greatest, *(_difference(policy, name, wanted[name], found[name]) for name in wanted))
         greatest = max(greatest, _difference_of_actions(policy, rows, policy_state, wanted, found["action"]))
         state, policy_state = found.get("next_state", state), wanted.get("next_state", policy_state)
     return greatest
 
 
-def _difference(name: str, wanted: np.ndarray, found: np.ndarray) -> float:
+def _bf16_rounding(policy: Policy, wanted: np.ndarray) -> float | None:
+    """How far an output may lie from that of a policy that computes in bfloat16; None: it computes in float32."""
+    if policy.config.precision != "bf16":
+        return None
+    return BF16[policy.config.engine] * float(np.abs(wanted[wanted > FORBIDDEN]).max(initial=0.0))
+
+
+def _difference(policy: Policy, name: str, wanted: np.ndarray, found: np.ndarray) -> float:
     """The greatest difference of an output's numbers, if all are near enough."""
     if found.shape != wanted.shape:
         raise ExportError(f"{name} is of shape {found.shape} and the policy's of {wanted.shape}")
-    difference = np.abs(found.astype(np.float64) - wanted)
-    if not (difference <= ABSOLUTE + RELATIVE * np.abs(wanted)).all():
+    difference, rounding = np.abs(found.astype(np.float64) - wanted), _bf16_rounding(policy, wanted)
+    if not (difference <= (ABSOLUTE + RELATIVE * np.abs(wanted) if rounding is None else rounding)).all():
         raise ExportError(f"{name} differs from the policy's by up to {difference.max():.2g}")
     return float(difference.max())
 
@@ -156,20 +171,19 @@ def _difference_of_actions(
     """The greatest difference of continuous actions; 0 for indices, which are the same where one clearly leads."""
     actions = policy.action.natives(policy.greedy(rows, state))
     if not policy.action.discrete:
-        return _difference("action", actions, found)
+        return _difference(policy, "action", actions, found)
     if found.shape != actions.shape:
         raise ExportError(f"action is of shape {found.shape} and the policy's of {actions.shape}")
-    clear = clear_choices(policy.action, wanted["logits"]).reshape(actions.shape)
+    lead = _bf16_rounding(policy, wanted["logits"]) or CLEAR
+    clear = clear_choices(policy.action, wanted["logits"], lead).reshape(actions.shape)
     different = (found != actions) & clear
     if different.any():
         raise ExportError(f"{int(different.sum())} of {clear.sum()} clear actions are others than the policy's")
     return 0.0
 
 
-def clear_choices(action: ActionLayout, logits: np.ndarray) -> np.ndarray:
-    """Whether the best of each index leads the second by more than ``CLEAR``, bool ``[n, indices]``."""
+def clear_choices(action: ActionLayout, logits: np.ndarray, lead: float = CLEAR) -> np.ndarray:
+    """Whether the best of each index leads the second by more than ``lead``, bool ``[n, indices]``."""
     parts = np.split(logits, np.cumsum(action.choices)[:-1], -1)
     best = [np.sort(part, -1)[:, -2:] for part in parts]
-    return np.stack(
-        [two[:, -1] - two[:, 0] > CLEAR if two.shape[1] > 1 else np.ones(len(two), bool) for two in best], 1
-    )
+    return np.stack([two[:, -1] - two[:, 0] > lead if two.shape[1] > 1 else np.ones(len(two), bool) for two in best], 1)

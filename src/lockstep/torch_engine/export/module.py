@@ -56,6 +56,7 @@ class PolicyModule(nn.Module):
     Attributes:
         observation: how observations are taken apart; ``action`` what actions are.
         state_size: numbers that a recurrent policy carries from step to step, else 0.
+        bf16: whether networks compute in bfloat16.
     """
 
     observation_mean: Tensor
@@ -78,7 +79,7 @@ class PolicyModule(nn.Module):
             net = make_net(config, self.observation, self.action, custom_class)
         self._net = replace(net, observation=FloatLayout.of(self.observation))
         self._names = tuple(net.shapes())
-        self.state_size = net.carry_size if net.core else 0
+        self.state_size, self.bf16 = net.carry_size if net.core else 0, net.bf16
         self.policy = nn.Module()
         for name, shape in net.shapes().items():
             values = torch.from_numpy(np.array(arrays[POLICY + name], np.float32).reshape(shape))

@@ -37,7 +37,7 @@ def write_onnx(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) ->
         outputs = list(Positional(policy)(*example(policy, 1)))
     with quiet():
         written = torch.onnx.export(
-            program_of(policy),
+            program_of(policy, in_float32=True),  # ONNX Runtime has no products of bfloat16 on CPUs
             dynamo=True,
             input_names=[each.name for each in inputs],
             output_names=outputs,

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from lockstep.policies.exported import Runner, inputs_of
 from lockstep.torch_engine.export.module import PolicyModule
+from lockstep.torch_engine.export.rounded import RoundedModule
 
 METADATA = "metadata.json"
 """Name of the file in a program's archive that says what it is."""
@@ -76,12 +77,22 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def program_of(policy: PolicyModule) -> ExportedProgram:
-    """Traces a policy, for batches of any number."""
+def program_of(policy: PolicyModule, in_float32: bool = False) -> ExportedProgram:
+    """Traces a policy, for batches of any number; ``in_float32``: bfloat16 as :class:`RoundedModule` computes it."""
+    program = _traced(Positional(policy), policy)
+    if not (in_float32 and policy.bf16):
+        return program
+    with quiet():
+        rounded = RoundedModule(program)
+    return _traced(rounded, policy)
+
+
+def _traced(module: nn.Module, policy: PolicyModule) -> ExportedProgram:
+    """Traces what takes a policy's inputs."""
     inputs = inputs_of(policy.observation, policy.state_size)
     batch = {0: Dim("batch")}
     with quiet(), torch.enable_grad():  # without it, activations go through NumPy, which can't be traced
-        return export(Positional(policy), example(policy, 3), dynamic_shapes=(tuple(batch for _ in inputs),))
+        return export(module, example(policy, 3), dynamic_shapes=(tuple(batch for _ in inputs),))
 
 
 def write_program(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) -> Runner:
