@@ -82,13 +82,13 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in whole]
 
 
-def surroundings(mark: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+def surroundings(
+    mark: str, more: Mapping[str, str] | None = None, ours: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """Environment variables of a command: no launcher's, and the modules of the tests importable."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    kept = {
-        k: v for k, v in os.environ.items() if k not in launcher and not k.startswith(("LOCKSTEP_", "TORCHELASTIC"))
-    }
-    paths = os.pathsep.join([str(MODULES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    kept = {k: v for k, v in ours.items() if k not in launcher and not k.startswith(("LOCKSTEP_", "TORCHELASTIC"))}
+    paths = os.pathsep.join([str(MODULES), *filter(None, [ours.get("PYTHONPATH")])])
     return kept | {"PYTHONPATH": paths, MARKER: mark} | dict(more or {})
 
 
@@ -96,9 +96,17 @@ def command(*words: Any) -> list[str]:
     return [sys.executable, "-m", "lockstep", *map(str, words)]
 
 
+_before_tests: dict[str, str] = {}
+
+
+def remember_variables() -> None:
+    """Keeps the variables of now, before any test: the first to ask for a command may have set some of its own."""
+    _before_tests.update(os.environ)
+
+
 @cache
 def _server(_pid: int) -> Server:
-    return Server(surroundings("no command"))
+    return Server(surroundings("no command", ours=_before_tests or os.environ))
 
 
 def start(

@@ -3,6 +3,7 @@
 import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # Compiled programs of JAX are kept between runs of the suite, apart from the user's own; JAX reads this when it loads.
@@ -18,7 +19,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; wor
     os.environ["SB3_LOGDIR"] = os.path.join(ACCOUNT.name, "sb3")  # else it leaves a directory a model in /tmp
 
 import hypothesis
-from command_line import trained
+import pytest
+from command_line import remember_variables, trained
+from command_server import from_the_beginning
 from frameworks import installed, pytest_collect_directory
 from quick_compiler import OPTIMIZED, compile_quickly, compiler
 from s3_server import s3, s3_port
@@ -30,8 +33,17 @@ for profile, examples in (("quick", 30), ("whole", 40)):
 hypothesis.settings.load_profile("whole" if OPTIMIZED else "quick")
 
 
+@pytest.fixture(autouse=True)
+def variables_stay() -> Iterator[None]:
+    """No test leaves variables by which later commands would be started from nothing, which takes seconds each."""
+    before = from_the_beginning(os.environ)
+    yield
+    assert from_the_beginning(os.environ) == before, "the test leaves environment variables changed"
+
+
 def pytest_collection_finish() -> None:
     """Leaves what is loaded out of garbage collections, and has fewer: JAX and Hypothesis look at each of them."""
+    remember_variables()
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

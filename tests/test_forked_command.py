@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import command_line
 import pytest
 from command_line import (
     NEEDS_PROC,
@@ -131,6 +132,18 @@ def test_what_counts_where_a_library_begins_is_started_from_nothing(tmp_path, mo
     assert isinstance(process, subprocess.Popen)
     assert process.communicate()[0].startswith("lockstep ")
     assert isinstance(start("--version", cwd=tmp_path, variables=surroundings("")), ForkedCommand)
+
+
+def test_the_first_test_to_ask_for_a_command_decides_no_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    command_line._server.cache_clear()
+    first = start("--version", cwd=tmp_path, variables=surroundings(""))
+    assert isinstance(first, subprocess.Popen)
+    first.communicate()
+    monkeypatch.delenv("JAX_ENABLE_X64")
+    second = start("--version", cwd=tmp_path, variables=surroundings(""))
+    assert isinstance(second, ForkedCommand)
+    second.communicate()
 
 
 def test_many_at_once_end_with_their_own_codes(tmp_path):

@@ -106,6 +106,7 @@ def test_a_trial_in_a_line_and_all_in_a_sentence():
 
 
 def test_what_shows_nothing_is_no_success(monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # put back afterwards
     good = Trial("torch", 1, {"env": {"id": "x"}})
     bad, refused = dataclasses.replace(good, problems=["x"]), dataclasses.replace(good, refused="lockstep: error: x")
     for trials, code, said in (
