@@ -216,7 +216,7 @@ def ranks_of(mark: str, rank: int) -> list[int]:
 
 def assert_no_orphans(ended: Ended) -> None:
     """Nothing that a command started outlives it."""
-    wait_until(lambda: not marked(ended.mark), "processes outlive their run")
+    wait_until(lambda: not marked(ended.mark), "processes outlive their run", 60.0)
 
 
 def same(a: Run, b: Run) -> None:

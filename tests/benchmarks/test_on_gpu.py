@@ -404,7 +404,7 @@ def test_a_command_that_hangs_is_given_up_with_what_it_started(tmp_path, monkeyp
             return super().wait(None if timeout is None else 0.0)
 
     monkeypatch.setattr(on_gpu.subprocess, "Popen", Slow)
-    started = "import pathlib, subprocess; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); "
+    started = "import pathlib, subprocess; p = subprocess.Popen(['sleep', '3600']); print(p.pid, flush=True); "
     started += "pathlib.Path('begun').touch(); p.wait()"
     outcome = on_gpu.command_runner(2.0)(f'python -c "{started}"', TOY, tmp_path)
     assert (outcome.code, outcome.last_line) == (124, "killed after 2 s")

@@ -35,7 +35,7 @@ if "follow" in wish:
         time.sleep(0.01)
     sys.exit(8)
 if "stay" in wish or "fail" in wish:
-    time.sleep(600)
+    time.sleep(3600)
 """
 
 

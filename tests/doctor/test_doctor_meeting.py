@@ -13,7 +13,7 @@ from lockstep.doctor import meeting
 from lockstep.doctor.meeting import common_store
 from lockstep.doctor.watch.side_store import rank_directory, write_json
 
-STAYS = "import pathlib, sys, time\npathlib.Path(sys.argv[0]).with_suffix('.began').touch()\ntime.sleep(600)\n"
+STAYS = "import pathlib, sys, time\npathlib.Path(sys.argv[0]).with_suffix('.began').touch()\ntime.sleep(3600)\n"
 FAILS = "raise KeyError('nothing')"
 
 

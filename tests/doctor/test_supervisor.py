@@ -13,7 +13,7 @@ from lockstep.doctor.judge.traces import read_traces
 from lockstep.doctor.supervisor import STOP, OneRank, Outcome, Supervisor, await_leaving, await_verdict
 from lockstep.doctor.watch.side_store import ENDED, SideWriter, rank_directory, read_json, write_json
 
-STAYS = [sys.executable, "-c", "import time; time.sleep(600)"]
+STAYS = [sys.executable, "-c", "import time; time.sleep(3600)"]
 SUCCEEDS = [sys.executable, "-c", ""]
 FAILS = [sys.executable, "-c", "import sys; sys.exit(3)"]
 
@@ -92,6 +92,7 @@ def test_the_verdict_is_read_by_all_before_it_goes(tmp_path, monkeypatch):
     rank_directory(tmp_path, 1).mkdir()
     write_json(tmp_path / "verdict.json", {"status": 2})
     assert await_verdict(tmp_path, 1) == 2
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 600.0)
     began = time.monotonic()
     await_leaving(tmp_path, [1])
     assert time.monotonic() - began < 300.0  # it doesn't wait for its limit

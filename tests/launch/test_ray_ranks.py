@@ -166,7 +166,7 @@ def test_a_keeper_tells_how_its_rank_ended_and_leaves_nothing(tmp_path, monkeypa
     assert not directory.exists()
 
 
-SLEEPS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(600)"]
+SLEEPS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(3600)"]
 
 
 def sleeper(monkeypatch, tmp_path, words=SLEEPS):
@@ -196,7 +196,9 @@ def test_a_rank_gets_signals_though_its_keeper_blocks_them(tmp_path, monkeypatch
 
 
 def test_an_ended_keeper_takes_along_what_its_rank_started(tmp_path, monkeypatch):
-    starts = "import subprocess, time; subprocess.Popen(['sleep', '600']); print('begun', flush=True); time.sleep(600)"
+    starts = (
+        "import subprocess, time; subprocess.Popen(['sleep', '3600']); print('begun', flush=True); time.sleep(3600)"
+    )
     keeper = sleeper(monkeypatch, tmp_path, [sys.executable, "-c", starts])
     assert keeper._process is not None
     pid = keeper._process.pid

@@ -54,16 +54,16 @@ from lockstep.core.process import report_failure
 if os.environ["RANK"] == "1":
     report_failure("the cart fell over")
     sys.exit(1)
-time.sleep(600)
+time.sleep(3600)
 """
 LEAVES = """
 import subprocess, sys, time
 from pathlib import Path
 where = {"own group": {"process_group": 0}, "own session": {"start_new_session": True}}
 own = where.get(sys.argv[3] if len(sys.argv) > 3 else "", {})
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], **own)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], **own)
 Path(sys.argv[1], "worker").write_text(str(worker.pid))
-time.sleep(600 if sys.argv[2] == "stay" else 0)
+time.sleep(3600 if sys.argv[2] == "stay" else 0)
 """
 KILLED_LAUNCHER = """
 import time
@@ -85,7 +85,7 @@ def stop(number, frame):
 signal.signal(signal.SIGTERM, stop)
 import os
 Path(sys.argv[1], f"ready{os.environ['RANK']}").touch()
-time.sleep(600)
+time.sleep(3600)
 """
 
 
@@ -192,7 +192,7 @@ def test_one_failure_ends_all_ranks_and_is_told_once(tmp_path, capfd):
 
 def test_a_rank_that_is_killed_is_named(spawn, tmp_path, capfd):
     script = "import os, signal, time\nif os.environ['RANK'] == '0':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    script += "time.sleep(600)"
+    script += "time.sleep(3600)"
     assert supervise(lambda logs: spawned(script, 2, logs)) == 1
     assert "rank 0 was killed by SIGKILL; out of memory?" in capfd.readouterr().err
 
@@ -313,7 +313,7 @@ def test_only_torch_on_cpus_of_linux_is_forked(monkeypatch):
 
 
 def test_fresh_ranks_take_a_first_ctrl_c_as_any_process_does(spawn, tmp_path):
-    ready = "import sys, time\nfrom pathlib import Path\nPath(sys.argv[1], 'up').touch()\ntime.sleep(600)"
+    ready = "import sys, time\nfrom pathlib import Path\nPath(sys.argv[1], 'up').touch()\ntime.sleep(3600)"
     ranks = spawn(ready, 1)
     until(lambda: (tmp_path / "up").exists())
     ranks.send(signal.SIGINT)
@@ -337,7 +337,7 @@ def test_messages_that_arrive_together_are_all_read(spawn, tmp_path):
 def test_orphans_of_a_rank_are_reaped_while_it_runs(spawn, tmp_path):
     script = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "[os.system('sleep 0.01 &') for _ in range(5)]\nPath(sys.argv[1], 'done').touch()\ntime.sleep(600)"
+        "[os.system('sleep 0.01 &') for _ in range(5)]\nPath(sys.argv[1], 'done').touch()\ntime.sleep(3600)"
     )
     ranks = spawn(script, 1)
     until(lambda: (tmp_path / "done").exists())

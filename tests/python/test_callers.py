@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import io
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import wait_until
@@ -183,12 +185,34 @@ def test_a_caller_that_ends_leaves_a_run_with_a_checkpoint(tmp_path, env, nproc,
     assert [path.name for path in run.checkpoints] == [f"step_{run.metrics[-1]['global_step']}"]
 
 
+class Unprintable(io.StringIO):
+    """Somebody's own in the place of standard output, in which something is wrong."""
+
+    def write(self, text, /):
+        raise AttributeError("tee")
+
+
+def test_lines_that_can_not_be_shown_are_lost_and_stop_no_run(tmp_path, monkeypatch):
+    """More of them than a pipe holds."""
+    (tmp_path / "loud.py").write_text(LOUD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "stdout", Unprintable())
+    settings: dict[str, Any] = {
+        "num_envs": 8,
+        "num_steps": 16,
+        "total_steps": 256,
+        "env": {"kwargs": {"stream": "stdout"}},
+    }
+    run = lockstep.train("loud:Loud", name="lost", **settings)
+    assert run.status == "finished"
+
+
 @ON_LINUX
 def test_what_hangs_is_killed_some_time_after_its_caller_has_ended():
     code = f"""
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {HANGING!r}], start_new_session=True)
-time.sleep(600)
+time.sleep(3600)
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": SOURCE}, stdout=subprocess.PIPE, text=True

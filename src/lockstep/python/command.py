@@ -139,7 +139,9 @@ def _pump(stream: IO[str] | None, show: Callable[[str], None]) -> threading.Thre
     def read() -> None:
         with stream:
             for line in stream:
-                with contextlib.suppress(OSError, ValueError):  # of a stream that is closed here
+                with contextlib.suppress(
+                    Exception
+                ):  # of a stream that is closed here, or the caller's own in its place
                     show(line)
 
     thread = threading.Thread(target=read, name="lockstep-output", daemon=True)

@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from lockstep.core.process import EXIT_FAILURE, PARENT_VARIABLE, kill_children, kill_session
+from lockstep.core.process import end_with_parent, kill_children, kill_session
 
+CALLER_ENDED = signal.SIGUSR2
+"""What the kernel sends then (Linux): before the next word to a terminal that is closed, if it can be."""
 LOOK_SECONDS = 0.2
 """How often a command looks whether its caller is there."""
 PATIENCE = 600.0
@@ -25,34 +27,38 @@ def end_with_caller(caller: int) -> None:
     """Stops this process's command by SIGTERM when its caller, this process id, ends.
 
     What it prints then, its ranks and what they have started, is read here, and dropped (Linux): whoever prints into a
-    pipe that nobody can read any more fails. A thread looks, for the main thread may compute, or wait for a rank that
-    prints.
+    pipe that nobody can read any more fails. A thread looks besides, for the main thread may compute, or wait for a
+    rank that prints.
     """
-    os.environ.pop(PARENT_VARIABLE, None)  # of our caller, if it had one to end with
     readers = _own_readers()  # before the caller may be gone
-    if os.getppid() != caller:
-        os._exit(EXIT_FAILURE)
+    signal.signal(CALLER_ENDED, lambda _number, _frame: _print_nowhere())
+    end_with_parent(caller, CALLER_ENDED)
     threading.Thread(target=_watch, args=(caller, readers), name="lockstep-caller", daemon=True).start()
 
 
 def _own_readers() -> list[int]:
-    """Opens the reading ends of the pipes that this process prints to, which its children don't get."""
+    """Opens the reading ends of the pipes that this process prints to, for itself alone."""
     readers = []
     for stream in _OUTPUT:
         with contextlib.suppress(OSError):  # it is closed, or there is no /proc
             if stat.S_ISFIFO(os.fstat(stream).st_mode):
                 readers.append(os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_NONBLOCK))
+    os.register_at_fork(after_in_child=lambda: [os.close(reader) for reader in readers])
     return readers
 
 
-def _watch(caller: int, readers: Sequence[int]) -> None:
-    while os.getppid() == caller:
-        time.sleep(LOOK_SECONDS)
+def _print_nowhere() -> None:
     with contextlib.suppress(OSError):  # what isn't a pipe, a terminal that is closed, say
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in _OUTPUT:
             os.dup2(nowhere, stream)
         os.close(nowhere)
+
+
+def _watch(caller: int, readers: Sequence[int]) -> None:
+    while os.getppid() == caller:
+        time.sleep(LOOK_SECONDS)
+    _print_nowhere()
     os.kill(os.getpid(), signal.SIGTERM)
     _drop(readers, time.monotonic() + PATIENCE)
     kill_children()
@@ -66,5 +72,6 @@ def _drop(readers: Sequence[int], until: float) -> None:
         if not left:
             time.sleep(seconds)
         for reader in select.select(left, [], [], seconds)[0] if left else ():
-            if not os.read(reader, _PART):  # nobody prints there any more
-                left.remove(reader)
+            with contextlib.suppress(BlockingIOError):  # two of one pipe
+                if not os.read(reader, _PART):  # nobody prints there any more
+                    left.remove(reader)
