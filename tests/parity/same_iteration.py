@@ -299,7 +299,7 @@ def reference_iteration(given: Given, rollout: torch_rollout.Rollout) -> Iterati
     rows = rollout.observations.astype(np.float64)
     values = forward(named, "critic", rows)[..., 0]
     following = values[1:].copy()
-    for (t, env), row in rollout.final.items():
+    for (t, env), row in zip(np.argwhere(rollout.truncated), rollout.final, strict=True):
         following[t, env] = forward(named, "critic", row.astype(np.float64)[None])[0, 0]
     advantages, returns = reference.gae(
         *(rollout.rewards, values[:-1], following, rollout.terminated, rollout.truncated), ppo.gamma, ppo.gae_lambda

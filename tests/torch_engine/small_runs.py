@@ -33,6 +33,7 @@ from lockstep.torch_engine.minibatches import (
 from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import ShardGradients, shard_gradients
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.state import TrainState, init_state
 from lockstep.training.losses import TERMS, LossSettings, loss_settings
 
@@ -95,6 +96,12 @@ def policy_net(
 
 def plan_of(config: Config, world_size: int = 1, rank: int = 0) -> ShardPlan:
     return ShardPlan(config.envs, config.shards, world_size, rank)
+
+
+def final_of(rollout: Rollout) -> dict[tuple[int, int], Any]:
+    """The rows that truncated episodes by step and environment."""
+    keys = np.argwhere(rollout.truncated).tolist()
+    return {(t, env): row for (t, env), row in zip(keys, rollout.final, strict=True)}
 
 
 def alone(config: Config) -> Communicator:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import described, linear_stack, plan_of, small_config, small_state
+from small_runs import described, final_of, linear_stack, plan_of, small_config, small_state
 
 from lockstep import reference
 from lockstep.config.run import Config
@@ -53,7 +53,6 @@ def made_rollout(config: Config, plan: ShardPlan, ends: dict[tuple[int, int], st
     kinds = np.full(shape, "", object)
     for where, kind in ends.items():
         kinds[where] = kind
-    truncated = {where for where, kind in ends.items() if kind == "truncated"}
     observations = rng.normal(size=(config.num_steps + 1, config.envs, size)).astype(np.float32)
     actions = rng.integers(0, 3, shape)
     whole = Rollout(
@@ -65,7 +64,7 @@ def made_rollout(config: Config, plan: ShardPlan, ends: dict[tuple[int, int], st
         terminated=kinds == "terminated",
         truncated=kinds == "truncated",
         successes=np.zeros(shape, np.int8),
-        final={where: rng.normal(size=size).astype(np.float32) for where in sorted(truncated)},
+        final=rng.normal(size=(list(ends.values()).count("truncated"), size)).astype(np.float32),
     )
     return part_of(whole, plan)
 
@@ -78,7 +77,7 @@ def part_of(whole: Rollout, plan: ShardPlan) -> Rollout:
         for f in dataclasses.fields(whole)
         if f.name != "final" and getattr(whole, f.name) is not None
     }
-    final = {(t, env - ids.start): x for (t, env), x in whole.final.items() if env in ids}
+    final = whole.final[[env in ids for _, env in final_of(whole)]]
     return Rollout(**columns, final=final)
 
 
@@ -98,7 +97,7 @@ def value(state: TrainState, observations: np.ndarray) -> np.ndarray:
 
 def expected_advantages(state: TrainState, rollout: Rollout, config: Config, rewards=None):
     bootstrapped = value(state, rollout.observations[1:])
-    for where, observation in rollout.final.items():
+    for where, observation in final_of(rollout).items():
         bootstrapped[where] = value(state, observation)
     rewards = rollout.rewards if rewards is None else rewards
     values = value(state, rollout.observations[:-1])
@@ -239,7 +238,7 @@ def test_more_truncations_than_rows_are_valued_in_blocks_of_one_shape(monkeypatc
     assert shapes == [(1, 2, 4)] * 4
     following = of_next_observations(config)
     assert {tuple(where) for where in np.argwhere(ours != following).tolist()} == set(ends)
-    for where, observation in rollout.final.items():
+    for where, observation in final_of(rollout).items():
         assert ours[where] == pytest.approx(float(value(state, observation)), abs=1e-5)
     assert len({round(float(ours[where]), 4) for where in ends}) == len(ends)
 

@@ -119,7 +119,7 @@ def made_rollout() -> Rollout:
         terminated=kinds == "terminated",
         truncated=kinds == "truncated",
         successes=np.zeros((STEPS, ENVS), np.int8),
-        final={(3, 2): rng.normal(size=4).astype(np.float32)},
+        final=rng.normal(size=(1, 4)).astype(np.float32),
     )
 
 
@@ -201,7 +201,9 @@ def test_a_rank_makes_its_part_of_the_batch_bit_for_bit(world_size):
         ids = slice(plan.env_ids.start, plan.env_ids.stop)
         given = [f.name for f in dataclasses.fields(Rollout) if getattr(rollout, f.name) is not None]
         columns = [name for name in given if name != "final"]
-        mine = Rollout(**{n: np.ascontiguousarray(getattr(rollout, n)[:, ids]) for n in columns}, final={})
+        mine = Rollout(
+            **{n: np.ascontiguousarray(getattr(rollout, n)[:, ids]) for n in columns}, final=rollout.final[:0]
+        )
         state = small_state(config, described(), plan)
         set_reference(state, config)
         parts.append(make_batch(state, mine, plan, config, "batched").columns())

@@ -122,7 +122,7 @@ def test_advantages_end_at_the_dead_step_and_a_truncated_episode_bootstraps_from
     values, returns = table(batch.values), table(batch.returns)
     assert rollout.dead is not None
     np.testing.assert_array_equal(table(batch.valid) > 0, ~rollout.dead)
-    assert rollout.final == {}
+    assert len(rollout.final) == 0
     for t, env in np.argwhere(rollout.truncated[:15]):
         bootstrapped = rollout.rewards[t, env] + 0.9 * values[t + 1, env]
         np.testing.assert_allclose(returns[t, env], bootstrapped, rtol=1e-5)

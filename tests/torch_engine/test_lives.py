@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
+from small_runs import final_of
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
@@ -60,7 +61,7 @@ def test_a_lost_life_terminates_for_the_learner_and_the_game_goes_on():
     assert np.flatnonzero(rollout.terminated[:, 0]).tolist() == [2, 5]
     assert np.flatnonzero(rollout.truncated[:, 0]).tolist() == [7]
     assert np.flatnonzero(rollout.ended[:, 0]).tolist() == [7]
-    assert list(rollout.final) == [(7, 0), (7, 1)]
+    assert list(final_of(rollout)) == [(7, 0), (7, 1)]
     assert rollout.observations[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2]
     assert finished_episodes(state, rollout, config, plan).tolist() == [[7, 0, 36, 8, 0], [7, 1, 36, 8, 0]]
     assert state.counter.lengths.tolist() == [2, 2]

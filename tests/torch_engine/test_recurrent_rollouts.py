@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_runs import described, plan_of, seeded, small_config, small_state
+from small_runs import described, final_of, plan_of, seeded, small_config, small_state
 from test_batch import made_rollout
 
 from lockstep import reference
@@ -70,7 +70,7 @@ def made(core, shared, activation="tanh"):
 def one_by_one(state, rollout):
     """Each environment alone and step by step: values ``[T+1, E]``, of final observations, and what is carried."""
     net, weights = state.net, state.parameters.expanded(1)
-    steps, envs = rollout.rewards.shape
+    (steps, envs), given = rollout.rewards.shape, final_of(rollout)
     values, finals, carries = np.zeros((steps + 1, envs)), {}, np.zeros((steps + 1, *state.recurrent_state.shape))
 
     def seen(observation, carry):
@@ -84,8 +84,8 @@ def one_by_one(state, rollout):
         for t in range(steps + 1):
             carries[t, env] = carry
             values[t, env], carry = seen(rollout.observations[t, env], carry)
-            if t < steps and (t, env) in rollout.final:
-                finals[t, env] = seen(rollout.final[t, env], carry)[0]
+            if t < steps and (t, env) in given:
+                finals[t, env] = seen(given[t, env], carry)[0]
             if t < steps and rollout.done[t, env]:
                 carry = np.zeros_like(carry)
     return values, finals, carries
@@ -130,18 +130,18 @@ def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared, activation):
 @BY_WHOM
 def test_what_a_simulator_tells_nothing_of_has_the_value_of_the_step_itself(core, activation):
     """The observation before the step isn't given to the core twice; what is told of is valued as ever."""
-    _, plan, state, rollout = made(core, False, activation)
-    told = {key: row for key, row in rollout.final.items() if key[0] != 5}
-    rollout.untold = set(rollout.final) - set(told)
-    assert 0 < len(told) < len(rollout.final)
-    rollout.final.update({key: rollout.observations[key].copy() for key in rollout.untold})
+    config, plan, state, rollout = made(core, False, activation)
+    rollout.untold = untold = rollout.truncated & (np.arange(config.num_steps) == 5)[:, None]
+    assert 0 < untold.sum() < len(rollout.final)
+    seen_before = untold[rollout.truncated]
+    rollout.final[seen_before] = rollout.observations[:-1][untold]
     values, finals, _ = one_by_one(state, rollout)
     expected = values[1:].copy()
-    for where in rollout.final:
-        expected[where] = values[where] if where in rollout.untold else finals[where]
+    for where in final_of(rollout):
+        expected[where] = values[where] if untold[where] else finals[where]
     found = bootstrap_values(state, rollout, outputs_of(state, rollout, plan), plan)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert all(abs(finals[where] - values[where]) > 1e-4 for where in rollout.untold)
+    assert all(abs(finals[where] - values[where]) > 1e-4 for where in zip(*np.nonzero(untold), strict=True))
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def test_without_memory_that_is_valued_in_a_pass_of_its_own_as_ever():
     state, rollout = small_state(config, described(), plan), made_rollout(config, plan, ENDS)
     outputs = outputs_of(state, rollout, plan)
     before = bootstrap_values(state, rollout, outputs, plan)
-    rollout.untold = set(rollout.final)
+    rollout.untold = rollout.truncated
     assert torch.equal(bootstrap_values(state, rollout, outputs, plan), before)
 
 

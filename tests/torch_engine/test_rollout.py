@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from small_runs import ScriptedEnvs, actions_of, described, plan_of, small_config, small_state, vectors
+from small_runs import ScriptedEnvs, actions_of, described, final_of, plan_of, small_config, small_state, vectors
 
 from lockstep.config.run import Config
 from lockstep.core.normalizers import RunningMoments
@@ -153,7 +153,7 @@ def test_an_end_is_one_of_the_two_and_only_truncated_ones_keep_their_final_obser
     assert found == set(ENDS)
     assert {(int(t), int(e)) for t, e in np.argwhere(rollout.terminated)} == {(0, 1), (2, 1)}
     assert {(int(t), int(e)) for t, e in np.argwhere(rollout.truncated)} == {(1, 2), (3, 5), (0, 5)}
-    assert {where: x.tolist() for where, x in rollout.final.items()} == {
+    assert {where: x.tolist() for where, x in final_of(rollout).items()} == {
         (0, 5): [5, 1000],
         (1, 2): [2, 1001],
         (3, 5): [5, 1003],
@@ -162,16 +162,13 @@ def test_an_end_is_one_of_the_two_and_only_truncated_ones_keep_their_final_obser
 
 def test_a_rollout_keeps_copies_of_buffers_that_environments_use_again():
     _, envs, rollout = collected(small_config())
-    before = {f.name: np.copy(getattr(rollout, f.name)) for f in dataclasses.fields(rollout) if f.name != "final"}
-    finals = {where: x.copy() for where, x in rollout.final.items()}
+    before = {f.name: np.copy(getattr(rollout, f.name)) for f in dataclasses.fields(rollout) if f.name != "untold"}
     for name in ("observations", "final_observations", "rewards", "actions"):
         getattr(envs.buffers, name)[:] = 99
     for name in ("terminated", "truncated"):
         getattr(envs.buffers, name)[:] = True
     for name, array in before.items():
         np.testing.assert_array_equal(getattr(rollout, name), array, err_msg=name)
-    for where, x in finals.items():
-        np.testing.assert_array_equal(rollout.final[where], x)
 
 
 def test_networks_see_normalised_observations_and_statistics_the_raw_ones():
@@ -181,7 +178,7 @@ def test_networks_see_normalised_observations_and_statistics_the_raw_ones():
     expected = np.clip((raw - [1.0, 2.0]) / [2.0, 0.5], -10, 10)
     np.testing.assert_array_equal(rollout.raw, raw[:-1])
     np.testing.assert_allclose(rollout.observations, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(rollout.final[1, 2], [0.5, 10.0], rtol=1e-5)
+    np.testing.assert_allclose(final_of(rollout)[1, 2], [0.5, 10.0], rtol=1e-5)
 
 
 def test_a_second_rollout_forgets_the_first_ones_final_observations():
@@ -189,7 +186,7 @@ def test_a_second_rollout_forgets_the_first_ones_final_observations():
     state, envs, rollout = collected(config)
     noise = action_noise(config, plan_of(config), state.net, 1)
     collect(state, envs, state.policy.actor(plan_of(config), "batched"), noise, rollout)
-    assert rollout.final == {}
+    assert len(rollout.final) == 0
     np.testing.assert_array_equal(rollout.observations[0], expected_observations()[-1])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,30 +84,39 @@ def bootstrap_values(state: TrainState, rollout: Rollout, outputs: PolicyOutputs
     that observation a policy with memory has valued the one before already, and mustn't see it twice.
     """
     assert outputs.values is not None
-    rows, layout = plan.envs_per_shard, state.net.observation
+    rows, told = plan.envs_per_shard, rollout.truncated
     ordinary = from_shards(outputs.values.flatten(1), len(rollout.rewards) + 1)
-    out, untold = ordinary[1:].clone(), rollout.untold if state.net.core else set()
-    if untold:
-        steps, envs = (to_device(index, out.device) for index in np.array(sorted(untold)).T.copy())
+    out = ordinary[1:].clone()
+    if rollout.untold is not None and state.net.core is not None:
+        told = told & ~rollout.untold
+        steps, envs = (to_device(index, out.device) for index in np.nonzero(rollout.untold))
         out[steps, envs] = ordinary[steps, envs]
+    if not len(rollout.final) or not told.any():
+        return out
+    steps, envs = np.nonzero(rollout.truncated)  # what the rows of ``final`` are of
+    places = np.flatnonzero(told[steps, envs])
+    places = places[np.argsort(envs[places] // rows, kind="stable")]  # shard by shard
+    final, shards = rollout.final_rows(places), envs[places] // rows
+    steps, envs = (to_device(index[places], out.device) for index in (steps, envs))
+    values, states = out.new_empty(len(places)), outputs.recurrent_states
     for shard in range(plan.local_num_shards):
-        keys = sorted(key for key in rollout.final if key[1] // rows == shard and key not in untold)
-        for start in range(0, len(keys), rows):
-            chunk = keys[start : start + rows]
-            block = rollout.final_rows(chunk, rows, layout)
-            values = state.policy.values(block, _recurrent_states(outputs, shard, chunk, rows))
-            steps, envs = (to_device(index, out.device) for index in np.array(chunk).T.copy())
-            out[steps, envs] = values[: len(chunk)]
+        first, after = np.searchsorted(shards, (shard, shard + 1)).tolist()
+        for start in range(first, after, rows):
+            chunk = slice(start, min(start + rows, after))
+            carried = None
+            if states is not None:
+                carried = _filled_up(states[shard, steps[chunk], envs[chunk] % rows].float(), rows)
+            found = state.policy.values(_filled_up(final[chunk], rows), carried)
+            values[chunk] = found[: chunk.stop - start]
+    out[steps, envs] = values
     return out
 
 
-def _recurrent_states(outputs: PolicyOutputs, shard: int, chunk: list[tuple[int, int]], rows: int) -> Tensor | None:
-    """Stacks what was carried out of each (step, environment), ``[1, rows, size]``; the rest is 0."""
-    states = outputs.recurrent_states
-    if states is None:
-        return None
-    out = torch.zeros((1, rows, states.shape[-1]), device=states.device)
-    out[0, : len(chunk)] = torch.stack([states[shard, t, e % rows] for t, e in chunk])
+def _filled_up(x: Any, rows: int) -> Any:
+    """Copies an array or a tensor ``[n, …]`` to one shard's ``[1, rows, …]``, of which the rest is 0."""
+    shape = (1, rows, *x.shape[1:])
+    out = np.zeros(shape, x.dtype) if isinstance(x, np.ndarray) else x.new_zeros(shape)
+    out[0, : len(x)] = x
     return out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
@@ -38,14 +37,16 @@ class Rollout:
         rewards: float64 ``[T, E]``, as the learner gets them.
         terminated: bool ``[T, E]``, for the learner: lost lives too; ``truncated`` likewise.
         successes: int8 ``[T, E]``, as :class:`lockstep.envs.host_envs.Buffers` has them.
-        final: rows that truncated an episode: ``(step, environment) -> [width]``, as the networks see them.
+        final: rows that truncated an episode, as the networks see them, ``[n, width]``: one of each ``truncated`` in
+            order of step and environment; none at all of back ends that reset late.
         scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
         dead: bool ``[T, E]``, steps of back ends that reset late which only began an episode; None: there are none.
         moments: mean and M2 of the raw vectors by shard, float64 ``[k, 2·size]``, where they were computed on an
             accelerator; else None.
+        untold: bool ``[T, E]``, truncations whose row is what was observed before the step, for no simulator told of
+            another; None: there are none.
         stated: the environments' own metrics of episodes that ended.
-        untold: keys of ``final`` whose row is what was observed before the step, for no simulator told of another.
     """
 
     observations: np.ndarray
@@ -56,15 +57,15 @@ class Rollout:
     terminated: np.ndarray
     truncated: np.ndarray
     successes: np.ndarray
-    final: dict[tuple[int, int], np.ndarray]
+    final: np.ndarray
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     over: np.ndarray | None = None
     dead: np.ndarray | None = None
     moments: np.ndarray | None = None
+    untold: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.stated: dict[tuple[int, int], dict[str, float]] = {}
-        self.untold: set[tuple[int, int]] = set()
         if not self.scores.size:
             self.scores = self.rewards
 
@@ -93,11 +94,9 @@ class Rollout:
         """Returns ``raw`` on the host."""
         return self.raw
 
-    def final_rows(self, keys: Sequence[tuple[int, int]], rows: int, layout: ObservationLayout) -> np.ndarray | Tensor:
-        """Returns the rows of ``final`` by key, at most so many ``rows``: ``[1, rows, width]``; the rest is 0."""
-        block = np.zeros((1, rows, layout.width), layout.dtype)
-        block[0, : len(keys)] = [self.final[key] for key in keys]
-        return block
+    def final_rows(self, places: np.ndarray) -> np.ndarray | Tensor:
+        """Returns the rows of ``final`` at places ``[m]``, ``[m, width]``, where the policy is."""
+        return self.final[places]
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Returns ``observations`` and ``actions`` as tensors on a device, in the same memory where they are there."""
@@ -118,15 +117,15 @@ class Rollout:
             terminated=np.zeros(shape, np.bool_),
             truncated=np.zeros(shape, np.bool_),
             successes=np.zeros(shape, np.int8),
-            final={},
+            final=observations[0, :0],
             scores=np.zeros(0) if envs.description.rewards.identity else np.zeros(shape),
             over=np.zeros(shape, np.bool_) if envs.description.lives else None,
             dead=np.zeros(shape, np.bool_) if envs.late_reset else None,
         )
 
     def of(self, part: slice) -> Rollout:
-        """Views of some environments' columns; ``final`` and ``stated`` are its own."""
-        views: dict[str, Any] = {"final": {}}
+        """Views of some environments' columns; ``final``, which is nothing yet, and ``stated`` are its own."""
+        views: dict[str, Any] = {"final": self.final[:0]}
         for name in (each.name for each in fields(Rollout) if each.name != "final"):
             whole = getattr(self, name)
             views[name] = None if whole is None else whole[:, part]
@@ -222,11 +221,18 @@ class _Part:
     """Holds environments of a rollout that are stepped together: views of what belongs to them, all else is shared."""
 
     def __init__(
-        self, state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, out: Rollout, part: slice
+        self,
+        state: TrainState,
+        envs: HostEnvs,
+        actor: Actor,
+        noise: np.ndarray,
+        out: Rollout,
+        part: slice,
+        final: list[np.ndarray],
     ) -> None:
         self._net, self._normalizer, self._actor = state.net, state.observation_normalizer, actor
         self._envs, self._iteration = envs, state.iteration
-        self._whole, self._first = out, part.start
+        self._final, self._env_ids = final, np.asarray(envs.env_ids)[part]
         everyone = part.stop - part.start == envs.num_envs
         self._rows = None if everyone else part
         self._buffers = envs.buffers if everyone else envs.buffers.of(part)
@@ -256,11 +262,9 @@ class _Part:
         out.take(t, buffers)
         if out.dead is None and buffers.truncated.any():
             ends = np.flatnonzero(out.truncated[t])
-            ids = [self._envs.env_ids[self._first + int(env)] for env in ends]
-            check_rows(self._envs.description, ids, buffers.final_observations[ends], self._iteration, t + 1)
-            for env in ends:
-                final = buffers.final_observations[env : env + 1]
-                self._whole.final[t, self._first + int(env)] = self._seen(final)[0].copy()
+            rows = buffers.final_observations[ends]
+            check_rows(self._envs.description, self._env_ids[ends].tolist(), rows, self._iteration, t + 1)
+            self._final.append(self._seen(rows))
         if self._net.core is not None:
             resets = out.terminated[t] | out.truncated[t] if out.dead is None else out.dead[t]
             with torch.inference_mode():
@@ -273,11 +277,11 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
 
     Environments are stepped as their own code expects it: they may take gradients.
     """
-    out.final.clear()
     out.stated.clear()
+    final = [out.observations[0, :0]]
     with torch.inference_mode():
         actor.begin(state.recurrent_state)
-    parts = [_Part(state, envs, actor, noise, out, part) for part in envs.parts]
+    parts = [_Part(state, envs, actor, noise, out, part, final) for part in envs.parts]
     for number, part in enumerate(parts):
         part.observe(0)
         part.act(0)
@@ -292,6 +296,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
             if t + 1 < steps:
                 part.act(t + 1)
                 envs.begin_step(number)
+    out.final = np.concatenate(final)
     out.shape_rewards(envs.description.rewards)
 
 

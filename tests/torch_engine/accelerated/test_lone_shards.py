@@ -176,7 +176,9 @@ def test_what_a_batch_is_made_of_does_not_depend_on_how_many_shards_a_rank_has()
         shape = steps, config.envs // ranks
         rows, never = np.zeros((steps + 1, shape[1], 4), np.float32), np.zeros(shape, np.bool_)
         actions, scores = np.zeros(shape, np.int64), np.zeros(shape)
-        rollout = Rollout(rows, rows[:-1], actions, actions, scores, never, never, np.zeros(shape, np.int8), {})
+        rollout = Rollout(
+            rows, rows[:-1], actions, actions, scores, never, never, np.zeros(shape, np.int8), rows[0, :0]
+        )
         make_batch(state, rollout, plan_of(config, ranks), config, "batched")
     (of_all, actions_of_all), (of_one, actions_of_one) = seen
     assert of_all[1:] == of_one[1:] == (4, 1)

@@ -6,7 +6,6 @@ and actions is copied again when the rollout is complete.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
-from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.rollout import HostCollector, Rollout, action_noise, check_rollout, collect
@@ -149,9 +147,9 @@ class StagedRollout(Rollout):
         """See :meth:`Rollout.tensors`."""
         return self.staged.kept()
 
-    def final_rows(self, keys: Sequence[tuple[int, int]], rows: int, layout: ObservationLayout) -> Tensor:
+    def final_rows(self, places: np.ndarray) -> Tensor:
         """See :meth:`Rollout.final_rows`; on the device, and not waited for."""
-        return upload(super().final_rows(keys, rows, layout), self.staged.device)
+        return upload(super().final_rows(places), self.staged.device)
 
 
 class StagedCollector(HostCollector):

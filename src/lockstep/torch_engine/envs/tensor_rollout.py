@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,7 @@ class TensorRollout(Rollout):
             terminated=np.zeros(shape, np.bool_),
             truncated=np.zeros(shape, np.bool_),
             successes=np.zeros(shape, np.int8),
-            final={},
+            final=rows.new_zeros((0, rows.shape[1])),  # pyright: ignore
             scores=np.zeros(0) if envs.description.rewards.identity else np.zeros(shape),
             last=torch.zeros((*shape, rows.shape[1]), dtype=rows.dtype, device=device),
             device_scores=torch.zeros(shape, device=device),
@@ -130,22 +130,18 @@ class TensorRollout(Rollout):
         self.terminated[...] = ends[0]
         np.greater(ends[1], ends[0], out=self.truncated)
         self.successes[...] = ends[2]
-        self.final.clear()
-        self.untold = {(int(t), int(env)) for t, env in np.argwhere(self.truncated & (ends[3] != 0))}
-        keys = np.argwhere(self.truncated)
-        if len(keys):
-            steps, envs = (to_device(column.copy(), self.last.device) for column in keys.T)
+        untold = self.truncated & (ends[3] != 0)
+        self.untold = untold if untold.any() else None
+        rows = self.last[0, :0]
+        if self.truncated.any():
+            steps, envs = (to_device(index, self.last.device) for index in np.nonzero(self.truncated))
             rows = normalize(self.last[steps, envs])
-            rows = rows.numpy() if on_host(rows.device) else rows
-            self.final.update(((int(t), int(env)), row) for (t, env), row in zip(keys, rows, strict=True))
+        self.final = rows.numpy() if on_host(rows.device) else rows
 
-    def final_rows(self, keys: Sequence[tuple[int, int]], rows: int, layout: ObservationLayout) -> np.ndarray | Tensor:
+    def final_rows(self, places: np.ndarray) -> np.ndarray | Tensor:
         """See :meth:`Rollout.final_rows`; an accelerator's stay there."""
-        if on_host(self.last.device):
-            return super().final_rows(keys, rows, layout)
-        block = self.last.new_zeros((1, rows, layout.width))
-        block[0, : len(keys)] = torch.stack([self.final[key] for key in keys])  # pyright: ignore[reportArgumentType]
-        return block
+        rows: Any = self.final
+        return rows[places] if on_host(self.last.device) else rows[to_device(places, rows.device)]
 
 
 def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int, device: torch.device) -> Tensor:
