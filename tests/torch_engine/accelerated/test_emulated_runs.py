@@ -185,9 +185,8 @@ def test_a_copy_in_every_step_is_caught():
 def test_a_copy_of_truncated_episodes_that_is_waited_for_is_caught(monkeypatch):
     passed = reads_of_iteration(config_of("plain"))
     assert passed[WAITS] == 0
-    assert (
-        passed[UP] == reads_of_iteration(config_of("plain", env={"max_episode_steps": 50}))[UP] + 3
-    )  # rows, steps and environments
+    without = reads_of_iteration(config_of("plain", env={"max_episode_steps": 50}))
+    assert passed[UP] == without[UP] + 3  # rows, steps and environments
     monkeypatch.setattr(StagedRollout, "final_rows", Rollout.final_rows)
     assert reads_of_iteration(config_of("plain"))[WAITS] == 4  # two blocks of each shard's two environments
 
