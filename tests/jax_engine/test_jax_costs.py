@@ -104,3 +104,13 @@ def test_a_tpus_program_has_the_collectives_of_the_rules():
     assert found.source == "compiled for 8 x TPU v5 lite"
     steps = [x for x in found.collectives if x.count == 6.0]
     assert [(x.kind, x.bytes) for x in steps] == [("all-gather", 8 * 4 * (PARAMETERS + 5))]
+
+
+def test_heads_are_float32_where_the_rest_is_bfloat16():
+    config = resolve(Config.model_validate(VALUES | {"env": "lockstep/CartPole-v1", "precision": "bf16"}), 1)
+    found, samples = count_costs(config, "cpu", None, 1), 16 * 8
+    assert products(found, "rollout") == pytest.approx(2 * 16 * 2 * samples, rel=0.05)
+    # the gradient by what goes into the value's only column is no product
+    assert products(found, "gradients") == pytest.approx(3 * samples * (6 * 16 * 2 + 4 * 16), rel=0.15)
+    rest = sum(k.flops * k.calls for x in found.parts for k in x.kernels if k.kind == "matmul_bf16")
+    assert rest > 5 * products(found, "gradients")

@@ -167,3 +167,31 @@ def test_workers_are_chosen_as_a_run_chooses_them():
 
     # 8 environments of a rank, 1 ms each, on 14 cores: 1 ms and 8 times 0.09 ms is less than with any fewer workers
     assert stepping("auto") == stepping(8) < stepping(2) < stepping(0)
+
+
+def test_what_a_graph_of_sampling_leaves_out_is_launched():
+    kernels = (Kernel(0.0, 0.0, 1000),)
+    alone, beside = (
+        replace(COSTS, parts=(Part("rollout", kernels, "size"), Part("rollout", kernels, "size", sampling=inside)))
+        for inside in (True, False)
+    )
+    torch = CONFIG.model_copy(update={"engine": "torch"})
+    arrays = torch.model_copy(
+        update={"env": torch.env.model_copy(update={"id": "lockstep/CartPole-v1", "backend": "tensor"})}
+    )
+
+    def seconds(config, costs):
+        return predict(replace(work(1, config=config, costs=costs), counted=1)).parts["rollout"]
+
+    assert seconds(torch, beside) - seconds(torch, alone) == pytest.approx(1000 * (30e-6 - 3e-6))
+    assert seconds(arrays, beside) == seconds(arrays, alone)  # a graph of a whole step has it in it
+
+
+def test_heads_take_as_long_as_float32_does_where_the_rest_is_bfloat16():
+    def seconds(kind):
+        costs = replace(COSTS, parts=(Part("gradients", (Kernel(1e12, 1e6, 40, kind),), "size"),))
+        config = CONFIG.model_copy(update={"precision": "bf16"})
+        return predict(work(8, config=config, costs=costs)).parts["gradients"]
+
+    assert seconds("matmul") == pytest.approx(40 * 1e12 / (67e12 * 0.5))
+    assert seconds("matmul_bf16") == pytest.approx(40 * 1e12 / (989e12 * 0.5))

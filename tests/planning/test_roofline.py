@@ -29,8 +29,8 @@ def test_a_part_sums_its_kernels_by_what_limits_them():
 
 def test_a_chips_roof_is_its_peaks_times_what_is_assumed():
     chip, assumed = chips()["h100"], assumptions("likely")
-    roof = Roofline.of(chip, "bf16", "torch", assumed)
-    assert roof.compute["matmul"] == 989e12 * assumed.compute
-    assert roof.compute["vector"] == 67e12 * assumed.compute
+    roof = Roofline.of(chip, "torch", assumed)
+    assert roof.compute["matmul_bf16"] == 989e12 * assumed.compute
+    assert roof.compute["matmul"] == roof.compute["vector"] == 67e12 * assumed.compute
     assert roof.memory == 3350e9 * assumed.memory
     assert roof.launch == assumed.kernel["torch:cuda"]

@@ -1,6 +1,7 @@
 """What an iteration of the PyTorch engine costs a rank, against products written out by hand."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,3 +232,50 @@ def test_a_loss_of_ones_own_is_counted_unless_it_decides_by_numbers():
     assert of_part(own, "gradients", 8, "calls") > of_part(costs_of(ppo=PPO), "gradients", 8, "calls")
     with pytest.raises(ValueError, match=r"^ppo\.loss: users_losses:branching can't be counted on shapes alone \("):
         costs_of(ppo=PPO | {"loss": "users_losses:branching"})
+
+
+def kinds(found, name):
+    """Operations of a part's products by kind."""
+    kernels = [k for x in found.parts if x.name == name for k in x.kernels if k.kind != "vector"]
+    return {kind: sum(k.flops * k.calls for k in kernels if k.kind == kind) for kind in {k.kind for k in kernels}}
+
+
+def test_heads_are_float32_where_the_rest_is_bfloat16():
+    full, half = costs_of(), costs_of(precision="bf16")
+    assert kinds(full, "rollout") == {"matmul": 2 * ACTOR * 16 * 8}
+    head = 16 * 2
+    assert kinds(half, "rollout") == {"matmul_bf16": 2 * (ACTOR - head) * 16 * 8, "matmul": 2 * head * 16 * 8}
+    # gradients of both heads (the value's padded to two columns), and sums over rows, see above
+    sums = 2 * (32 + 16 + 2) + 2 * 5
+    assert kinds(half, "gradients")["matmul"] == 3 * 16 * 8 * (6 * 2 * head + 2 * sums)
+    assert sum(kinds(half, "gradients").values()) == products(full, "gradients")
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_recurrent_and_convolutional_layers_are_bfloat16_too(core):
+    for changes, outputs in (
+        ({"network": {"recurrent": core, "recurrent_size": 8, "hidden_sizes": [8]}}, 2),
+        ({**IMAGES}, 4),
+    ):
+        found = kinds(costs_of(precision="bf16", **changes), "rollout")
+        assert found["matmul"] == 2 * 8 * outputs * 16 * 8
+        assert found["matmul_bf16"] > 0
+
+
+def test_a_users_network_is_bfloat16_as_a_whole(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "modules"))
+    found = costs_of(precision="bf16", network={"custom": "users_nets:Tiny"})
+    assert set(kinds(found, "rollout")) == {"matmul_bf16"}
+
+
+def test_states_are_forgotten_once_a_step_beside_the_sampling_of_actions():
+    core: dict[str, Any] = {"network": {"recurrent": "gru", "recurrent_size": 8, "hidden_sizes": [8]}}
+
+    def forgotten(shards=8, **changes):
+        return [x.calls for x in costs_of(**changes).of_shards(shards) if not x.sampling]
+
+    assert forgotten(**core) == [7.0]  # marks go up with the observations of the step after
+    assert forgotten(env=TENSOR, **core) == [8.0]
+    large: dict[str, Any] = {"network": core["network"] | {"recurrent_size": 1024}, "num_envs": 1024}
+    assert forgotten(**large) == forgotten(4, **large) == [7.0]
+    assert forgotten() == []

@@ -87,7 +87,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         if used is None or shape is None:
             raise
         return _too_large(costs(given, platform, None, devices), used, kind)
-    ran = [list(Reader(x.as_text(), program.blocks.shards).run()) for x in compiled]
+    ran = [list(Reader(x.as_text(), program.blocks.shards, config.precision == "bf16").run()) for x in compiled]
     if len(ran) > 1:  # the policy's own program, called at every step
         ran[1] = [x._replace(part="rollout", kernel=_times(x.kernel, config.num_steps)) for x in ran[1]]
     parts = _parts([x for one in ran for x in one], "count" if program.blocks.exact else "size")

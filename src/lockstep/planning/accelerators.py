@@ -157,7 +157,7 @@ def predict(work: Workload) -> Prediction:
 
 def _times(work: Workload, assumed: Assumptions) -> Times:
     config, times = work.config, Times.none()
-    roofline = Roofline.of(work.chip, config.precision, config.engine, assumed)
+    roofline = Roofline.of(work.chip, config.engine, assumed)
     replayed = replace(roofline, launch=assumed.kernel[f"jax:{work.target.platform}"])
     graphed = _graphed(config, work.devices)
     together = _devices_of_a_process(work)
@@ -167,7 +167,8 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
             one = part.of_shards(together, 1)
         if part.name == "optimizer" and config.fsdp:
             one = Part(part.name, tuple(k._replace(bytes=k.bytes / work.devices) for k in part.kernels), "not")
-        for limit, seconds in (replayed if part.name in graphed else roofline).part(one).items():
+        by_graph = part.name in graphed and (part.sampling or "environments" in graphed)
+        for limit, seconds in (replayed if by_graph else roofline).part(one).items():
             times.add(part.name, limit, seconds)
     if "rollout" in graphed:
         copies = COPIES[STEPPING if "environments" in graphed else SAMPLING]

@@ -15,7 +15,7 @@ class Roofline:
     """A device's rates as they are assumed to be reached.
 
     Attributes:
-        compute: operations a second by kind of kernel, ``matmul`` and ``vector``.
+        compute: operations a second by kind of kernel, ``matmul``, ``matmul_bf16`` and ``vector``.
         memory: bytes a second.
         launch: seconds that a kernel takes at least.
     """
@@ -25,10 +25,10 @@ class Roofline:
     launch: float
 
     @classmethod
-    def of(cls, chip: Chip, precision: str, engine: str, assumed: Assumptions) -> Roofline:
-        """Takes a chip's peaks at a precision, and the shares of them that are assumed."""
-        matmul, vector = chip.peaks[precision], chip.peaks["fp32"]
-        compute = {"matmul": matmul * assumed.compute, "vector": min(matmul, vector) * assumed.compute}
+    def of(cls, chip: Chip, engine: str, assumed: Assumptions) -> Roofline:
+        """Takes a chip's peaks, and the shares of them that are assumed."""
+        full, low = chip.peaks["fp32"] * assumed.compute, chip.peaks["bf16"] * assumed.compute
+        compute = {"matmul": full, "matmul_bf16": low, "vector": full}
         return cls(compute, chip.memory_rate * assumed.memory, assumed.kernel[f"{engine}:{chip.platform}"])
 
     def kernel(self, kernel: Kernel) -> tuple[float, str]:

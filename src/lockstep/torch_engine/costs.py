@@ -29,12 +29,12 @@ from lockstep.torch_engine.gradients import norm_of
 from lockstep.torch_engine.minibatches import normalised
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, dropout, minibatch_loss
-from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Actor
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode, parts_of, to_shards
 from lockstep.torch_engine.setup.choose_mode import expected_modes
-from lockstep.torch_engine.setup.traced import counted, scaled, written
+from lockstep.torch_engine.setup.traced import StillActor, counted, in_bf16, scaled, written
 from lockstep.torch_engine.state import make_net
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
 from lockstep.training.limits import scheduled_coefficients
@@ -68,7 +68,9 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         ValueError: the networks don't fit the environment, or can't be counted; one line.
     """
     description = describe(config.env)
-    net = replace(make_net(config, description.observation, description.action), bf16=False)  # shapes are the same
+    net = make_net(config, description.observation, description.action)
+    low = net.bf16 and net.custom is not None  # as a whole, what a user's own calls isn't known
+    net = replace(net, bf16=net.bf16 and not low)
     check_own_loss(config, net)
     plan = ShardPlan(config.envs, config.shards, devices)
     traced = _Traced(config, net, plan, platform)
@@ -83,7 +85,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         raise ValueError(f"{what} can't be counted on shapes alone ({reason})") from None
     return Costs(
         plan.local_num_shards,
-        (*stepped, *parts),
+        (*stepped, *(map(in_bf16, parts) if low else parts)),
         held,
         host_steps=config.env.backend != "tensor",
         source="shapes of PyTorch's operations",
@@ -102,21 +104,6 @@ def _environments(traced: _Traced, description: EnvDescription) -> tuple[tuple[P
     except (RuntimeError, NotImplementedError):
         return (), (left_out,)
     return (Part("environments", kernels, "size"),), ()
-
-
-class _Still(Actor):
-    """Takes the same actions at every step, at no cost."""
-
-    def __init__(self, actions: Tensor) -> None:
-        self._actions = actions
-
-    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
-        """See :meth:`Actor.__call__`; environments on the device don't ask for it."""
-        raise NotImplementedError
-
-    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
-        """See :meth:`Actor.tensors`."""
-        return self._actions
 
 
 class _Traced:
@@ -166,7 +153,7 @@ class _Traced:
             batch = counted(self._batch)
             taken, decided = counted(self._take, steps), counted(self._decide, steps)
         return (
-            self._rollout(),
+            *self._rollout(),
             Part("evaluate", evaluate, grows),
             Part("evaluate", batch, "size"),
             Part("gradients", gradients, grows),
@@ -200,20 +187,21 @@ class _Traced:
         moments = ObservationNormalizer(RunningMoments.empty(net.observation.vector_size), 1.0) if separate else None
         normalize = DeviceNormalizer(net.observation, moments, META)
         squash = distributions.Squash(net, META) if net.squashed else None
-        still = _Still(self._actions(1, envs.num_envs)[0])
+        still = StillActor(self._actions(1, envs.num_envs)[0])
         with torch.no_grad():
             envs.begin()
             step = counted(lambda: take_step(0, envs, still, self._empty(0), rollout, normalize, squash))
         return scaled(step, config.num_steps)
 
-    def _rollout(self) -> Part:
+    def _rollout(self) -> tuple[Part, ...]:
         """Counts the sampling of all steps' actions; a single image goes through the networks twice."""
         calls, shards, grows = self._calls(self.modes.rollout_mode)
         single = self.net.convolutional and self.net.custom is None and self.rows == 1
         least = 2 if single and grows == "size" else 1
         with torch.no_grad():
             kernels = scaled(self._act(max(shards, least)), self.config.num_steps * calls)
-        return Part("rollout", kernels, grows, max(self.plan.local_num_shards, least), least)
+        sampled = Part("rollout", kernels, grows, max(self.plan.local_num_shards, least), least)
+        return (sampled,) if self.net.core is None else (sampled, self._forgotten())
 
     def _act(self, shards: int) -> tuple[Kernel, ...]:
         """Counts the sampling of one step's actions of so many shards."""
@@ -222,8 +210,15 @@ class _Traced:
         if self.net.core is not None:
             actor.begin(np.zeros((envs, self.net.carry_size), np.float32))
         rows, noise = self._observations(1, envs)[0], self._empty(envs, self.net.action.outputs)
-        sampled = counted(lambda: actor.tensors(rows, noise))
-        return sampled + counted(lambda: actor.forget(self._empty(envs, dtype=torch.bool)))
+        return counted(lambda: actor.tensors(rows, noise))
+
+    def _forgotten(self) -> Part:
+        """Counts what forgets recurrent states of all shards: after each step, but the last of the host."""
+        plan, steps = self.plan, self.config.num_steps - (self.config.env.backend != "tensor")
+        actor, ended = self.policy.actor(plan, "batched"), self._empty(plan.local_num_envs, dtype=torch.bool)
+        actor.begin(np.zeros((plan.local_num_envs, self.net.carry_size), np.float32))
+        with torch.no_grad():
+            return Part("rollout", counted(lambda: actor.forget(ended), steps), "size", sampling=False)
 
     def _evaluate(self, shards: int) -> None:
         """Computes log-probabilities and values of so many shards' rollout."""

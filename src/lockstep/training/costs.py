@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 FLOAT = 4
@@ -17,7 +17,7 @@ Grows = Literal["count", "size", "additions", "not"]
 class Kernel(NamedTuple):
     """A kernel of a device: operations in floating point, bytes to and from its memory, calls in an iteration.
 
-    ``kind`` is ``matmul`` for what runs on matrix units, else ``vector``.
+    ``kind`` is ``matmul`` or ``matmul_bf16`` for products of float32 or of bfloat16, else ``vector``.
     """
 
     flops: float
@@ -36,6 +36,8 @@ class Part:
         grows: what further shards add.
         shards: of the device that it was counted for; None: those of the :class:`Costs`.
         at_least: shards whose size a device with fewer computes too.
+        sampling: false of what a rollout launches beside the sampling of actions, which is a graph alone where the host
+            steps environments.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Part:
     grows: Grows
     shards: int | None = None
     at_least: int = 1
+    sampling: bool = True
 
     @property
     def flops(self) -> float:
@@ -70,7 +73,7 @@ class Part:
             kernels = tuple(k._replace(calls=k.calls * ratio) for k in self.kernels)
         else:
             kernels = tuple(k._replace(flops=k.flops * ratio, bytes=k.bytes * ratio) for k in self.kernels)
-        return Part(self.name, kernels, self.grows)
+        return replace(self, kernels=kernels, shards=None, at_least=1)
 
     def _added(self, shards: float, before: float) -> Part:
         """Returns a tree's additions, one less than it has shards, made in as many rounds as it is high."""

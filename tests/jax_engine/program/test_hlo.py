@@ -111,3 +111,13 @@ def test_a_convolution_doesnt_count_its_padding():
 def test_a_tpus_product_of_matrices_is_a_convolution_without_places():
     shapes = ConvolutionShapes((2, 64), (8, 64), (2, 8))
     assert convolution_flops(shapes, "dim_labels=bf_oi->bf") == pytest.approx(2 * 2 * 8 * 64)
+
+
+def test_products_of_heads_are_float32_where_others_are_bfloat16():
+    def kinds(text, bf16):
+        return {x.kernel.kind for x in Reader(text, 3, bf16).run()} - {"vector"}
+
+    head = PROGRAM.replace("gradients/while/body/dot", "gradients/transpose(jvp(head))/dot")
+    assert head != PROGRAM
+    assert kinds(PROGRAM, True) == {"matmul_bf16"}
+    assert kinds(head, True) == kinds(head, False) == kinds(PROGRAM, False) == {"matmul"}

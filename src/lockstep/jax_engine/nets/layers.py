@@ -19,6 +19,9 @@ from jax import Array, lax
 from lockstep.jax_engine.nets.activations import ACTIVATIONS
 from lockstep.jax_engine.nets.convolution import PRECISION, convolve
 
+HEAD = "head"
+"""Name of a head's operations in compiled programs, by which plans find what is float32 where the rest is bfloat16."""
+
 
 def product(x: Array, weight: Array) -> Array:
     """Multiplies ``[…, in]`` by ``[out, in]``: ``[…, out]``."""
@@ -84,9 +87,11 @@ class MLP(eqx.Module):
         """Rows ``[…, in]`` to ``[…, out]``."""
         activate = ACTIVATIONS[self.activation]
         for number, layer in enumerate(self.layers):
-            x = layer(x)
             if self.activate_last or number < len(self.layers) - 1:
-                x = activate(x)
+                x = activate(layer(x))
+            else:
+                with jax.named_scope(HEAD):
+                    x = layer(x)
         return x
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from lockstep.jax_engine.nets.layers import HEAD
 from lockstep.jax_engine.program.hlo_flops import ConvolutionShapes, convolution_flops, dot_flops, gemm_flops
 from lockstep.training.costs import Collective, Kernel
 
@@ -161,9 +162,14 @@ class Ran(NamedTuple):
 
 
 class Reader:
-    """Walks through a compiled program as a device runs it, of ``shards`` shards."""
+    """Walks through a compiled program as a device runs it, of ``shards`` shards.
 
-    def __init__(self, text: str, shards: int) -> None:
+    With ``bf16`` products are of bfloat16 but for those of heads. A product's own dtype doesn't tell: what is compiled
+    for a CPU in an accelerator's place computes all of them in float32.
+    """
+
+    def __init__(self, text: str, shards: int, bf16: bool = False) -> None:
+        self._low = "matmul_bf16" if bf16 else "matmul"
         self._computations, self._entry = parse(text)
         self._shards, self._chains = shards, set[str]()
 
@@ -222,17 +228,17 @@ class Reader:
             hidden = [x for x in fused.instructions.values() if x.operation.removesuffix("-start") in COLLECTIVES]
             for one in hidden:
                 yield from self._ran(fused, one, times, part)
-        flops, matmul = self._flops(where, instruction, fused)
+        flops, kind = self._flops(where, instruction, fused)
         size = self._traffic(where, instruction, fused)
-        yield Ran(part, Kernel(flops, size, times, "matmul" if matmul else "vector"), None, 0.0)
+        yield Ran(part, Kernel(flops, size, times, kind), None, 0.0)
 
-    def _flops(self, where: Computation, instruction: Instruction, fused: Computation | None) -> tuple[float, bool]:
-        """Counts operations: products' exactly, else one for each element of the result."""
+    def _flops(self, where: Computation, instruction: Instruction, fused: Computation | None) -> tuple[float, str]:
+        """Counts operations, and says of what kind: products' exactly, else one for each element of the result."""
         computations = [(where, instruction)] if fused is None else [(fused, x) for x in fused.instructions.values()]
-        products = 0.0
+        products, kinds = 0.0, set[str]()
         for inside, one in computations:
             shapes = [inside.instructions[x].arrays[0].shape for x in one.operands if _has_array(inside, x)]
-            out = one.arrays[0].shape if one.arrays else ()
+            out, before = one.arrays[0].shape if one.arrays else (), products
             if one.operation == "dot" and shapes:
                 products += dot_flops(out, shapes[0], one.rest)
             elif one.operation == "convolution" and len(shapes) > 1:
@@ -240,10 +246,15 @@ class Reader:
             elif one.operation == "custom-call" and len(shapes) > 1:
                 products += gemm_flops(ConvolutionShapes(shapes[0], shapes[1], out), one.rest)
             elif one.operation == "fusion" and (nested := self._computations.get(one.attribute("calls") or "")):
-                products += self._flops(inside, one, nested)[0]
+                flops, kind = self._flops(inside, one, nested)
+                products += flops
+                kinds.add(kind)
+                continue
+            if products > before:
+                kinds.add("matmul" if _of_head(inside, [one]) else self._low)
         if products:
-            return products, True
-        return sum(_arithmetic(inside, one) for inside, one in computations), False
+            return products, self._low if self._low in kinds else "matmul"
+        return sum(_arithmetic(inside, one) for inside, one in computations), "vector"
 
     def _traffic(self, where: Computation, instruction: Instruction, fused: Computation | None) -> float:
         """Bytes that a kernel reads and writes: of what it only takes a slice of, the slice."""
@@ -265,6 +276,15 @@ def _arithmetic(where: Computation, instruction: Instruction) -> float:
     if instruction.operation == "reduce" and _has_array(where, instruction.operands[0]):
         return float(math.prod(where.instructions[instruction.operands[0]].arrays[0].shape))
     return float(sum(math.prod(a.shape) for a in instruction.arrays))
+
+
+def _of_head(where: Computation, near: list[Instruction], far: int = 3) -> bool:
+    """Whether a product is a head's; one of a column, which a compiler writes anew, is named by what is around it."""
+    labels = [x.label for x in near if x.label]
+    if labels or not far:
+        return any(HEAD in re.split(r"[/()]", label) for label in labels)
+    given = [where.instructions[name] for x in near for name in x.operands if name in where.instructions]
+    return _of_head(where, [*given, *(user for x in near for user in where.users.get(x.name, []))], far - 1)
 
 
 def _has_array(where: Computation, name: str) -> bool:

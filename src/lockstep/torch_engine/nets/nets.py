@@ -22,6 +22,7 @@ from torch.nn import functional
 from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import recurrent
 from lockstep.torch_engine.nets.activations import ACTIVATIONS, fast_activation
+from lockstep.torch_engine.nets.autocast import autocast
 from lockstep.torch_engine.nets.encoders import action_mask, encode, images_of
 from lockstep.torch_engine.nets.row_sums import over_rows
 
@@ -49,7 +50,7 @@ def _in_precision(function: Function) -> Function:
     def run(net: PolicyNet, parameters: Parameters, observations: Tensor, *rest: Any, **options: Any) -> Any:
         if not net.bf16:
             return function(net, parameters, observations, *rest, **options)
-        with torch.autocast(observations.device.type, torch.bfloat16):
+        with autocast(observations.device):
             result = function(net, parameters, observations, *rest, **options)
         if isinstance(result, Tensor):
             return result.float()
@@ -82,7 +83,7 @@ def _layers(net: PolicyNet, parameters: Parameters, name: str, x: Tensor) -> Ten
     if name == "trunk" or not net.bf16:
         return mlp(x, parameters, name, layers, net.activation, name == "trunk")
     x, head = mlp(x, parameters, name, layers - 1, net.activation, True), f"{name}.{layers - 1}"
-    with torch.autocast(x.device.type, enabled=False):
+    with autocast(x.device, enabled=False):
         return linear(x.float(), parameters[f"{head}.weight"], parameters[f"{head}.bias"])
 
 

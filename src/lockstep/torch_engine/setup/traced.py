@@ -7,15 +7,18 @@ counted in a moment. Views are free; products are counted by PyTorch's own formu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from lockstep.training.costs import Kernel, merged
+from lockstep.torch_engine.nets.functions import Actor
+from lockstep.training.costs import Kernel, Part, merged
 
 FREE = {
     "detach",
@@ -27,6 +30,21 @@ FREE = {
     "_unsafe_view",
     "lift_fresh",
 }
+
+
+class StillActor(Actor):
+    """Takes the same actions at every step, at no cost."""
+
+    def __init__(self, actions: Tensor) -> None:
+        self._actions = actions
+
+    def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
+        """See :meth:`Actor.__call__`; environments on the device don't ask for it."""
+        raise NotImplementedError
+
+    def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
+        """See :meth:`Actor.tensors`."""
+        return self._actions
 
 
 class CountingMode(TorchDispatchMode):
@@ -75,7 +93,8 @@ def _kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: An
         moved = 2 * sum(_size(x) for x in results) + sum(_size(x) for x in read[1:])
     counted = flop_registry.get(func.overloadpacket)
     if counted is not None:
-        return Kernel(float(counted(*args, **kwargs, out_val=out)), moved, 1.0, "matmul")
+        kind = "matmul_bf16" if results[0].dtype == torch.bfloat16 else "matmul"
+        return Kernel(float(counted(*args, **kwargs, out_val=out)), moved, 1.0, kind)
     return Kernel(float(sum(x.numel() for x in results)), moved, 1.0)
 
 
@@ -91,6 +110,11 @@ def written(function: Callable[[], Any]) -> float:
     with CountingMode() as mode:
         function()
     return mode.written
+
+
+def in_bf16(part: Part) -> Part:
+    """Returns a part whose products are of bfloat16, where it was counted in float32."""
+    return replace(part, kernels=tuple(k._replace(kind=k.kind.replace("matmul", "matmul_bf16")) for k in part.kernels))
 
 
 def scaled(kernels: Iterable[Kernel], times: float) -> tuple[Kernel, ...]:
