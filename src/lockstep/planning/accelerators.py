@@ -26,6 +26,8 @@ STEP, SAMPLING, STEPPING = ("gradients", "optimizer"), ("rollout",), ("rollout",
 """What engine torch replays as graphs: an optimiser step, the sampling of actions, a step of array environments."""
 COPIES = {SAMPLING: 3, STEPPING: 6}
 """Launches of a step to and from where its graph reads and writes."""
+BESIDE_DRAWING = ("gradients", "optimizer", "collectives", "environments", "rollout")
+"""Parts of an iteration during which engine torch draws the indices of minibatches."""
 GROWING = ("rollout", "activations")
 """What of a device's memory grows with its environments."""
 CUT = ("parameters", "moments")
@@ -181,8 +183,25 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
     for one in work.collectives:
         times.add("collectives", "links", one.count * link.transfer(one, work.devices))
         times.add("collectives", "latency", one.count * link.latency)
-    times.add("other", "host", assumed.iteration[config.engine])
+    times.add("other", "host", assumed.iteration[config.engine] + _drawing_seconds(work, assumed, times))
     return times
+
+
+def _drawing_seconds(work: Workload, assumed: Assumptions, times: Times) -> float:
+    """Seconds that an iteration of engine torch waits for its host to count episodes and draw minibatches.
+
+    The indices are drawn while the device takes the optimiser steps of the iteration before and the rollout, at whose
+    end episodes are counted; where the host takes part in each step, after it.
+    """
+    config = work.config
+    if config.engine != "torch":  # the program draws them
+        return 0.0
+    samples = work.shards * (config.envs // config.shards) * config.num_steps
+    counting = samples * assumed.counted_step
+    drawing = config.ppo.num_epochs * samples // config.sequence_length * assumed.drawn_index
+    if config.fsdp or config.sync_period > 1:
+        return counting + drawing
+    return max(counting, drawing - sum(times.parts[name] for name in BESIDE_DRAWING))
 
 
 def _graphed(config: Config, devices: int) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 TABLE = Path(__file__).with_name("chips.json")
-GIGA, MICRO = 1e9, 1e-6
+GIGA, MICRO, NANO = 1e9, 1e-6, 1e-9
 MOST_DEVICES = 16384
 THIS_MACHINE = "cpu"
 
@@ -61,6 +61,8 @@ class Assumptions:
         latency: seconds of a collective without bytes, by platform, and between hosts (``network``).
         host_step: seconds of a step between host and device beside kernels and bytes.
         iteration: seconds of what the host does once an iteration, by engine.
+        drawn_index: seconds in which the host draws an index of a minibatch; ``counted_step`` in which it looks at a
+            step for episodes that ended.
         processor: speed of a core of the host in units of this machine's.
     """
 
@@ -71,6 +73,8 @@ class Assumptions:
     latency: dict[str, float]
     host_step: float
     iteration: dict[str, float]
+    drawn_index: float
+    counted_step: float
     processor: float
 
 
@@ -160,6 +164,8 @@ def assumptions(case: Case) -> Assumptions:
         latency={name: value * MICRO for name, value in row["latency_us"].items()},
         host_step=row["host_step_us"] * MICRO,
         iteration={name: value * MICRO for name, value in row["iteration_us"].items()},
+        drawn_index=row["drawn_index_ns"] * NANO,
+        counted_step=row["counted_step_ns"] * NANO,
         processor=row["processor"],
     )
 
