@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -84,6 +85,21 @@ def test_the_same_words_again_mirror_seeds_to_their_places(tmp_path):
     assert os.listdir(tmp_path / "mirror") == ["group"]
     for seed in (3, 4):
         assert (tmp_path / f"mirror/group/seed_{seed}/checkpoints/step_256").is_dir()
+
+
+def test_a_copied_groups_seed_goes_on_by_itself_without_writing_over_the_originals_mirror(tmp_path):
+    words = (*CARTPOLE, *SEEDS, "--name", "group", "--checkpoint.mirror", (tmp_path / "mirror").as_uri(), "--quiet")
+    assert lockstep("train", *words, "--stop-at-step", 128, cwd=tmp_path).code == 0
+    shutil.copytree(tmp_path / "runs" / "group", tmp_path / "runs" / "group2")
+    ended = lockstep("train", "--resume", "group2/seed_3", "--stop-at-step", 256, "--nproc", 2, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    at_copys, at_originals = (tmp_path / "mirror" / name / "seed_3" / "checkpoints" for name in ("group2", "group"))
+    assert (at_copys / "step_256").is_dir()
+    assert os.listdir(at_originals) == ["step_128"]
+    assert lockstep("train", "--resume", "group2", "--stop-at-step", 384, "--quiet", cwd=tmp_path).code == 0
+    for seed in (3, 5):
+        assert (tmp_path / f"mirror/group2/seed_{seed}/checkpoints/step_384").is_dir()
+        assert os.listdir(tmp_path / f"mirror/group/seed_{seed}/checkpoints") == ["step_128"]
 
 
 def test_fewer_steps_than_a_seed_has_done_are_refused_before_anything_is_written(group, tmp_path):

@@ -22,7 +22,7 @@ from lockstep.core.process import say, spare_children
 from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.environment import environment_lines
 from lockstep.launch.mirrored import Mirrors, mirrors
-from lockstep.launch.resume import resumed_config
+from lockstep.launch.seeds.places import resumed_run
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.world import topology_of
 from lockstep.report.packages import check_installed
@@ -78,7 +78,7 @@ def _resumed_config_of(request: RunRequest) -> Config:
         assert options.resume is not None
         path, _ = find_run(options.resume, options.runs_dir, single=False)
         named = {*held.named, *names_in(request.config)}
-        return resumed_config(path, request.overrides, options.trust, named=named)
+        return resumed_run(path, request.overrides, options.trust, named=named)
 
 
 def _show(text: str) -> int:

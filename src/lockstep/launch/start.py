@@ -27,9 +27,10 @@ from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
 from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import Restarts
-from lockstep.launch.resume import facts_of_own_loss, open_directory, resumed_config
+from lockstep.launch.resume import facts_of_own_loss, open_directory
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart
 from lockstep.launch.seeds.group import start_group
+from lockstep.launch.seeds.places import resumed_run, say_move
 from lockstep.launch.seeds.words import words_of_seed
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
@@ -82,6 +83,8 @@ def start_run(
             stack.callback(server.close)  # before the run is left to others
         before = _last_written(assignment.path)
         mirror = held.open(assignment.config, run, assignment.resume_from, is_new=request.options.resume is None)
+        if mirror is not None:
+            say_move(assignment.path, assignment.config)
         code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
         if mirror is not None:
             mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
@@ -140,7 +143,7 @@ def prepare(
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
     named = {*named, *names_in(request.config)}
-    config = request.config if path is None else resumed_config(path, request.overrides, options.trust, writer, named)
+    config = request.config if path is None else resumed_run(path, request.overrides, options.trust, writer, named)
     check_engine_options(options, config)
     server, cluster = None, None
     if options.launcher == RAY:

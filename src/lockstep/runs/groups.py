@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ OF_A_SESSION = ("command", "wall_time", "steps_per_second")
 TAKEN_BY_ALL = ("iteration", "global_step")
 """What it says as that of the seed that is least far: up to there the curves go."""
 GROUP_JSON = "group.json"
-"""What a group keeps beside its config: its ``seeds``, before they are made, and ``wall_time`` of earlier sessions."""
+"""What a group keeps beside its config: its ``seeds``, before they are made, ``wall_time`` of earlier sessions, and the
+``places`` on mirrors that were the group's own, under the names that it has had."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,32 @@ class Before:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
-def remember_seeds(group: RunDirectory, seeds: Sequence[int]) -> None:
-    """Writes down which seeds a group is of, so that one which is killed while it makes them goes on with all."""
-    _keep(group, {"seeds": list(seeds)})
+def remember_seeds(group: RunDirectory, seeds: Sequence[int], places: Iterable[str] = ()) -> None:
+    """Writes down which seeds a group is of, so that one which is killed while it makes them goes on with all.
+
+    ``places`` as :func:`remember_places`, whose record a group has from the beginning, with a mirror or without.
+    """
+    _keep(group, {"seeds": list(seeds), "places": _with_places(group.path, places)})
+
+
+def remember_places(group: RunDirectory, places: Iterable[str]) -> None:
+    """Writes down places on mirrors that are the group's, beside those before, so that none is taken for a seed's own.
+
+    Args:
+        group: its directory.
+        places: of its runs, as the group gives them: ``MIRROR/GROUP``.
+    """
+    _keep(group, {"places": _with_places(group.path, places)})
+
+
+def places_of(group: Path) -> list[str] | None:
+    """Returns what :func:`remember_places` wrote; None of a group of a version that didn't, or what can't be read."""
+    places = _kept(group).get("places")
+    return [place for place in places if isinstance(place, str)] if isinstance(places, list) else None
+
+
+def _with_places(group: Path, places: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys((*(places_of(group) or ()), *places)))
 
 
 def forget_seeds(group: RunDirectory) -> None:

@@ -25,6 +25,7 @@ from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.making import has_trained, make_seeds, remove_if_empty, take_back
+from lockstep.launch.seeds.places import keep_places
 from lockstep.launch.seeds.resuming import Change, changed_seeds, put_back, write_changes
 from lockstep.launch.seeds.seed_run import SeedRun
 from lockstep.launch.seeds.words import words_of_seed
@@ -93,6 +94,8 @@ def start_group(
     before = {entry.name for entry in directory.path.iterdir()} - ({CONFIG} if is_new else set())
     directory.command = None if command is None else without_secrets(["lockstep", *command])
     try:
+        if not is_new:
+            keep_places(directory, config)
         write_changes(changed, options.trust)
         paths = make_seeds(directory, config, seeds, options.trust)
         at_once = min(len(paths), side_by_side(options, config, world))

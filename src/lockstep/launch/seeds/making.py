@@ -19,12 +19,17 @@ from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import remember_names
 
 
+def place_of_seeds(group: Path, config: Config) -> str | None:
+    """Returns where on its mirror the runs of a group with ``config`` are: under its name; None without a mirror."""
+    mirror = config.checkpoint.mirror
+    return None if mirror is None else f"{mirror.rstrip('/')}/{group.resolve().name}"
+
+
 def config_of_seed(group: Path, config: Config, seed: int) -> Config:
     """Returns the config of one seed's run in a group with ``config``; a mirror has a place for it."""
-    mirror = config.checkpoint.mirror
-    if mirror is None:
+    place = place_of_seeds(group, config)
+    if place is None:
         return config.model_copy(update={"seed": seed})
-    place = f"{mirror.rstrip('/')}/{group.resolve().name}"
     checkpoint = config.checkpoint.model_copy(update={"mirror": place})
     return config.model_copy(update={"seed": seed, "checkpoint": checkpoint})
 
@@ -32,10 +37,11 @@ def config_of_seed(group: Path, config: Config, seed: int) -> Config:
 def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust: bool) -> list[Path]:
     """Makes the directory of each seed's run that isn't there yet, with its config; returns those of all.
 
-    The group remembers first which seeds it is of. A config is remembered as what this user has trained with, unless
-    it is trusted for this once.
+    The group remembers first which seeds it is of, and where it is mirrored. A config is remembered as what
+    this user has trained with, unless it is trusted for this once.
     """
-    remember_seeds(group, seeds)
+    place = place_of_seeds(group.path, config)
+    remember_seeds(group, seeds, () if place is None else (place,))
     paths = [group.path / f"{SEED}{seed}" for seed in seeds]
     for seed, path in zip(seeds, paths, strict=True):
         own = config_of_seed(group.path, config, seed)

@@ -12,6 +12,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import say
 from lockstep.launch.resume import changes_of_order, open_directory, resumed_config
 from lockstep.launch.seeds.making import config_of_seed
+from lockstep.launch.seeds.places import in_its_place, own_places_of
 from lockstep.runs.directory import LOCK, open_run, written_by_another
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.lock import is_held
@@ -50,11 +51,11 @@ def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], opt
     like = config_of_seed(group, config, config.seed)
     named = names_in(like)  # which the group may name, it may
     configs = {run: stored_config(run, warn=False) for run in seeds_in(group)}
-    places = [stored.checkpoint.mirror for stored in configs.values()]
+    own_places = own_places_of(group, configs.values())
     for run, stored in configs.items():
         before = stored.checkpoint.mirror
-        is_shared = places.count(before) > 1 or len(places) == 1  # else it is one that this seed was given
-        if not (settings := _in_its_place(asked, before, like.checkpoint.mirror) if is_shared else asked):
+        is_own = before in own_places  # else it is one that this seed was given
+        if not (settings := in_its_place(asked, before, like.checkpoint.mirror) if is_own else asked):
             continue
         own = resumed_config(run, settings, options.trust, warn=False, named=named)
         if own == stored:
@@ -64,15 +65,6 @@ def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], opt
         open_directory(own, options, run, None, writer=False)  # refuses what a single run would be refused
         changed[run] = stored, own
     return changed
-
-
-def _in_its_place(settings: dict[str, Any], before: str | None, now: str | None) -> dict[str, Any]:
-    """Adds a seed's place on the mirror where it is that of a group of another name: this one's, or an original's."""
-    if None in (before, now) or before == now or "mirror" in settings.get("checkpoint", {}):
-        return settings
-    if str(before).rpartition("/")[0] != str(now).rpartition("/")[0]:
-        return settings  # of its own
-    return {**settings, "checkpoint": {**settings.get("checkpoint", {}), "mirror": now}}
 
 
 def write_changes(changed: Mapping[Path, Change], trust: bool) -> None:
