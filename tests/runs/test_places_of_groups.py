@@ -160,6 +160,26 @@ def test_a_seed_outside_a_group_keeps_its_place(asked, many, mirror):
     assert stored_config(lone).checkpoint.mirror == f"{mirror}/many"
 
 
+@pytest.mark.parametrize("brought", [(5,), (5, 6)])
+def test_a_group_of_which_seeds_alone_were_brought_from_its_mirror_says_how_each_goes_on(asked, many, mirror, brought):
+    for seed in (5, 6):
+        asked("--resume", f"many/seed_{seed}")  # which copies it
+    shutil.rmtree(many)
+    for seed in brought:
+        assert main(["--resume", f"{mirror}/many/seed_{seed}", "--runs-dir", str(many), "--quiet"]) == 0
+    words = (*WORDS, "--seeds", "5-6", "--name", "many", "--checkpoint.mirror", mirror, "--resume", "auto")
+    with pytest.raises(ValueError, match=r"^name: run ") as refused:
+        asked(*words)
+    names, one = ("seed_5 … seed_6", "one of them") if brought[1:] else ("seed_5", "it")
+    assert str(refused.value) == (
+        f"name: run {many} exists already, with {names} but no config.json of a group; --resume {many / 'seed_5'} "
+        f"continues {one} by itself, another --name starts a new group"
+    )
+    assert not (many / "config.json").exists()
+    assert main(["--resume", str(many / "seed_5"), "--quiet"]) == 0  # as it says
+    assert places(many)[0] == f"{mirror}/many"
+
+
 def test_what_a_seed_would_go_on_with_is_shown_and_nothing_is_written(asked, copied, mirror):
     before = {path: path.read_text() for path in copied.rglob("*.json")}
     shown = _config_of(request_of(["--resume", str(copied / "seed_5")]))
@@ -192,6 +212,13 @@ def test_a_group_of_which_the_config_is_torn_leaves_a_seed_its_place(asked, copi
 def test_a_linked_group_is_the_one_that_it_is(asked, many, mirror):
     (many.parent / "link").symlink_to(many)
     asked("--resume", "link/seed_5")
+    assert places(many) == [f"{mirror}/many"] * 2
+
+
+def test_a_seed_that_is_linked_into_a_copy_is_the_originals(asked, copied, many, mirror):
+    shutil.rmtree(copied / "seed_5")
+    (copied / "seed_5").symlink_to(many / "seed_5")
+    asked("--resume", "many2/seed_5")
     assert places(many) == [f"{mirror}/many"] * 2
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.config.run import Config
 from lockstep.core.files import new_directory, quoted
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory, writing
-from lockstep.runs.finding import is_run
+from lockstep.runs.finding import is_run, seeds_in
 from lockstep.runs.groups import GROUP_JSON
 from lockstep.runs.links import odd_entry
 from lockstep.runs.trackers import METRICS_JSONL
@@ -71,6 +71,10 @@ def _untouched(path: Path) -> bool:
 
 def _what_then(path: Path, config: Config) -> str:
     """Says what to do in place of beginning a run with this config in a directory that holds something."""
+    if not is_run(path) and (seeds := seeds_in(path)):  # brought from their mirror, each by itself
+        names = f"{seeds[0].name} … {seeds[-1].name}" if seeds[1:] else seeds[0].name
+        one = f"--resume {quoted(seeds[0])} continues {'one of them' if seeds[1:] else 'it'} by itself"
+        return f", with {names} but no {CONFIG} of a group; {one}, another --name starts a new group"
     if not is_run(path):
         return ", with files that are no run's; choose another --name"
     several = "; several seeds of a name are --seeds 0-4" if _differs_in_seed(path, config) else ""

@@ -17,7 +17,7 @@ from lockstep.core.process import say
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.making import place_of_seeds
 from lockstep.runs.directory import SEED, RunDirectory
-from lockstep.runs.finding import is_run, seeds_in
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import places_of, remember_places
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import trusted_names
@@ -79,9 +79,9 @@ def _move_of(run: Path) -> Move | None:
     """
     run = run.resolve()  # not as it was spelled: what a link leads to is the original
     number = run.name.removeprefix(SEED)
-    if not (run.name.startswith(SEED) and number.isdecimal() and is_run(run.parent)):
-        return None  # a seed that was brought from its mirror may lie in a directory that is no group's
-    try:
+    if not (run.name.startswith(SEED) and number.isdecimal()):
+        return None
+    try:  # in which it fails where a seed lies that was brought from its mirror by itself: there is no group's config
         before = stored_config(run, warn=False).checkpoint.mirror
         now = place_of_seeds(run.parent, stored_config(run.parent, warn=False))
         if before is None or now is None or not _is_renamed(before, now):
