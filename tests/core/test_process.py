@@ -142,9 +142,9 @@ def test_children_that_a_process_was_given_are_left_alone():
     code = """
 import subprocess, sys
 from lockstep.core.process import kill_children, spare_children
-given = subprocess.Popen(["sleep", "600"])
+given = subprocess.Popen(["sleep", "3600"])
 spare_children()
-own = subprocess.Popen(["sleep", "600"])
+own = subprocess.Popen(["sleep", "3600"])
 kill_children()
 print(given.poll(), own.poll() is not None)
 given.kill()

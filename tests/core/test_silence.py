@@ -2,12 +2,13 @@ import json
 import mmap
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from lockstep.core import silence
 from lockstep.core.life import LINE_BYTES, Life, Part, Sign, shared_pid, shared_signs
-from lockstep.core.silence import Relay, Silence
+from lockstep.core.silence import Relay, Silence, Stillness
 from lockstep.core.topology import Topology
 
 
@@ -150,3 +151,18 @@ def test_a_store_that_does_not_answer_is_known_to_hang(monkeypatch):
     answer.set()
     relay._thread.join()
     assert not relay.hangs
+
+
+def test_time_in_which_a_process_is_stopped_is_no_stillness_and_time_in_which_it_computes_is(monkeypatch):
+    now = SimpleNamespace(wall=0.0, computed=0.0)
+    clocks = SimpleNamespace(monotonic=lambda: now.wall, process_time=lambda: now.computed)
+    monkeypatch.setattr(silence, "time", clocks)
+    stillness = Stillness(0.5)
+    assert stillness.look("sign") == 0.0
+    now.wall += 0.25
+    assert stillness.look("sign") == 0.25
+    now.wall += 100.0  # stopped
+    assert stillness.look("sign") == 0.75
+    now.wall, now.computed = now.wall + 100.0, now.computed + 99.5  # no other thread could look
+    assert stillness.look("sign") == 100.75
+    assert stillness.look("other") == 0.0

@@ -42,7 +42,7 @@ if "deadlock" in wish:
 if "own line" in wish:
     dist.irecv(torch.zeros(3), src=1 - rank).wait()
 if "stay" in wish:
-    time.sleep(100)
+    time.sleep(3600)
 if "leave" in wish:
     os._exit(0)
 if "status" in wish:
@@ -152,7 +152,7 @@ def test_a_script_without_pytorch_has_no_steps(tmp_path):
 @NEEDS_PROC
 @pytest.mark.parametrize("given", [False, True])
 def test_what_a_killed_doctor_left_is_removed_by_the_next(tmp_path, given):
-    (tmp_path / "stays.py").write_text("import time\nopen('began', 'w').close()\ntime.sleep(100)\n")
+    (tmp_path / "stays.py").write_text("import time\nopen('began', 'w').close()\ntime.sleep(3600)\n")
     (tmp_path / "script.py").write_text("")
     place = tmp_path / "place"
     place.mkdir()

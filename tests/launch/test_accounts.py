@@ -118,6 +118,7 @@ def test_metrics_of_a_run_by_a_strangers_config_go_where_its_user_sends_them(sta
     ("account", "words"),
     [
         ("first", ("runs/theirs", "--log.wandb")),  # whose it is
+        ("first", ("runs/theirs", "--log.wandb", "--log.mlflow")),  # also in another service
         ("second", ("runs/theirs", "--log.wandb", "--trust")),
         ("second", ("runs/theirs/config.json",)),  # a config file is the user's own choice
     ],

@@ -37,4 +37,4 @@ def leaves(value):
 
 def leaves_a_child(value):
     if os.fork() == 0:
-        time.sleep(60)
+        time.sleep(3600)

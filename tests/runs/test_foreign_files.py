@@ -70,7 +70,11 @@ def test_a_checkpoint_of_a_newer_version_is_called_that(run):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 7}))
     with pytest.raises(CheckpointError) as caught:
         find_checkpoint(run / "checkpoints")
-    assert str(caught.value) == f"{file.parent} was written by a newer lockstep (format 7; this one reads up to 1)"
+    newer = f"{file.parent} was written by a newer lockstep (format 7; this one reads up to 1)"
+    assert str(caught.value) == f"{newer}; use that lockstep"
+    with pytest.raises(CheckpointError) as caught:
+        find_checkpoint(run / "checkpoints", "best")
+    assert str(caught.value) == newer
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from mirror_places import CONFIG, MemoryPlace, add_step, content_of, make_run, mirror_of
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.launch.mirrored import Mirrors, _check_same, newest_here
+from lockstep.launch.mirrored import Mirrors, _check_same, bring, newest_here
 from lockstep.runs.checkpoint import find_checkpoint, problem_with
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
@@ -46,12 +46,17 @@ def test_a_copy_that_a_newer_version_has_written_is_neither_brought_nor_removed(
     name = "checkpoints/step_3/manifest.json"
     place.files[name] = place.files[name].replace(b'"format": 1', b'"format": 2')
     before, run = dict(place.files), tmp_path / "other" / "run"
-    assert message_of(fetch_run, place, run) == (
+    assert message_of(bring, place, run, quiet=True) == (
         f"resume: {place.url}/checkpoints/step_3 was written by a newer lockstep (format 2; this one reads up to 1); "
         "resume with that lockstep, which reads it"
     )
     assert not run.exists()
     assert place.files == before
+    behind = "checkpoints/step_1/manifest.json"  # nothing is lost by one behind what is read
+    place.files[name] = before[name].replace(b'"format": 2', b'"format": 1')
+    place.files[behind] = before[behind].replace(b'"format": 1', b'"format": 2')
+    bring(place, run, quiet=True)
+    assert find_checkpoint(run / "checkpoints").state["iteration"] == 3
 
 
 def test_a_run_comes_as_it_was(place, tmp_path):

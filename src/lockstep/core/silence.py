@@ -27,19 +27,21 @@ Get = Callable[[], Mapping[int, str]]
 
 
 class Stillness:
-    """Counts the seconds for which a sign of life has been the same, at most ``most`` of them between two looks.
+    """Counts the seconds for which a sign of life has been the same, but for those in which this process was stopped.
 
-    What passes beyond that is time in which this process was itself stopped, with what it looks at, or its machine
-    stood still.
+    Of the time between two looks that is what passes beyond ``most`` seconds, and beyond what the process computed
+    meanwhile: whoever computes without letting others look isn't stopped.
     """
 
     def __init__(self, most: float) -> None:
-        self._most, self._sign, self._seconds, self._looked = most, object(), 0.0, time.monotonic()
+        self._most, self._sign, self._seconds = most, object(), 0.0
+        self._looked, self._computed = time.monotonic(), time.process_time()
 
     def look(self, sign: object) -> float:
         """Returns how long it has been; 0 of one that has changed."""
-        now = time.monotonic()
-        passed, self._looked = min(now - self._looked, self._most), now
+        now, computed = time.monotonic(), time.process_time()
+        passed = min(now - self._looked, self._most + computed - self._computed)
+        self._looked, self._computed = now, computed
         self._seconds = self._seconds + passed if sign == self._sign else 0.0
         self._sign = sign
         return self._seconds

@@ -119,7 +119,8 @@ class CheckpointFolder:
     def _newer_than(self, found: Path | None) -> str | None:
         """Says of a checkpoint after the one that was found that a newer version wrote it; None: there is none."""
         held = checkpoints_in(self.path) if self.path.is_dir() else []
-        behind = held if found is None else held[: [path.name for path in held].index(found.name)]
+        after = -1 if found is None else step_of(found) or 0
+        behind = (path for path in held if (step_of(path) or 0) > after)
         return next(filter(None, map(written_by_newer, behind)), None)
 
     def _check(self, path: Path, said: dict[str, Any]) -> None:

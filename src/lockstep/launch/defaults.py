@@ -93,10 +93,13 @@ def _without_strange_places(request: Request, run: Path) -> tuple[Request, str |
         name: value for name, value in request.file.get("log", {}).items() if name in PLACES and value is not None
     }
     theirs = {name: value for name, value in theirs.items() if f"log.{name}" not in given}
-    if request.options.trust or not theirs or not asked or any(f"log.{name}" not in given for name in asked):
+    if request.options.trust or not theirs or not asked:
         return request, None
-    if {place_of_service(log, name) for name in asked} <= trusted_names():
-        return request, None
+    if any(f"log.{name}" not in given for name in asked):
+        return request, None  # one stands in the file: the run is refused where its place isn't this user's
+    told = log.model_copy(update={name: request.file["log"].get(name) for name in ("project", "entity")})
+    if {place_of_service(told, name) for name in SERVICES} & trusted_names():
+        return request, None  # what the file names is this user's, whichever of the services has it
     kept = {name: value for name, value in request.file["log"].items() if name not in theirs}
     listed = ", ".join(f"log.{name} {value}" for name, value in theirs.items())
     left = replace(request, file={**request.file, "log": kept})

@@ -17,7 +17,7 @@ from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
 from lockstep.runs.making import has_begun
 from lockstep.runs.mirror.copier import Mirror
-from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
+from lockstep.runs.mirror.fetch import check_none_newer_there, fetch_config, fetch_run, has_run, steps_on
 from lockstep.runs.mirror.lease import Lease
 from lockstep.runs.mirror.place import MirrorError, Place, split_url
 from lockstep.runs.stored import stored_config
@@ -144,8 +144,9 @@ def bring(place: Place, path: Path, quiet: bool) -> None:
     """Brings a run here, over what there is of it.
 
     Raises:
-        MirrorError: what is here is another run's, or is being written.
+        MirrorError: what is here is another run's, or is being written, or a newer version wrote what is there.
     """
+    check_none_newer_there(place)
     began = has_begun(path)
     if began:
         with contextlib.ExitStack() as stack:

@@ -148,18 +148,19 @@ def compare(policy: Policy, run_file: Runner) -> float:
     return greatest
 
 
-def _bf16_rounding(policy: Policy, wanted: np.ndarray) -> float | None:
+def _bf16_rounding(policy: Policy, name: str, wanted: np.ndarray) -> float | None:
     """How far an output may lie from that of a policy that computes in bfloat16; None: it computes in float32."""
     if policy.config.precision != "bf16":
         return None
-    return BF16[policy.config.engine] * float(np.abs(wanted[wanted > FORBIDDEN]).max(initial=0.0))
+    allowed = wanted[wanted > FORBIDDEN] if name == "logits" else wanted
+    return BF16[policy.config.engine] * float(np.abs(allowed).max(initial=0.0))
 
 
 def _difference(policy: Policy, name: str, wanted: np.ndarray, found: np.ndarray) -> float:
     """The greatest difference of an output's numbers, if all are near enough."""
     if found.shape != wanted.shape:
         raise ExportError(f"{name} is of shape {found.shape} and the policy's of {wanted.shape}")
-    difference, rounding = np.abs(found.astype(np.float64) - wanted), _bf16_rounding(policy, wanted)
+    difference, rounding = np.abs(found.astype(np.float64) - wanted), _bf16_rounding(policy, name, wanted)
     if not (difference <= (ABSOLUTE + RELATIVE * np.abs(wanted) if rounding is None else rounding)).all():
         raise ExportError(f"{name} differs from the policy's by up to {difference.max():.2g}")
     return float(difference.max())
@@ -174,7 +175,7 @@ def _difference_of_actions(
         return _difference(policy, "action", actions, found)
     if found.shape != actions.shape:
         raise ExportError(f"action is of shape {found.shape} and the policy's of {actions.shape}")
-    lead = _bf16_rounding(policy, wanted["logits"]) or CLEAR
+    lead = _bf16_rounding(policy, "logits", wanted["logits"]) or CLEAR
     clear = clear_choices(policy.action, wanted["logits"], lead).reshape(actions.shape)
     different = (found != actions) & clear
     if different.any():

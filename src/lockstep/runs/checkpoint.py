@@ -285,9 +285,10 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
     if which == "best":
         best = best_of(directory)
         if best is None:
-            link = next((p for p in checkpoints_in(directory) if (p / MANIFEST).is_symlink()), None)
+            held = checkpoints_in(directory)
+            strange = next((p for p in held if (p / MANIFEST).is_symlink() or written_by_newer(p)), None)
             none = f"{directory} holds no checkpoint with a return to be best by"
-            raise CheckpointError(none if link is None else _why_no_manifest(link))
+            raise CheckpointError(none if strange is None else _why_no_manifest(strange))
         unread = map(written_by_newer, checkpoints_in(directory))
         for newer in filter(None, unread) if warn else ():
             say(f"lockstep: warning: {newer}; whether it is the best isn't known, {best.name} is taken")
@@ -309,6 +310,7 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
                 say(f"lockstep: warning: {passed}; passed over for {path.name}")
             return checkpoint
         problems.append(problem)
-    raise CheckpointError(
-        "; ".join(problems) if problems else f"{directory} holds no checkpoint to resume from or load"
-    )
+    if not problems:
+        raise CheckpointError(f"{directory} holds no checkpoint to resume from or load")
+    newer = any(map(written_by_newer, checkpoints_in(directory)))
+    raise CheckpointError("; ".join(problems) + ("; use that lockstep" if newer else ""))

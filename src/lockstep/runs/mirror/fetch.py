@@ -51,14 +51,11 @@ def fetch_run(place: Place, run: Path) -> int | None:
     begins again. A checkpoint that is damaged is passed over with a warning.
 
     Raises:
-        MirrorError: there is no such run, no checkpoint of it is valid, one is of a newer version, or it can't be read
-            or written here.
+        MirrorError: there is no such run, no checkpoint of it is valid, or it can't be read or written here.
     """
     names = place.names()
     if not has_run(names):
         raise MirrorError(f"resume: there is no run at {place.url}")
-    for step in steps_on(names):
-        _check_not_newer(place, f"{CHECKPOINTS}/step_{step}")
     wanted = [name for name in names if _is_ours(name)]
     try:
         run.mkdir(parents=True, exist_ok=True)
@@ -78,11 +75,20 @@ def fetch_run(place: Place, run: Path) -> int | None:
     return newest
 
 
-def _check_not_newer(place: Place, name: str) -> None:
-    """Refuses a checkpoint of a newer version before anything is brought: what isn't brought is removed there."""
-    newer = newer_format(place.read(f"{name}/{MANIFEST}") or b"", f"{place.url}/{name}")
-    if newer is not None:
-        raise MirrorError(f"resume: {newer}; resume with that lockstep, which reads it")
+def check_none_newer_there(place: Place) -> None:
+    """Refuses to bring a run whose newest checkpoint is of a newer version: what isn't brought is removed there.
+
+    Raises:
+        MirrorError: one line that names it.
+    """
+    for step in steps_on(place.names()):
+        name = f"{CHECKPOINTS}/step_{step}"
+        content = place.read(f"{name}/{MANIFEST}") or b""
+        newer = newer_format(content, f"{place.url}/{name}")
+        if newer is not None:
+            raise MirrorError(f"resume: {newer}; resume with that lockstep, which reads it")
+        if parsed_manifest(content) is not None:
+            return
 
 
 def _is_ours(name: str) -> bool:
