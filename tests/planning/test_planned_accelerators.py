@@ -198,9 +198,13 @@ def test_heads_take_as_long_as_float32_does_where_the_rest_is_bfloat16():
 
 
 def test_an_iteration_waits_for_its_minibatches_as_far_as_nothing_hides_that():
-    def other(seconds=0.0, engine="torch", **changes):
-        """Of a device of 64 environments, whose rollout takes so many seconds at half of 67e12 operations a second."""
-        parts = (Part("rollout", (Kernel(seconds * 67e12 * 0.5, 0.0, 1, "matmul"),), "not"),)
+    def other(seconds=0.0, engine="torch", part="rollout", launches=1, **changes):
+        """Of a device of 64 environments, a part of which takes so many seconds at half of 67e12 operations a second.
+
+        Of more ``launches`` it is these that take long.
+        """
+        kernel = Kernel(seconds * 67e12 * 0.5 / launches, 0.0, launches, "matmul")
+        parts = (Part(part, (kernel,), "not"),)
         ppo = CONFIG.ppo.model_copy(update={"num_epochs": 20})
         values = {"engine": engine, "reduction": "fast", "num_steps": 1000, "cuda_graphs": False, "ppo": ppo, **changes}
         planned = work(1, config=CONFIG.model_copy(update=values), costs=replace(COSTS, parts=parts))
@@ -210,6 +214,9 @@ def test_an_iteration_waits_for_its_minibatches_as_far_as_nothing_hides_that():
     drawing, counting = 20 * samples * 17e-9, samples * 40e-9
     assert other(drawing / 2) == pytest.approx(python + drawing / 2)
     assert other(drawing) == other(2 * drawing) == pytest.approx(python + counting)
+    assert other(drawing, part="gradients") == pytest.approx(python + counting)
+    launched = round(drawing / 30e-6)
+    assert other(drawing / 2, part="gradients", launches=2 * launched) == pytest.approx(python + drawing)
     assert other(2 * drawing, sync_period=2) == pytest.approx(python + counting + drawing)
     lstm = CONFIG.network.model_copy(update={"recurrent": "lstm", "sequence_length": 4})
     assert other(drawing / 40, network=lstm) == pytest.approx(python + drawing / 4 - drawing / 40)

@@ -207,6 +207,34 @@ def test_lines_that_can_not_be_shown_are_lost_and_stop_no_run(tmp_path, monkeypa
     assert run.status == "finished"
 
 
+CALLED = """
+import multiprocessing, os, signal
+from lockstep.python import orphaned
+orphaned.end_with_caller(os.getppid())
+
+def leaf():
+    print("leaf ran", flush=True)
+
+def child():
+    forks.Process(target=leaf).start()  # by pipes of its own, with numbers that were our files'
+
+forks = multiprocessing.get_context("fork")
+one = forks.Process(target=child)
+one.start()
+one.join()
+os.kill(os.getpid(), signal.SIGUSR2)  # a scheduler's, say
+print("still heard", one.exitcode, flush=True)
+"""
+
+
+@ON_LINUX
+def test_a_command_whose_caller_lives_is_heard_whatever_it_forks_and_is_sent():
+    done = subprocess.run(
+        [sys.executable, "-c", CALLED], env=os.environ | {"PYTHONPATH": SOURCE}, capture_output=True, text=True
+    )
+    assert (done.stderr, done.stdout.splitlines()) == ("", ["leaf ran", "still heard 0"])
+
+
 @ON_LINUX
 def test_what_hangs_is_killed_some_time_after_its_caller_has_ended():
     code = f"""

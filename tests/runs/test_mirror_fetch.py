@@ -59,6 +59,17 @@ def test_a_copy_that_a_newer_version_has_written_is_neither_brought_nor_removed(
     assert find_checkpoint(run / "checkpoints").state["iteration"] == 3
 
 
+def test_nor_is_one_between_a_damaged_copy_and_the_one_that_is_brought(place, tmp_path):
+    newer, damaged = "checkpoints/step_2/manifest.json", "checkpoints/step_3/policy.safetensors"
+    place.files[newer] = place.files[newer].replace(b'"format": 1', b'"format": 2')
+    place.files[damaged] = place.files[damaged][:-1]
+    with pytest.raises(MirrorError, match="checkpoints/step_2 was written by a newer lockstep"):
+        bring(place, tmp_path / "other" / "run", quiet=True)
+    del place.files[newer]
+    bring(place, tmp_path / "other" / "run", quiet=True)
+    assert find_checkpoint(tmp_path / "other" / "run" / "checkpoints").state["iteration"] == 1
+
+
 def test_a_run_comes_as_it_was(place, tmp_path):
     run = tmp_path / "other" / "run"
     assert fetch_run(place, run) == 3

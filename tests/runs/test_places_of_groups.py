@@ -9,6 +9,7 @@ from lockstep.commands.train import _config_of, main
 from lockstep.launch import start
 from lockstep.launch.defaults import request_of
 from lockstep.launch.seeds import group as groups
+from lockstep.launch.seeds import places as places_module
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.stored import stored_config
@@ -64,6 +65,27 @@ def copied(many, request):
     if request.param:
         as_before(many)
     return shutil.copytree(many, many.parent / "many2")
+
+
+def test_what_can_not_be_read_of_another_seed_changes_nothing(asked, many, mirror):
+    """Where the group's places are written down: a torn config, or one of a newer version."""
+    copy = shutil.copytree(many, many.parent / "many2")
+    (copy / "seed_6" / "config.json").write_text('{"seed": 6, "env')
+    asked("--resume", "many2/seed_5")
+    assert stored_config(copy / "seed_5").checkpoint.mirror == f"{mirror}/many2"
+
+
+def test_a_place_that_can_not_be_written_down_is_said(asked, many, mirror, monkeypatch, capsys):
+    shutil.copytree(many, many.parent / "many2")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(places_module, "keep_places", full)
+    asked("--resume", "many2/seed_5")
+    assert f"No space left on device); give the group's other seeds --checkpoint.mirror {mirror} when" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_seed_of_a_copied_group_is_mirrored_by_itself_as_one_of_the_copy(asked, copied, tmp_path, mirror, capsys):

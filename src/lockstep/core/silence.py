@@ -30,7 +30,7 @@ class Stillness:
     """Counts the seconds for which a sign of life has been the same, but for those in which this process was stopped.
 
     Of the time between two looks that is what passes beyond ``most`` seconds, and beyond what the process computed
-    meanwhile: whoever computes without letting others look isn't stopped.
+    meanwhile (in all of its threads): whoever computes without letting others look isn't stopped.
     """
 
     def __init__(self, most: float) -> None:

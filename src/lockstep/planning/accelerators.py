@@ -26,8 +26,9 @@ STEP, SAMPLING, STEPPING = ("gradients", "optimizer"), ("rollout",), ("rollout",
 """What engine torch replays as graphs: an optimiser step, the sampling of actions, a step of array environments."""
 COPIES = {SAMPLING: 3, STEPPING: 6}
 """Launches of a step to and from where its graph reads and writes."""
-BESIDE_DRAWING = ("gradients", "optimizer", "collectives", "environments", "rollout")
-"""Parts of an iteration during which engine torch draws the indices of minibatches."""
+BESIDE_DRAWING = ("collectives", "environments", "rollout")
+"""Parts of an iteration during which engine torch draws the indices of minibatches, beside what the device has queued
+of optimiser steps then: not what waits for its launch, for the host has launched them all before it draws."""
 GROWING = ("rollout", "activations")
 """What of a device's memory grows with its environments."""
 CUT = ("parameters", "moments")
@@ -162,7 +163,7 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
     roofline = Roofline.of(work.chip, config.engine, assumed)
     replayed = replace(roofline, launch=assumed.kernel[f"jax:{work.target.platform}"])
     graphed = _graphed(config, work.devices)
-    together = _devices_of_a_process(work)
+    together, queued = _devices_of_a_process(work), 0.0
     for part in work.parts:
         one = part
         if part.name == "rollout" and together > 1:  # a process infers for the environments of all of its devices
@@ -172,6 +173,7 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
         by_graph = part.name in graphed and (part.sampling or "environments" in graphed)
         for limit, seconds in (replayed if by_graph else roofline).part(one).items():
             times.add(part.name, limit, seconds)
+            queued += seconds if part.name in STEP and (by_graph or limit != "launches") else 0.0
     if "rollout" in graphed:
         copies = COPIES[STEPPING if "environments" in graphed else SAMPLING]
         times.add("rollout", "launches", copies * config.num_steps * roofline.launch)
@@ -183,15 +185,15 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
     for one in work.collectives:
         times.add("collectives", "links", one.count * link.transfer(one, work.devices))
         times.add("collectives", "latency", one.count * link.latency)
-    times.add("other", "host", assumed.iteration[config.engine] + _drawing_seconds(work, assumed, times))
+    times.add("other", "host", assumed.iteration[config.engine] + _drawing_seconds(work, assumed, times, queued))
     return times
 
 
-def _drawing_seconds(work: Workload, assumed: Assumptions, times: Times) -> float:
+def _drawing_seconds(work: Workload, assumed: Assumptions, times: Times, queued: float) -> float:
     """Seconds that an iteration of engine torch waits for its host to count episodes and draw minibatches.
 
-    The indices are drawn while the device takes the optimiser steps of the iteration before and the rollout, at whose
-    end episodes are counted; where the host takes part in each step, after it.
+    The indices are drawn while the device takes what is ``queued`` of the optimiser steps of the iteration before and
+    the rollout, at whose end episodes are counted; where the host takes part in each step, after it.
     """
     config = work.config
     if config.engine != "torch":  # the program draws them
@@ -201,7 +203,7 @@ def _drawing_seconds(work: Workload, assumed: Assumptions, times: Times) -> floa
     drawing = config.ppo.num_epochs * samples // config.sequence_length * assumed.drawn_index
     if config.fsdp or config.sync_period > 1:
         return counting + drawing
-    return max(counting, drawing - sum(times.parts[name] for name in BESIDE_DRAWING))
+    return max(counting, drawing - queued - sum(times.parts[name] for name in BESIDE_DRAWING))
 
 
 def _graphed(config: Config, devices: int) -> tuple[str, ...]:

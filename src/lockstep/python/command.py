@@ -139,9 +139,8 @@ def _pump(stream: IO[str] | None, show: Callable[[str], None]) -> threading.Thre
     def read() -> None:
         with stream:
             for line in stream:
-                with contextlib.suppress(
-                    Exception
-                ):  # of a stream that is closed here, or the caller's own in its place
+                # Of a stream that is closed here, or the caller's own in its place: who prints must be read on.
+                with contextlib.suppress(Exception):
                     show(line)
 
     thread = threading.Thread(target=read, name="lockstep-output", daemon=True)

@@ -31,7 +31,8 @@ def end_with_caller(caller: int) -> None:
     rank that prints.
     """
     readers = _own_readers()  # before the caller may be gone
-    signal.signal(CALLER_ENDED, lambda _number, _frame: _print_nowhere())
+    # Anybody may send this signal: a scheduler before a job's end does.
+    signal.signal(CALLER_ENDED, lambda _number, _frame: os.getppid() != caller and _print_nowhere())
     end_with_parent(caller, CALLER_ENDED)
     threading.Thread(target=_watch, args=(caller, readers), name="lockstep-caller", daemon=True).start()
 
@@ -43,7 +44,12 @@ def _own_readers() -> list[int]:
         with contextlib.suppress(OSError):  # it is closed, or there is no /proc
             if stat.S_ISFIFO(os.fstat(stream).st_mode):
                 readers.append(os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_NONBLOCK))
-    os.register_at_fork(after_in_child=lambda: [os.close(reader) for reader in readers])
+
+    def forget() -> None:  # once: a child's children inherit it too, for whom the numbers are other files
+        while readers:
+            os.close(readers.pop())
+
+    os.register_at_fork(after_in_child=forget)
     return readers
 
 

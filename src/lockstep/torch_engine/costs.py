@@ -213,7 +213,7 @@ class _Traced:
         return counted(lambda: actor.tensors(rows, noise))
 
     def _forgotten(self) -> Part:
-        """Counts what forgets recurrent states of all shards: after each step, but the last of the host."""
+        """Counts what forgets recurrent states of all shards: after each step, where the host steps but the last."""
         plan, steps = self.plan, self.config.num_steps - (self.config.env.backend != "tensor")
         actor, ended = self.policy.actor(plan, "batched"), self._empty(plan.local_num_envs, dtype=torch.bool)
         actor.begin(np.zeros((plan.local_num_envs, self.net.carry_size), np.float32))

@@ -5,7 +5,6 @@ A group gives its seeds ``MIRROR/GROUP``. Their configs name it, so in a copy of
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ def own_places_of(group: Path, seeds: Iterable[Config]) -> set[str]:
     """Finds places on mirrors that are the group's, or its original's: by its record, else those that seeds share."""
     if (recorded := places_of(group)) is not None:
         return set(recorded)
-    places = [stored.checkpoint.mirror for stored in seeds]
+    places = [stored.checkpoint.mirror for stored in seeds]  # read only here: one that can't be may lie beside others
     return {place for place in places if place is not None and (places.count(place) > 1 or len(places) == 1)}
 
 
@@ -53,7 +52,7 @@ def keep_places(group: RunDirectory, config: Config) -> None:
         config: of the group, as it goes on.
     """
     place = place_of_seeds(group.path, config)
-    own_places = own_places_of(group.path, [stored_config(run, warn=False) for run in seeds_in(group.path)])
+    own_places = own_places_of(group.path, (stored_config(run, warn=False) for run in seeds_in(group.path)))
     remember_places(group, [*sorted(own_places), *(() if place is None else (place,))])
 
 
@@ -86,7 +85,7 @@ def _move_of(run: Path) -> Move | None:
         now = place_of_seeds(run.parent, stored_config(run.parent, warn=False))
         if before is None or now is None or not _is_renamed(before, now):
             return None
-        own_places = own_places_of(run.parent, [stored_config(each, warn=False) for each in seeds_in(run.parent)])
+        own_places = own_places_of(run.parent, (stored_config(each, warn=False) for each in seeds_in(run.parent)))
     except ValueError:
         return None
     return Move(run.parent, before, now) if before in own_places else None
@@ -109,7 +108,7 @@ def resumed_run(
 def say_move(run: Path, config: Config) -> None:
     """Says where a seed is mirrored from here on that leaves its original's place, and writes that down in its group.
 
-    To be called before the config is written. A group that another process writes has written it down itself.
+    To be called before the config is written. Where it can't be written down, a warning says how the others follow.
 
     Args:
         run: its directory, locked.
@@ -122,9 +121,12 @@ def say_move(run: Path, config: Config) -> None:
     stays = f"what is at {move.before}/{name} stays"
     say(f"lockstep: checkpoint.mirror: the run is copied to {move.now}/{name} from here on; {stays}")
     group = RunDirectory(move.group)
-    with contextlib.suppress(ValueError, OSError):
+    try:
         group.lock()
         try:
             keep_places(group, stored_config(move.group, warn=False))
         finally:
             group.unlock()
+    except (ValueError, OSError) as error:
+        follow = f"give the group's other seeds --checkpoint.mirror {move.now.rpartition('/')[0]} when they go on"
+        say(f"lockstep: warning: where the group is mirrored can't be written down ({error}); {follow}")

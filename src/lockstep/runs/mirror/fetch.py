@@ -68,6 +68,7 @@ def fetch_run(place: Place, run: Path) -> int | None:
                 newest = step
         if newest is None and steps_on(names):
             raise MirrorError(f"resume: no checkpoint at {place.url} is whole")
+        check_none_newer_there(place, newest)  # behind a damaged one
         if CONFIG in wanted:
             _bring(place, CONFIG, run)
     except OSError as error:
@@ -75,19 +76,23 @@ def fetch_run(place: Place, run: Path) -> int | None:
     return newest
 
 
-def check_none_newer_there(place: Place) -> None:
+def check_none_newer_there(place: Place, brought: int | None = None) -> None:
     """Refuses to bring a run whose newest checkpoint is of a newer version: what isn't brought is removed there.
+
+    It looks as far as the first that could be read, or the one that was ``brought``.
 
     Raises:
         MirrorError: one line that names it.
     """
     for step in steps_on(place.names()):
+        if step == brought:
+            return
         name = f"{CHECKPOINTS}/step_{step}"
         content = place.read(f"{name}/{MANIFEST}") or b""
         newer = newer_format(content, f"{place.url}/{name}")
         if newer is not None:
             raise MirrorError(f"resume: {newer}; resume with that lockstep, which reads it")
-        if parsed_manifest(content) is not None:
+        if brought is None and parsed_manifest(content) is not None:
             return
 
 
