@@ -34,7 +34,7 @@ hypothesis.settings.load_profile("whole" if OPTIMIZED else "quick")
 
 
 def _beginning() -> dict[str, str]:
-    """The variables that decide it, but for the one that OpenCV sets where it is imported, by whichever test is first."""
+    """The variables that decide it, but for the one that OpenCV sets where it is first imported."""
     return {name: value for name, value in from_the_beginning(os.environ).items() if name != "LD_LIBRARY_PATH"}
 
 
