@@ -75,17 +75,21 @@ def test_what_can_not_be_read_of_another_seed_changes_nothing(asked, many, mirro
     assert stored_config(copy / "seed_5").checkpoint.mirror == f"{mirror}/many2"
 
 
-def test_a_place_that_can_not_be_written_down_is_said(asked, many, mirror, monkeypatch, capsys):
-    shutil.copytree(many, many.parent / "many2")
+def test_a_place_that_can_not_be_written_down_is_said_with_what_would_work(asked, many, mirror, monkeypatch, capsys):
+    as_before(many)
+    copy = shutil.copytree(many, many.parent / "many2")
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(places_module, "keep_places", full)
     asked("--resume", "many2/seed_5")
-    assert f"No space left on device); give the group's other seeds --checkpoint.mirror {mirror} when" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    said = capsys.readouterr().err
+    assert f"No space left on device); give the group's other seeds --checkpoint.mirror {mirror}/many2 when" in said
+    asked("--resume", "many2/seed_6")
+    assert places(copy) == [f"{mirror}/many2", f"{mirror}/many"]  # nobody can tell any more
+    asked("--resume", "many2/seed_6", "--checkpoint.mirror", f"{mirror}/many2")
+    assert places(copy) == [f"{mirror}/many2"] * 2
 
 
 def test_a_seed_of_a_copied_group_is_mirrored_by_itself_as_one_of_the_copy(asked, copied, tmp_path, mirror, capsys):

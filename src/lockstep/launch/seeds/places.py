@@ -128,5 +128,5 @@ def say_move(run: Path, config: Config) -> None:
         finally:
             group.unlock()
     except (ValueError, OSError) as error:
-        follow = f"give the group's other seeds --checkpoint.mirror {move.now.rpartition('/')[0]} when they go on"
+        follow = f"give the group's other seeds --checkpoint.mirror {move.now} when they go on"
         say(f"lockstep: warning: where the group is mirrored can't be written down ({error}); {follow}")
