@@ -15,6 +15,10 @@ CHEETAH = (
     *("HalfCheetah-v5", *SMALL, "--env.max-episode-steps", 40, "--eval.interval", 0, "--network.activation", "elu"),
     *("--normalize.observations", "--normalize.returns"),
 )
+SIXTY_FOUR = (
+    *("lockstep/CartPole-v1", "--num-envs", 64, "--num-shards", 64, "--num-steps", 8, "--ppo.num-minibatches", 2),
+    *("--total-steps", 2048, "--eval.interval", 0),
+)
 TWELVE = (*CARTPOLE, "--num-envs", 12, "--num-shards", 12, "--total-steps", 1536)
 LARGE = (*CARTPOLE, "--total-steps", 256, "--network.hidden-sizes", 384, 384, "--ppo.num-epochs", 1)
 ODD_CHEETAH = (*CHEETAH, "--network.hidden-sizes", 17, 17)
@@ -39,6 +43,21 @@ def test_twelve_shards_are_the_same_on_one_rank_and_on_more(trained, nproc):
     one, many = trained(*TWELVE), trained(*TWELVE, "--nproc", nproc)
     assert many.summary["num_shards"] == 12
     same(one, many)
+
+
+@pytest.mark.long
+def test_sixty_four_ranks_train_what_one_does(trained):
+    one, many = trained(*SIXTY_FOUR), trained(*SIXTY_FOUR, "--nproc", 64)
+    assert many.summary["world_size"] == 64
+    same_agent(one, many)
+    assert one.agent != trained(*SIXTY_FOUR, "--seed", 1).agent
+
+
+@pytest.mark.long
+def test_sixty_four_devices_train_what_one_does(trained):
+    one, many = (trained(*SIXTY_FOUR, "--engine", "jax", *devices(number)) for number in (1, 64))
+    same_agent(one, many)
+    assert "jax · 64 devices [cpu] × 1 shard × 1 environment" in many.ended.stdout
 
 
 HARD = {
