@@ -80,6 +80,26 @@ def test_a_run_comes_as_it_was(place, tmp_path):
     assert reads.index("metrics.jsonl") < reads.index("checkpoints/step_1/policy.safetensors")
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "checkpoints", ".lock"])
+def test_nothing_is_brought_through_a_link(place, tmp_path, name):
+    run, mine = tmp_path / "other" / "run", tmp_path / "mine"
+    bring(place, run, quiet=True)
+    step = run / "checkpoints" / "step_3"
+    shutil.rmtree(step)
+    if name == ".lock":
+        mine.write_text("precious")
+    else:
+        (run / name).rename(mine)
+    (run / name).symlink_to(mine)
+    before = content_of(mine) if mine.is_dir() else mine.read_text()
+    place.files["tensorboard/authorized_keys"] = b"theirs"
+    message = message_of(bring, place, run, quiet=True)
+    assert message == f"run {run}: {name} is a link to {mine}, which would be written; if that is yours, give --trust"
+    assert before == (content_of(mine) if mine.is_dir() else mine.read_text())
+    bring(place, run, quiet=True, trust=True)
+    assert find_checkpoint(run / "checkpoints").state["iteration"] == 3
+
+
 def test_what_is_here_already_is_not_brought_again(place, tmp_path):
     run = tmp_path / "run"
     fetch_run(place, run)

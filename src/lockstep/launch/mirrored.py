@@ -15,6 +15,7 @@ from lockstep.core.temporary import temporary_directory
 from lockstep.launch.resume import differences, is_respelt, may_change
 from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
+from lockstep.runs.links import odd_entry
 from lockstep.runs.making import has_begun
 from lockstep.runs.mirror.copier import Mirror
 from lockstep.runs.mirror.fetch import check_none_newer_there, fetch_config, fetch_run, has_run, steps_on
@@ -82,7 +83,7 @@ class Mirrors:
             raise MirrorError(f"resume: there is no run at {asked}")
         there, here = max(steps_on(names), default=-1), newest_here(path)
         if not has_begun(path) or not (path / CONFIG).is_file() or there > here:
-            bring(place, path, options.quiet)
+            bring(place, path, options.quiet, options.trust)
             self._brought.add(asked)
         return options if url == AUTO else options.model_copy(update={"resume": str(path), "name": None})
 
@@ -140,12 +141,15 @@ def newest_here(run: Path) -> int:
     return next((step_of(p) or 0 for p in checkpoints_in(run / CHECKPOINTS) if problem_with(p) is None), -1)
 
 
-def bring(place: Place, path: Path, quiet: bool) -> None:
-    """Brings a run here, over what there is of it.
+def bring(place: Place, path: Path, quiet: bool, trust: bool = False) -> None:
+    """Brings a run here, over what there is of it, but through no link unless what is here is one's own (``trust``).
 
     Raises:
-        MirrorError: what is here is another run's, or is being written, or a newer version wrote what is there.
+        MirrorError: what is here is another run's, or leads elsewhere, or is being written, or a newer version wrote
+            what is there.
     """
+    if not trust and (odd := odd_entry(path)) is not None:
+        raise MirrorError(f"run {path}: {odd}; if that is yours, give --trust")
     check_none_newer_there(place)
     began = has_begun(path)
     if began:
