@@ -7,9 +7,10 @@ import json
 import math
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 """Flags by which a file is made, and none opened that is there."""
@@ -77,6 +78,11 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def is_finite(value: Any) -> TypeGuard[int | float]:
+    """Says whether what a file holds is a number that a float holds too: JSON's whole numbers may have any size."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def write_json(path: Path, value: Any) -> None:

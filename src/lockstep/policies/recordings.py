@@ -20,7 +20,14 @@ from lockstep.policies.evaluation import play_batch, start_of
 SUFFIXES = (".npz", ".safetensors")
 ARRAYS = ("observations", "actions", "episodes", "table")
 FACTS = "facts"
+TOLD = ("policy", "config", "environment")
+"""What of the facts is read again."""
 FORMAT = 1
+DAMAGED = (
+    *(AttributeError, KeyError, ValueError, TypeError, OSError, RecursionError, zipfile.BadZipFile, SafetensorError),
+    MemoryError,  # of an array that a few bytes say to be larger than any memory
+)
+"""What a file may raise that isn't a recording."""
 BATCH = 64
 """Episodes that are recorded at once."""
 
@@ -150,8 +157,10 @@ def read_recording(path: Path) -> Recording:
         found = json.loads(facts)
         if found.pop("format") != FORMAT or len(arrays["observations"]) != len(arrays["actions"]):
             raise ValueError("another format")
+        if lacks := [name for name in TOLD if name not in found]:
+            raise ValueError(f"its {FACTS} lack {lacks[0]}")
         return Recording(**arrays, facts=found)
-    except (KeyError, ValueError, TypeError, OSError, zipfile.BadZipFile, SafetensorError) as error:
+    except DAMAGED as error:
         raise ValueError(f"recording: {path} is none: {' '.join(str(error).split())}") from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import stat
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as unpack
 from safetensors.numpy import save
 
-from lockstep.core.files import quoted
+from lockstep.core.files import is_finite, quoted
 from lockstep.core.process import say
 from lockstep.runs.links import link_in_words
 
@@ -242,7 +241,7 @@ def score_in(manifest: Mapping[str, Any] | None) -> Score | None:
     """
     found = manifest or {}
     score = found.get("score")
-    if not isinstance(score, int | float) or not math.isfinite(score):
+    if not is_finite(score):
         return None
     return _was_evaluated(found), found.get("planned") is not False, score
 

@@ -11,7 +11,6 @@ import csv
 import importlib.util
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.core.files import is_finite
 from lockstep.core.shards import keyed_generator
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
@@ -112,8 +112,7 @@ def seeds_in_a_curve(drawn: int, seeds: int) -> str:
 
 
 def _known(record: Mapping[str, Any], metric: str) -> bool:
-    value = record.get(metric)
-    return isinstance(value, int | float) and math.isfinite(value)
+    return is_finite(record.get(metric))
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.files import write_json
+from lockstep.core.files import is_finite, write_json
 from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
 from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory
@@ -98,7 +98,7 @@ def begin_group(group: RunDirectory, runs: Sequence[Path]) -> Before:
     summary = object_if_any(group.path / SUMMARY)
     wall_time = summary.get("wall_time", _kept(group.path).get("wall_time"))
     before = Before(
-        float(wall_time) if isinstance(wall_time, int | float) else 0.0,
+        float(wall_time) if is_finite(wall_time) else 0.0,
         {run: next((step_of(each) or 0 for each in checkpoints_in(run / CHECKPOINTS)), 0) for run in runs},
         summary,
     )

@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.files import is_finite
 from lockstep.runs.curves import METRIC, curve_of, seeds_in_a_curve, that_know
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.trackers import METRICS_JSONL
@@ -91,7 +92,7 @@ def places_of(records: Sequence[Mapping[str, Any]], x: str) -> dict[int, float]:
 
 def _seconds(record: Mapping[str, Any]) -> float:
     value = record.get(TIME)
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if is_finite(value) else 0.0
 
 
 def _nothing(label: str, y: str, records: Sequence[Records]) -> str:

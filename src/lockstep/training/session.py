@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.episodes import RecentEpisodes
+from lockstep.core.files import is_finite
 from lockstep.core.process import fail_now
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.description import EnvDescription
@@ -122,7 +123,8 @@ def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
     check_same_reference(session.config, facts)
     load_counters(session.counted, facts)
     session.remembered = facts
-    session.wall_time_before = float(facts.get("wall_time", 0.0))
+    wall_time = facts.get("wall_time")
+    session.wall_time_before = float(wall_time) if is_finite(wall_time) else 0.0
     session.restarted_before = list(facts.get("restarted_environments", []))
 
 

@@ -13,6 +13,8 @@ from lockstep.core.process import say
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
 from lockstep.runs.trackers.service import Tracker
 
+LARGEST = 2**63 - 1
+
 
 class JsonlTracker(Tracker):
     """Appends one JSON object a line, which is in the file on return, with every digit of a float64.
@@ -121,11 +123,16 @@ def read_jsonl(path: Path, *integers: str) -> list[dict[str, Any]]:
     found, lines = [], path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         record = _record(line)
-        if record is not None and all(isinstance(record.get(key), int) for key in integers):
+        if record is not None and all(_is_whole(record.get(key)) for key in integers):
             found.append(record)
         elif number < len(lines):
             raise ValueError(f"{path}: line {number} is no metrics record")
     return found
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a whole number that arrays hold too: JSON's may have any size."""
+    return isinstance(value, int) and abs(value) <= LARGEST
 
 
 def records_differ(path: Path, other: Path) -> bool:
