@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from command_line import CARTPOLE, SMALL
 
 from lockstep import load_policy
 from lockstep.cli import main
-from lockstep.commands.compare import short_names
+from lockstep.commands.compare import Recorded, settings_that_differ, short_names
 from lockstep.envs.arrays.players.snake import greedy_actions
 from lockstep.policies import cloning
 from lockstep.policies.recordings import read_recording
@@ -84,6 +85,16 @@ def test_settings_that_differ_are_said(trained, capsys):
     text = printed(capsys, "compare", one, other, "--episodes", 2)
     assert text.splitlines()[-1] == f"ppo.clip_range: 0.2 ({called[0]}), 0.3 ({called[1]})"
     assert json.loads(printed(capsys, "compare", one, one, "--episodes", 2, "--json"))["settings"] == {}
+
+
+def test_settings_are_said_plainly_and_without_what_is_secret():
+    def recorded(kwargs):
+        return Recorded({"ppo": {"loss": None}, "env": {"id": "tasks:Mine-v0", "kwargs": kwargs}}, Path("none"))
+
+    runs = {"a": recorded({"api_key": "geheim", "name": "\x9b2J"}), "b": recorded({"api_key": "other", "name": "x"})}
+    found = settings_that_differ(runs)
+    hidden = {"a": {"api_key": "***", "name": "\x9b2J"}, "b": {"api_key": "***", "name": "x"}}
+    assert found == {"env.kwargs": hidden}
 
 
 def test_a_comparison_is_drawn(capsys, tmp_path):

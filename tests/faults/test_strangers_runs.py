@@ -241,3 +241,15 @@ def test_contents_that_are_not_a_checkpoints_are_one_line(theirs, tmp_path, word
 def test_a_name_that_paints_the_screen_is_shown_plainly(theirs, tmp_path):
     path = theirs(env={"kwargs": {"name": "evil:\x1b[2J\x07 all is well"}})
     assert "evil:\\x1b[2J\\x07 all is well" in error_line(lockstep("eval", path, cwd=tmp_path))
+
+
+@pytest.mark.parametrize("command", ["compare", "plot", "report"])
+def test_so_is_a_directory_of_such_a_name(theirs, trained, tmp_path, command):
+    path = theirs()
+    evil = path.rename(path.with_name("evil\x1b[2J\nlockstep: error: forged"))
+    words = {"compare": ("--episodes", 2), "plot": ("--out", "a.svg"), "report": ()}[command]
+    ended = lockstep(command, trained(*CARTPOLE).path, evil, *words, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert "evil?[2J?lockstep: error: forged" in ended.stdout
+    assert "\x1b" not in ended.stdout + ended.stderr
+    assert not any(line.startswith("lockstep: error") for line in (ended.stdout + ended.stderr).splitlines())

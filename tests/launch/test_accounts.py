@@ -114,6 +114,16 @@ def test_metrics_of_a_run_by_a_strangers_config_go_where_its_user_sends_them(sta
     )
 
 
+def test_what_is_left_out_is_said_in_one_plain_line(start, theirs):
+    config = json.loads((theirs / "config.json").read_text())
+    config["log"]["project"] = "p\x1b[2J\nlockstep: error: forged"
+    (theirs / "config.json").write_text(json.dumps(config))
+    start("second", "runs/theirs", "--log.wandb", "--name", "a")
+    note = request_of(["runs/theirs", "--log.wandb"]).note or ""
+    assert "log.project p?[2J?lockstep: error: forged, " in note
+    assert note.isprintable()
+
+
 @pytest.mark.parametrize(
     ("account", "words"),
     [

@@ -238,6 +238,25 @@ def test_settings_that_are_not_the_presets_are_told(tmp_path):
     assert not any(row and row[0] == "total_steps" for row in read.rows)
 
 
+def test_what_is_secret_in_a_config_is_not_on_the_page(tmp_path):
+    """A page is passed on; the config stays with the run, which goes on by it."""
+    runs = [
+        make_run(
+            tmp_path / name,
+            env={"id": "tasks:Mine-v0", "kwargs": {"api_key": f"geheim-{name}", "size": size}},
+            checkpoint={"mirror": f"ftp://me:geheim-{name}@host/runs"},
+        )
+        for name, size in (("a", 3), ("b", 4))
+    ]
+    add_verification(runs[0], config=json.loads((runs[1] / "config.json").read_text()))
+    assert "geheim-a" in (runs[0] / "config.json").read_text()
+    for text in (page(runs[0]), page(*runs)):
+        assert "geheim" not in text
+        assert "ftp://***@host/runs" in text
+    hidden = '{"api_key": "***", "size": %d}'
+    assert Read(page(*runs)).cells("env.kwargs") == ["env.kwargs", hidden % 3, hidden % 4]
+
+
 def test_an_evaluation_beside_the_run_is_a_distribution(tmp_path):
     run = make_run(tmp_path / "demo")
     assert "For the distribution over episodes: lockstep eval" in Read(page(run)).text

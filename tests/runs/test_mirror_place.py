@@ -150,6 +150,38 @@ def test_a_scheme_that_nobody_knows_is_one_line(url, why):
     assert why in message
 
 
+def test_a_password_in_a_place_is_used_and_never_said(monkeypatch):
+    """Libraries quote in their errors what they were asked for."""
+    place, asked = Place("memory://me:geheim@host/runs/a/"), []
+    assert place.url == "memory://***@host/runs/a"
+    place.write("config.json", b"{}")
+    assert Place("memory://me:geheim@host/runs/a").read("config.json") == b"{}"
+    assert Place("memory://me:another@host/runs/a").read("config.json") is None
+
+    def fail(path, *_, **__):
+        asked.append(path)
+        raise OSError(f"no such user: me:geheim, geheim; {path}")
+
+    for call in ("cat_file", "pipe_file", "find", "rm_file"):
+        monkeypatch.setattr(place._fs, call, fail)
+    actions = (lambda: place.read("b"), lambda: place.write("b", b""), lambda: place.create("b", b""), place.names)
+    for message in (fault_of(action) for action in (*actions, lambda: place.remove(["b"]))):
+        assert "geheim" not in message
+        assert "memory://***@host/runs/a: no such user: ***, ***; /***@host/runs/a" in message
+    assert all("me:geheim@host" in path for path in asked)
+
+
+def test_a_place_that_does_not_answer_is_one_line(monkeypatch):
+    """FTP connects as soon as it is named."""
+
+    def refuse(*_, **__):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr("fsspec.url_to_fs", refuse)
+    said = "can't reach ftp://***@127.0.0.1/runs: [Errno 111] Connection refused"
+    assert fault_of(Place, "ftp://me:geheim@127.0.0.1/runs") == said
+
+
 def test_a_run_is_meant_by_its_place_or_by_its_name():
     assert is_url("s3://bucket/runs/a")
     assert is_url("file:///tmp/a")

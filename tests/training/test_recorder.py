@@ -122,6 +122,15 @@ def test_a_resumed_run_begins_with_its_checkpoints_score_and_says_its_config_onc
         assert said == texts
 
 
+def test_the_config_that_trackers_get_is_without_what_is_secret(recorder_of, monkeypatch):
+    recorder, said = recorder_of(FakeSession(checkpoint={"mirror": "ftp://me:geheim@host/runs"}, seed=41)), []
+    monkeypatch.setattr(recorder.trackers, "text", lambda _, text: said.append(text))
+    recorder.begin([])
+    assert "ftp://***@host/runs" in said[0]
+    assert '"seed": 41' in said[0]
+    assert "geheim" not in said[0]
+
+
 def test_the_score_stands_in_the_checkpoint(recorder_of, tmp_path):
     session = FakeSession()
     recorder = recorder_of(session)

@@ -34,7 +34,7 @@ def test_a_session_goes_on_where_the_one_before_stopped():
     assert facts["score"] == 0.5
 
 
-@pytest.mark.parametrize("wall_time", [10**400, None, "long"])
+@pytest.mark.parametrize("wall_time", [10**400, None, "long"], ids=["huge", "none", "text"])
 def test_seconds_that_no_clock_has_counted_are_none(wall_time):
     facts = json.loads(json.dumps(checkpoint_facts(session(3), {"wall_time": wall_time})))
     resumed = session()

@@ -8,6 +8,7 @@ from pathlib import Path
 from lockstep.commands.parser import CommandParser, add_runs_dir, add_trust, at_least_one
 from lockstep.launch.defaults import config_named
 from lockstep.policies.cloning import CloneSettings, clone
+from lockstep.runs.listing import printable
 
 LARGEST_RATE = 1e37
 """Ten times as much is what Adam's first step takes, and a float32 has to hold that."""
@@ -37,5 +38,6 @@ def main(argv: Sequence[str]) -> int:
     network = None if like is None else like.network
     found = clone(options.episodes, options.out, settings, network, options.trust)
     share = f", {found['accuracy']:.1%} of actions alike" if found.get("accuracy") is not None else ""
-    print(f"{found['environment']}: {found['recorded_steps']:,} steps of {found['policy']}{share} → {options.out}")
+    policy = printable(str(found["policy"]))
+    print(f"{found['environment']}: {found['recorded_steps']:,} steps of {policy}{share} → {options.out}")
     return 0

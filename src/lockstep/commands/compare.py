@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one, from_home, policy_of
+from lockstep.config.redact import shown_value
 from lockstep.core.files import as_json
 from lockstep.core.process import say
 from lockstep.launch.resume import differences, may_change
@@ -21,6 +22,7 @@ from lockstep.policies.results import check_files, facts_of, is_evaluation, read
 from lockstep.report.settings import seeds_in_words
 from lockstep.runs.directory import SEED
 from lockstep.runs.finding import find_run, seeds_in
+from lockstep.runs.listing import printable
 from lockstep.training.own_loss.recorded import told_apart
 
 EPISODES, SEED_OF_STARTS = 100, 0
@@ -55,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
     if options.plot is not None:
         save_figure(draw(them, found), options.plot)
     words = [in_words(found), *settings_in_words(found["settings"])]
-    print(as_json(found) if options.json == "" else "\n".join(words) + written(json_file, options.plot))
+    shown = "\n".join(printable(line) for each in words for line in each.split("\n"))  # files may hold anything
+    print(as_json(found) if options.json == "" else shown + written(json_file, options.plot))
     return 0
 
 
@@ -129,7 +132,7 @@ def _played(run: str | Path, options: Namespace) -> tuple[dict[str, Any], np.nda
 def settings_that_differ(recorded: Mapping[str, Recorded]) -> dict[str, dict[str, Any]]:
     """Lists the settings in which runs differ, of those that decide an agent: by key, the value of each run by name.
 
-    Checkpoints tell losses of one name apart.
+    Checkpoints tell losses of one name apart. What is secret in a value isn't shown.
     """
     losses = told_apart(list(recorded.values()))
     dumped = {
@@ -139,7 +142,7 @@ def settings_that_differ(recorded: Mapping[str, Recorded]) -> dict[str, dict[str
     pairs = itertools.pairwise(dumped.values())
     found = dict.fromkeys(key for one, other in pairs for key, _, _ in differences(one, other))  # in their order
     keys = [key for key in found if key == "total_steps" or not may_change(key)]
-    return {key: {name: value_at(values, key) for name, values in dumped.items()} for key in keys}
+    return {key: {name: shown_value(value_at(values, key), key) for name, values in dumped.items()} for key in keys}
 
 
 def value_at(values: dict[str, Any], key: str) -> Any:
@@ -168,7 +171,7 @@ def short_names(runs: Sequence[str]) -> list[str]:
     paths = [Path(run) if _is_file(run) and stem in others else stem for run, stem in zip(runs, stems, strict=True)]
 
     def called(path: Path, parts: int) -> str:
-        return "/".join(path.parts[-parts:]) or str(path)
+        return printable("/".join(path.parts[-parts:]) or str(path))
 
     out = []
     for path in paths:

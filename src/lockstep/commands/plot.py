@@ -9,6 +9,7 @@ from lockstep.commands.parser import CommandParser, add_runs_dir
 from lockstep.policies.results import check_plot, save_figure, written
 from lockstep.runs.curves import METRIC
 from lockstep.runs.finding import find_run
+from lockstep.runs.listing import printable
 from lockstep.runs.plot import X_LABELS, draw, line_of
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -27,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")
     check_plot("plot")
     paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))
-    names = [path.resolve().name for path in paths]
-    labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+    names = [printable(path.resolve().name) for path in paths]
+    labels = [name if names.count(name) == 1 else printable(str(path)) for name, path in zip(names, paths, strict=True)]
     lines = [line_of(path, label, options.x, options.y) for path, label in zip(paths, labels, strict=True)]
     save_figure(draw(lines, options.x, options.y), options.out)
     print(", ".join(line.label for line in lines) + written(options.out))

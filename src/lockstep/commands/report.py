@@ -9,6 +9,7 @@ from lockstep.commands.parser import CommandParser, add_runs_dir
 from lockstep.report.packages import check_installed
 from lockstep.runs.directory import REPORT
 from lockstep.runs.finding import find_run
+from lockstep.runs.listing import printable
 
 SUFFIXES = (".html", ".htm")
 
@@ -31,5 +32,5 @@ def main(argv: Sequence[str]) -> int:
     names = [path.resolve().name for path in paths]
     labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
     write_report(list(zip(paths, labels, strict=True)), options.out)
-    print(f"{', '.join(labels)} → {options.out}")
+    print(f"{printable(', '.join(labels))} → {printable(str(options.out))}")
     return 0

@@ -18,6 +18,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.finding import run_if_any
+from lockstep.runs.listing import printable
 from lockstep.runs.making import has_begun
 from lockstep.runs.trackers.service import flattened
 from lockstep.runs.trust import check_trusted, place_of_service, trusted_config, trusted_names
@@ -101,7 +102,7 @@ def _without_strange_places(request: Request, run: Path) -> tuple[Request, str |
     if {place_of_service(told, name) for name in SERVICES} & trusted_names():
         return request, None  # what the file names is this user's, whichever of the services has it
     kept = {name: value for name, value in request.file["log"].items() if name not in theirs}
-    listed = ", ".join(f"log.{name} {value}" for name, value in theirs.items())
+    listed = ", ".join(f"log.{name} {printable(str(value))}" for name, value in theirs.items())
     left = replace(request, file={**request.file, "log": kept})
     note = f"left out of {run / CONFIG}, for you haven't sent metrics there: {listed}; --trust takes all of it"
     return replace(left, config=left.config_over({})), note

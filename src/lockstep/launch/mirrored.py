@@ -80,7 +80,7 @@ class Mirrors:
         if not has_run(names):
             if url == AUTO:
                 return options
-            raise MirrorError(f"resume: there is no run at {asked}")
+            raise MirrorError(f"resume: there is no run at {place.url}")
         there, here = max(steps_on(names), default=-1), newest_here(path)
         if not has_begun(path) or not (path / CONFIG).is_file() or there > here:
             bring(place, path, options.quiet, options.trust)
@@ -118,20 +118,19 @@ class Mirrors:
         names = place.names()
         there, here = max(steps_on(names), default=-1), newest_here(run.path)
         if is_new and has_run(names):
-            raise MirrorError(
-                f"name: {url} exists already; --resume {quoted(url)} continues it, another --name starts a new one"
-            )
+            goes_on = f"--resume {quoted(place.url)} continues it"
+            raise MirrorError(f"name: {place.url} exists already; {goes_on}, another --name starts a new one")
         if has_run(names) and url not in self._brought:
             with temporary_directory() as look:
                 fetch_config(place, look)
-                _check_same(run.path, config, stored_config(look), url)
+                _check_same(run.path, config, stored_config(look), place.url)
         if there > here and which in (None, "latest") and url not in self._brought:
             has = f"has step {here:,}" if here >= 0 else "has no checkpoint"
             newest = quoted(run.path / CHECKPOINTS / f"step_{here}")
             from_here = f"--resume {newest} from here" if here >= 0 else "or give another name"
             raise MirrorError(
-                f"resume: {run.path} {has} and {url} has {there:,}; --resume {quoted(url)} goes on from there, "
-                f"{from_here}"
+                f"resume: {run.path} {has} and {place.url} has {there:,}; --resume {quoted(place.url)} goes on from "
+                f"there, {from_here}"
             )
         return Mirror(run.path.absolute(), place, lease)
 

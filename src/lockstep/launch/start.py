@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.engines import check_engine_options
+from lockstep.config.redact import without_secrets
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.network import wait_for_name
 from lockstep.core.process import end_with_parent, leave_at_once, say
@@ -25,7 +26,6 @@ from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.rank import Assignment, run_rank
 from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
 from lockstep.launch.ray.ranks import RayServer
-from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import facts_of_own_loss, open_directory
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart

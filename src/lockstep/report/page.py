@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from lockstep import __version__
+from lockstep.config.redact import shown_value
 from lockstep.core.files import replace_text
 from lockstep.report.again import Again, again_of
 from lockstep.report.charts import Chart, charts_of, extent_of
@@ -172,7 +173,7 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
         printable(shlex.join(asked)) or None,
         compared_with,
         settings,
-        json.dumps(run.config, indent=2, ensure_ascii=False),
+        json.dumps(shown_value(run.config), indent=2, ensure_ascii=False),
         [(name, run.summary[name]) for name in LIBRARIES if name in run.summary],
         [(name, run.summary[name]) for name in MACHINE if run.summary.get(name)],
         evaluations,

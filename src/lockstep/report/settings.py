@@ -9,6 +9,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.files import layered
 from lockstep.config.keys import validate
 from lockstep.config.presets import defaults_for, for_grpo, has_preset, preset_for
+from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
 from lockstep.report.reading import RunFiles
 from lockstep.runs.trackers.service import flattened
@@ -24,7 +25,7 @@ def own_settings(run: RunFiles) -> tuple[str, list[tuple[str, Any, Any]]]:
     Returns:
         What they are compared with, in words, and of each its key, the run's value and the preset's.
     """
-    mine = flattened(config_with_seeds(run))
+    mine = flattened(shown_value(config_with_seeds(run)))
     defaults, words = _defaults(str(mine.get(ENVIRONMENT, "")), run)
     theirs = flattened(defaults)
     rows = [(key, value, theirs.get(key, MISSING)) for key, value in mine.items() if theirs.get(key, MISSING) != value]
@@ -95,8 +96,9 @@ def seeds_in_words(seeds: Sequence[Any]) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Finds the settings in which configs differ: the key, and the value of each."""
+    """Finds the settings in which configs differ: the key, and the value of each as it may be shown."""
     each = [flattened(config) for config in configs]
     keys = list(dict.fromkeys(key for settings in each for key in settings))
     rows = [(key, [settings.get(key, MISSING) for settings in each]) for key in keys]
-    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+    apart = [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+    return [(key, [shown_value(value, key) for value in values]) for key, values in apart]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.handed import is_handed
+from lockstep.config.redact import shown_url
 from lockstep.config.run import Config
 from lockstep.config.sections import SERVICES, LogConfig
 from lockstep.core.private import make_private, only_we_write
@@ -122,8 +123,8 @@ def check_trusted(
         what = "to which metrics would be sent" if key.removeprefix("log.") in SERVICES else what
         what = "to which the run would be copied" if key == MIRROR else what
         raise ValueError(
-            f"{key}: {source} names {name}, {what}, and you haven't trained with it on this account; look at it, then "
-            "give --trust"
+            f"{key}: {source} names {shown_url(name)}, {what}, and you haven't trained with it on this account; "
+            "look at it, then give --trust"
         )
 
 

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lockstep import __version__
+from lockstep.config.redact import shown_value
 from lockstep.core.episodes import SUCCESS_RATE
 from lockstep.core.errors import RunError
+from lockstep.core.files import as_json
 from lockstep.core.fingerprint import array_digest, sha256_of
 from lockstep.core.life import Part, life
 from lockstep.policies.evaluation import summarize
@@ -91,7 +93,8 @@ class Recorder:
         if self.missing_rows:
             self.run.warn(missing_in_words(self.missing_rows, self.counted.iteration))
         if self.is_new:
-            self.trackers.text("config", f"```json\n{self.config.model_dump_json(indent=2)}\n```")
+            shown = as_json(shown_value(self.config.model_dump(mode="json")), indent=2)
+            self.trackers.text("config", f"```json\n{shown}\n```")
         life.trains = True
 
     def warn_of_unread(self) -> None:

@@ -179,6 +179,18 @@ def test_metrics_config_and_videos_arrive_once_also_after_a_resume(service, tmp_
     assert "failed" not in captured.err
 
 
+@pytest.mark.parametrize("service", SERVICES, indirect=True)
+def test_what_is_secret_in_a_config_is_sent_nowhere(service, tmp_path):
+    more = {"env": {"id": "tasks:Mine-v0", "kwargs": {"api_key": "geheim", "name": "offen"}}}
+    trackers = open_trackers(tmp_path / "runs" / "demo", service, **more, checkpoint={"mirror": "ftp://me:geheim@h/r"})
+    trackers.log(record(1))
+    trackers.close()
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink())
+    assert b"offen" in kept
+    assert b"ftp://***@h/r" in kept
+    assert b"geheim" not in kept
+
+
 @pytest.mark.parametrize("service", ["wandb"], indirect=True)
 def test_wandb_has_the_global_step_as_its_axis_and_one_id_for_all_sessions(service, tmp_path):
     run = tmp_path / "demo"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.engines import check_engine_options
+from lockstep.config.redact import without_secrets
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RunError
 from lockstep.core.files import quoted
@@ -21,7 +22,6 @@ from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits, with_reference
 from lockstep.launch.defaults import RunRequest
-from lockstep.launch.redact import without_secrets
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.making import has_trained, make_seeds, remove_if_empty, take_back

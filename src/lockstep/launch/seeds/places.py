@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.files import nested
+from lockstep.config.redact import shown_url
 from lockstep.config.run import Config
 from lockstep.core.process import say
 from lockstep.launch.resume import resumed_config
@@ -118,8 +119,9 @@ def say_move(run: Path, config: Config) -> None:
     if move is None or config.checkpoint.mirror != move.now:
         return
     name = run.resolve().name
-    stays = f"what is at {move.before}/{name} stays"
-    say(f"lockstep: checkpoint.mirror: the run is copied to {move.now}/{name} from here on; {stays}")
+    before, now = shown_url(move.before), shown_url(move.now)
+    stays = f"what is at {before}/{name} stays"
+    say(f"lockstep: checkpoint.mirror: the run is copied to {now}/{name} from here on; {stays}")
     group = RunDirectory(move.group)
     try:
         group.lock()
@@ -128,5 +130,5 @@ def say_move(run: Path, config: Config) -> None:
         finally:
             group.unlock()
     except (ValueError, OSError) as error:
-        follow = f"give the group's other seeds --checkpoint.mirror {move.now} when they go on"
+        follow = f"give the group's other seeds --checkpoint.mirror {now} when they go on"
         say(f"lockstep: warning: where the group is mirrored can't be written down ({error}); {follow}")

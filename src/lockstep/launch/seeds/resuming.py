@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.files import nested
+from lockstep.config.redact import shown_url
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import say
 from lockstep.launch.resume import changes_of_order, open_directory, resumed_config
@@ -89,6 +90,7 @@ def _in_words(stored: Config, config: Config) -> Iterable[str]:
         note = "schedules follow it, so a new run of this config.json is another run"
         yield f"warning: {change}; {note}" if follows_length(config) else change
     before, now = stored.checkpoint.mirror, config.checkpoint.mirror
-    if None not in (before, now) and before != now:
-        yield f"checkpoint.mirror: seeds are copied to {now} from here on; what is at {before} stays"
+    if before is not None and now is not None and before != now:
+        stays = f"what is at {shown_url(before)} stays"
+        yield f"checkpoint.mirror: seeds are copied to {shown_url(now)} from here on; {stays}"
     yield from changes_of_order(stored, config)

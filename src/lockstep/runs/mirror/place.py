@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from lockstep.config.redact import HIDDEN, secrets_in, shown_url
+
 PACKAGES = {
     "s3": "lockstep-rl[s3]",
     "s3a": "lockstep-rl[s3]",
@@ -41,12 +43,17 @@ class Place:
     Args:
         url: ``scheme://…`` of anything that fsspec knows; credentials and end points are those of its environment.
 
+    Attributes:
+        url: as it may be shown, without a password.
+
     Raises:
-        MirrorError: the scheme is unknown, or its package isn't installed.
+        MirrorError: the scheme is unknown, its package isn't installed, or it can't be reached.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        asked = url.rstrip("/")
+        self.url = url = shown_url(asked)
+        self._secrets = secrets_in(asked)
         scheme = url.partition("://")[0]
         try:
             import fsspec
@@ -54,16 +61,25 @@ class Place:
             raise MirrorError(f"{url}: needs fsspec; {how_to_install(scheme)}") from None
         missing = f"{url}: fsspec has no package for {scheme}; {how_to_install(scheme)}"
         try:
-            self._fs, self._root = fsspec.url_to_fs(self.url, skip_instance_cache=True, use_listings_cache=False)
+            self._fs, self._root = fsspec.url_to_fs(asked, skip_instance_cache=True, use_listings_cache=False)
         except ImportError:
             raise MirrorError(missing) from None
         except ValueError as error:
             unknown = scheme in PACKAGES and scheme not in fsspec.available_protocols()  # until its package names it
-            raise MirrorError(missing if unknown else f"{url}: {one_line(error)}") from None
+            raise MirrorError(missing if unknown else f"{url}: {self._said(error)}") from None
+        except Exception as error:  # of those that connect at once
+            raise MirrorError(f"can't reach {url}: {self._said(error)}") from error
         self._whole = scheme in OBJECT_STORES
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+    def _said(self, error: BaseException) -> str:
+        """An error of a library's as one line, which may quote what it was asked for."""
+        text = one_line(error)
+        for secret in self._secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
 
     def _call(self, what: str, action: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         try:
@@ -71,7 +87,7 @@ class Place:
         except FileNotFoundError:
             raise
         except Exception as error:  # of any library: what they raise has no common type
-            raise MirrorError(f"{what} {self.url}: {one_line(error)}") from error
+            raise MirrorError(f"{what} {self.url}: {self._said(error)}") from error
 
     def read(self, name: str) -> bytes | None:
         """Returns a file's content, None if there is none."""
@@ -91,7 +107,7 @@ class Place:
             self._call("can't write", self._fs.pipe_file, path + TEMPORARY, content)
             self._call("can't write", self._fs.mv, path + TEMPORARY, path)
         except FileNotFoundError as error:  # of a bucket that isn't there
-            raise MirrorError(f"can't write {self.url}: {one_line(error)}") from error
+            raise MirrorError(f"can't write {self.url}: {self._said(error)}") from error
 
     def create(self, name: str, content: bytes) -> bool:
         """Writes a file that isn't there yet; returns whether it was, where the place can tell."""
@@ -105,13 +121,13 @@ class Place:
         except FileExistsError:
             return False
         except FileNotFoundError as error:
-            raise MirrorError(f"can't write {self.url}: {one_line(error)}") from error
+            raise MirrorError(f"can't write {self.url}: {self._said(error)}") from error
         except (NotImplementedError, TypeError):
             if self.read(name) is not None:
                 return False
             self.write(name, content)
         except Exception as error:
-            raise MirrorError(f"can't write {self.url}: {one_line(error)}") from error
+            raise MirrorError(f"can't write {self.url}: {self._said(error)}") from error
         return True
 
     def remove(self, names: Iterable[str]) -> None:

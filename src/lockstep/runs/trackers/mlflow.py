@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.redact import shown_url
 from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metrics_of
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: nothing goes out unasked
@@ -44,7 +45,7 @@ class MlflowTracker(Tracker):
                 experiment = self._experiment(run.project, str(runs_dir / "mlartifacts") if local else None)
                 self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
                 if known:
-                    run.begins_anew(SERVICE, uri, known["id"])
+                    run.begins_anew(SERVICE, shown_url(uri), known["id"])
         run.remember(SERVICE, {"id": self._id})
         self._describe(run)
         self._until = run.logged_until(SERVICE)
@@ -75,7 +76,7 @@ class MlflowTracker(Tracker):
     def _describe(self, run: TrackedRun) -> None:
         """Parameters and tags. A parameter never changes: what a resumed run changed becomes a tag."""
         log, stored = run.config.log, self._client.get_run(self._id).data.params
-        wanted = {key: str(value) for key, value in flattened(run.config.model_dump(mode="json")).items()}
+        wanted = {key: str(value) for key, value in flattened(run.settings).items()}
         new = [Param(key, value) for key, value in wanted.items() if key not in stored]
         tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
         tags |= {f"resumed.{key}": value for key, value in wanted.items() if stored.get(key, value) != value}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
 from lockstep.core.files import replace_text
 from lockstep.core.process import say
@@ -81,6 +82,11 @@ class TrackedRun:
         """The run's name."""
         path, group = self.directory.resolve(), self.group
         return path.name if group is None else f"{group.name}-{path.name}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The run's config as JSON, for eyes that may be others': without what is secret in it."""
+        return shown_value(self.config.model_dump(mode="json"))
 
     @property
     def project(self) -> str:

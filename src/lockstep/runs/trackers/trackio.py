@@ -76,7 +76,7 @@ def _init(run: TrackedRun, project: str, name: str, resume: bool) -> Run:
             project=project,
             name=name,
             group=log.group,
-            config=flattened(run.config.model_dump(mode="json")) | {"tags": list(log.tags or ())},
+            config=flattened(run.settings) | {"tags": list(log.tags or ())},
             resume="must" if resume else "never",
             embed=False,
         )

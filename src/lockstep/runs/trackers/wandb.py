@@ -32,7 +32,7 @@ class WandbTracker(Tracker):
             name=run.name,
             id=known.get("id"),
             resume="allow",
-            config=run.config.model_dump(mode="json"),
+            config=run.settings,
             allow_val_change=True,
             dir=str(run.directory),
             reinit="create_new",

@@ -1,8 +1,8 @@
-"""Secrets in the words of a command line are not written down."""
+"""Secrets in the words of a command line, in configs and in URLs are not written down."""
 
 import pytest
 
-from lockstep.launch.redact import without_secrets
+from lockstep.config.redact import secrets_in, shown_url, shown_value, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,7 @@ from lockstep.launch.redact import without_secrets
         ("--env.kwargs.token=geheim", "--env.kwargs.token=***"),
         ("env.kwargs.password=geheim", "env.kwargs.password=***"),
         ("""--env.kwargs {"my_token":"geheim","size":5}""", """--env.kwargs {"my_token":***,"size":5}"""),
+        ("--checkpoint.mirror https://geheim@host/runs", "--checkpoint.mirror https://***@host/runs"),
         ("--env.kwargs.SECRET --seed 3", "--env.kwargs.SECRET --seed 3"),
         ("--env.kwargs.secret_key geheim", "--env.kwargs.secret_key ***"),
         (
@@ -43,7 +44,34 @@ def test_secrets_are_hidden(words, kept):
         "--checkpoint.mirror http://host:9000/bucket/a@2",
         "--network.custom low.key:Net --ppo.loss my_keys:loss",
         "--env.kwargs {monkey:1,hotkey:x}",
+        "--checkpoint.mirror sftp://me@host/runs",
     ],
 )
 def test_everything_else_stays(words):
     assert " ".join(without_secrets(words.split())) == words
+
+
+def test_a_config_is_shown_without_what_is_secret():
+    config = {
+        "seed": 3,
+        "env": {"id": "tasks:Mine-v0", "kwargs": {"api_key": "geheim", "num_tokens": 512, "deep": [{"password": "x"}]}},
+        "network": {"custom": "low.key:Net", "custom_kwargs": {"auth": ["geheim"], "token": None, "size": 4}},
+        "checkpoint": {"mirror": "ftp://me:geheim@host/runs"},
+    }
+    shown = shown_value(config)
+    assert shown == {
+        "seed": 3,
+        "env": {"id": "tasks:Mine-v0", "kwargs": {"api_key": "***", "num_tokens": 512, "deep": [{"password": "***"}]}},
+        "network": {"custom": "low.key:Net", "custom_kwargs": {"auth": "***", "token": None, "size": 4}},
+        "checkpoint": {"mirror": "ftp://***@host/runs"},
+    }
+    assert config["env"]["kwargs"]["api_key"] == "geheim"
+    assert shown_value("geheim", "network.custom_kwargs.token") == "***"
+    assert shown_value("geheim", "env.kwargs.name") == "geheim"
+
+
+def test_of_a_url_the_user_and_the_password_are_known():
+    assert secrets_in("ftp://me:ge/heim@host/runs") == ("me:ge/heim", "ge/heim")
+    assert secrets_in("https://geheim@host") == ("geheim",)
+    assert secrets_in("sftp://me@host/runs") == secrets_in("http://host:80/a@2") == ()
+    assert shown_url("brought ftp://me:geheim@host/runs here") == "brought ftp://***@host/runs here"
