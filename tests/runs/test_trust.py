@@ -1,6 +1,9 @@
 """What a run directory may name is what this user has trained with."""
 
 import os
+import pwd
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +27,12 @@ def account(tmp_path, monkeypatch):
 
 def config_of(**settings):
     return Config.model_validate({"env": "CartPole-v1"} | settings)
+
+
+def the_list() -> Path:
+    file = trusted_file()
+    assert file is not None
+    return file
 
 
 def refusal(config, tmp_path, **more):
@@ -95,9 +104,9 @@ def test_what_was_trained_with_is_remembered_for_this_user_alone(tmp_path):
     remember_names(config)
     remember_names(config)
     check_trusted(config, tmp_path)
-    assert trusted_file().read_text() == "tasks:Mine-v0\n"
-    assert trusted_file().stat().st_mode & 0o777 == 0o600
-    assert trusted_file().parent.stat().st_mode & 0o077 == 0
+    assert the_list().read_text() == "tasks:Mine-v0\n"
+    assert the_list().stat().st_mode & 0o777 == 0o600
+    assert the_list().parent.stat().st_mode & 0o077 == 0
     refusal(config_of(env="tasks:Other-v0"), tmp_path)
 
 
@@ -108,9 +117,9 @@ def test_a_list_that_others_may_write_is_not_believed(tmp_path, what):
     if what == "owner":
         if os.getuid() != 0:
             pytest.skip("only root can give a file away")
-        os.chown(trusted_file(), 12345, 12345)
+        os.chown(the_list(), 12345, 12345)
     else:
-        (trusted_file() if what == "file" else trusted_file().parent).chmod(0o777)
+        (the_list() if what == "file" else the_list().parent).chmod(0o777)
     refusal(config, tmp_path)
 
 
@@ -119,6 +128,21 @@ def test_without_a_place_for_the_list_nothing_is_remembered(tmp_path):
     config = config_of(env="tasks:Mine-v0")
     remember_names(config)
     refusal(config, tmp_path)
+
+
+def test_a_user_without_a_home_believes_no_list_of_the_working_directory(tmp_path, monkeypatch):
+    config = config_of(env="tasks:Mine-v0")
+    remember_names(config)
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(tmp_path / "account", tmp_path / "elsewhere/~/.config")  # as a stranger may have laid it there
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _uid: {}["nobody"])
+    assert trusted_names() == set()
+    refusal(config, tmp_path)
+    remember_names(config_of(env="tasks:Other-v0"))
+    assert (tmp_path / "elsewhere/~/.config/lockstep/trusted_names").read_text() == "tasks:Mine-v0\n"
 
 
 def test_a_name_of_two_lines_is_not_remembered(tmp_path):

@@ -34,12 +34,26 @@ def make_cache(directory: Path, top: Path) -> Path | None:
     return directory
 
 
+def home_place(variable: str, name: str) -> Path | None:
+    """Names a directory of this user's: where a variable says, else so called at home; None if nobody knows a home.
+
+    So it is in a container for the id of a user that it doesn't list: ``~`` would be in the working directory then,
+    which may be a stranger's.
+    """
+    given, home = os.environ.get(variable), os.path.expanduser("~")
+    if given:
+        return Path(given)
+    return Path(home, name) if home != "~" else None
+
+
 def user_cache(name: str) -> tuple[Path, bool]:
     """Makes a directory in the user's cache; returns it, and whether it can be used: others may write there, or nobody.
 
     ``name`` may have several parts.
     """
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    base = home_place("XDG_CACHE_HOME", ".cache")
+    if base is None:
+        return Path("lockstep", name), False
     directory = base / "lockstep" / name
     try:
         made = make_cache(directory, base / "lockstep")

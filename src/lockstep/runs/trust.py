@@ -18,7 +18,7 @@ from lockstep.config.handed import is_handed
 from lockstep.config.redact import shown_url
 from lockstep.config.run import Config
 from lockstep.config.sections import SERVICES, LogConfig
-from lockstep.core.private import make_private, only_we_write
+from lockstep.core.private import home_place, make_private, only_we_write
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.stored import stored_config
 
@@ -144,17 +144,24 @@ def origin_of(name: str) -> str:
 # --- the list -------------------------------------------------------------------------------------------------------
 
 
-def trusted_file() -> Path:
-    """Names the file that holds the names which this user has trained with, one a line."""
-    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+def trusted_file() -> Path | None:
+    """Names the file that holds the names which this user has trained with, one a line; None for who has no home."""
+    home = home_place("XDG_CONFIG_HOME", ".config")
+    if home is None:
+        return None
     return Path(os.path.realpath(Path(home, "lockstep", TRUSTED)))  # dotfiles may be links to elsewhere
 
 
 def trusted_names() -> set[str]:
     """Reads the names that this user has trained with; none where others may write the list."""
-    file = trusted_file()
+    if (file := trusted_file()) is None:
+        return set()
     try:
-        return set(file.read_text().splitlines()) if only_we_write(file) and only_we_write(file.parent) else set()
+        return (
+            set(file.read_text(encoding="utf-8").splitlines())
+            if only_we_write(file) and only_we_write(file.parent)
+            else set()
+        )
     except (OSError, ValueError):
         return set()
 
@@ -164,10 +171,13 @@ def remember_names(config: Config) -> None:
     new = [name for name in names_in(config) if name.isprintable()]
     if not new or not (new := [name for name in new if name not in trusted_names()]):
         return
-    file = trusted_file()
+    if (file := trusted_file()) is None:
+        return
     try:
         if make_private(file.parent) and (only_we_write(file) or not file.exists()):
-            with os.fdopen(os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w") as lines:
+            with os.fdopen(
+                os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "w", encoding="utf-8"
+            ) as lines:
                 lines.writelines(f"{name}\n" for name in new)
     except OSError:
         return
