@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.heap import Arena
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,20 @@ def assert_same(ours: Buffers, theirs: Buffers, columns: slice = slice(None)) ->
         if field.name not in ("stepping", "heartbeats"):
             expected = getattr(theirs, field.name)[:, columns]
             assert getattr(ours, field.name).tobytes() == expected.tobytes(), field.name
+
+
+def test_workers_need_no_file_system_for_what_they_share(in_process, monkeypatch):
+    monkeypatch.setattr(Arena, "_dir_candidates", ["/no/such/place"])  # a container without /dev/shm
+    actions = fixed_actions(3)
+    with contextlib.closing(make(CONFIGS["workers"])) as envs:
+        assert_same(played(begin(envs), actions), played(begin(in_process), actions))
+
+
+def test_without_memory_of_its_own_there_are_multiprocessings_files(in_process, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    actions = fixed_actions(3)
+    with contextlib.closing(make(CONFIGS["workers"])) as envs:
+        assert_same(played(begin(envs), actions), played(begin(in_process), actions))
 
 
 # --- Keys -------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.heap import Arena
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 
@@ -41,8 +43,26 @@ _STEP, _DONE = _message("step"), _message("ok", {})
 """The messages of each step, made once."""
 
 
-def _views(raw: dict[str, Any], layout: dict[str, tuple[tuple[int, ...], Any]]) -> Buffers:
-    return Buffers(**{k: np.frombuffer(raw[k], d, int(np.prod(s))).reshape(s) for k, (s, d) in layout.items()})
+def _shared(size: int) -> Arena:
+    """Makes memory of so many bytes, all 0, that worker processes map as well.
+
+    It has no file in ``/dev/shm``, where ``multiprocessing`` has its own: in a container that may be missing, read-only
+    or small, and who writes into memory for which there is no room there is killed. It has where Linux gives no other.
+    """
+    if not hasattr(os, "memfd_create"):
+        return Arena(size)
+    try:
+        descriptor = os.memfd_create("lockstep-environments")
+    except OSError:  # of a sandbox
+        return Arena(size)
+    os.ftruncate(descriptor, size)
+    arena = Arena(size, descriptor)
+    finalize(arena, os.close, descriptor)  # whose memory stays mapped
+    return arena
+
+
+def _views(raw: dict[str, Arena], layout: dict[str, tuple[tuple[int, ...], Any]]) -> Buffers:
+    return Buffers(**{k: np.frombuffer(raw[k].buffer, d, int(np.prod(s))).reshape(s) for k, (s, d) in layout.items()})
 
 
 def _serve(sweep: Sweep, command: str, arguments: tuple) -> Any:
@@ -52,7 +72,7 @@ def _serve(sweep: Sweep, command: str, arguments: tuple) -> Any:
 
 def _work(
     connection: Connection,
-    raw: dict[str, Any],
+    raw: dict[str, Arena],
     layout: dict[str, tuple[tuple[int, ...], Any]],
     wanted: WantedEnvs,
     rows: range,
@@ -114,7 +134,7 @@ class WorkerEnvs(HostEnvs):
         workers = min(workers, count)
         layout = buffer_layout(wanted.description, count, workers)
         context = multiprocessing.get_context("spawn")
-        raw = {k: context.RawArray("b", max(1, int(np.prod(s)) * np.dtype(d).itemsize)) for k, (s, d) in layout.items()}
+        raw = {k: _shared(max(1, int(np.prod(s)) * np.dtype(d).itemsize)) for k, (s, d) in layout.items()}
         super().__init__(wanted.description, wanted.env_ids, _views(raw, layout))
         self._timeout = wanted.config.timeout
         self._bounds = [count * w // workers for w in range(workers + 1)]
