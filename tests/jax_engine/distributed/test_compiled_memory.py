@@ -96,6 +96,28 @@ def test_without_a_place_to_keep_it_it_is_compiled_every_time(tmp_path):
     assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path)).stdout == "None\n"
 
 
+NO_EXECUTION = """
+import ctypes, sys
+real = ctypes.CDLL
+def load(name, *more, **others):
+    if name and name.startswith(sys.argv[1]):
+        raise OSError(f"{name}: failed to map segment from shared object")
+    return real(name, *more, **others)
+ctypes.CDLL = load
+"""
+"""Plays a file system mounted noexec, in the directory that is the argument."""
+
+
+@needs_compiler
+@pytest.mark.parametrize(("noexec", "usable"), [("scratch", True), ("cache", True), ("", False)])
+def test_it_is_loaded_from_where_files_may_be_executed(tmp_path, noexec, usable):
+    (tmp_path / "scratch").mkdir()
+    places = {"TMPDIR": str(tmp_path / "scratch"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    said = python("-c", NO_EXECUTION + WHY, str(tmp_path / noexec), **places).stdout
+    assert (said == "None\n") is usable
+    assert usable or "failed to map segment" in said
+
+
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [

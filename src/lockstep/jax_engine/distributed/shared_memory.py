@@ -108,11 +108,11 @@ def _library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as work:  # once it is loaded, its file isn't needed any more
         made = Path(work) / f"collectives-{digest}.so"
         _compile(made)
-        library = ctypes.CDLL(str(made))
         if kept is not None:
-            with contextlib.suppress(OSError):  # no place to keep it
+            with contextlib.suppress(OSError):  # no place to keep it, or none from which files are executed
                 _keep(made, kept)
-        return library
+                return ctypes.CDLL(str(kept))
+        return ctypes.CDLL(str(made))
 
 
 def _keep(made: Path, kept: Path) -> None:
