@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from lockstep import __version__
@@ -13,6 +16,7 @@ from lockstep.core.machine import steady_products
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
+    STOP_SIGNALS,
     flush_output,
     look_here_last,
     open_closed_streams,
@@ -96,9 +100,22 @@ def _topology() -> Topology:
         return Topology()
 
 
+def _end_by_signals() -> None:
+    """Lets stop signals end the first process of a container as they end any other, from which the kernel keeps them.
+
+    Who takes them for ranks, or for a checkpoint, does so afterwards.
+    """
+    if os.getpid() != 1 or threading.current_thread() is not threading.main_thread():
+        return
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda number, _frame: os._exit(128 + number))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
     open_closed_streams()
+    _end_by_signals()
     words = list(sys.argv[1:] if argv is None else argv)
     works = bool(words) and words[0] in AT_WORK
     try:
