@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -208,3 +211,14 @@ def test_resuming_needs_no_environment_and_anything_else_does():
     with pytest.raises(ValueError, match="config file or an environment id is needed"):
         read_request(["--seed", "3"])
     assert read_request(["--env", "Hopper-v5"]).config.env.id == "Hopper-v5"
+
+
+def test_a_file_is_utf_8_whatever_the_locale_says(write, tmp_path):
+    path = write("a.yaml", "env: CartPole-v1\nname: größe")
+    code = "import sys; from pathlib import Path; from lockstep.config.files import read_file\n"
+    code += "print(ascii(read_file(Path(sys.argv[1]))['name']))"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=os.environ | ascii_only, capture_output=True, text=True
+    )
+    assert done.stdout == ascii("größe") + "\n", done.stderr

@@ -71,7 +71,7 @@ def read_file(path: Path) -> dict[str, Any]:
     if path.suffix not in readers:
         raise ValueError(f"{path}: a config file ends in {', '.join(FILE_SUFFIXES)}")
     try:
-        values = readers[path.suffix](path.read_text())
+        values = readers[path.suffix](path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: can't be read: {error}") from None
     if not isinstance(values, dict):

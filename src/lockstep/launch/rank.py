@@ -175,7 +175,7 @@ def main() -> int:
     write_natively_elsewhere()
     topology = from_environment()
     name_process(f"lockstep rank {topology.rank}")
-    return run_rank(Assignment.from_json(Path(sys.argv[1]).read_text()), topology)
+    return run_rank(Assignment.from_json(Path(sys.argv[1]).read_text(encoding="utf-8")), topology)
 
 
 if __name__ == "__main__":

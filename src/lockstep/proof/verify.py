@@ -81,7 +81,7 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     while (directory / name).exists():  # the same world size once more: whether the run repeats
         name += "_again"
     source = directory / f"{name}.json"
-    source.write_text(config.model_dump_json())
+    source.write_text(config.model_dump_json(), encoding="utf-8")
     command = command_that_ends_with_us("train", str(source), "--trust", *world_words(config, world_size, processes))
     command += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     command += ["--stop-at-step", str(min(iterations * config.steps_per_iteration, config.total_steps))]

@@ -102,8 +102,8 @@ def page_of(runs: Sequence[RunFiles]) -> str:
     charts = charts_of(runs)
     extent = extent_of(charts)
     pictures = {chart.key: chart_svg(chart, f"chart{place}", extent) for place, chart in enumerate(charts)}
-    scripts = [(ASSETS / name).read_text() for name in ("uPlot.iife.min.js", "report.js")]
-    styles = [(ASSETS / name).read_text() for name in ("uPlot.min.css", "report.css")]
+    scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in ("uPlot.iife.min.js", "report.js")]
+    styles = [(ASSETS / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "report.css")]
     room, sections = ROOM, []
     for place, run in enumerate(runs):
         sections.append(_section(run, f"run{place}", room))

@@ -84,7 +84,7 @@ def start_training(
     the variables of ``environment`` besides those of this process.
     """
     source = directory / f"{name}.json"
-    source.write_text(config.model_dump_json())
+    source.write_text(config.model_dump_json(), encoding="utf-8")
     words = command_that_ends_with_us("train", str(source), "--trust", *world_words(config, world_size))
     words += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     words += [] if steps is None else ["--stop-at-step", str(steps)]

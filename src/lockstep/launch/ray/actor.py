@@ -93,7 +93,7 @@ class RankActor:
         """
         self._directory = self._stack.enter_context(temporary_directory())
         file = self._directory / "assignment.json"
-        file.write_text(assignment)
+        file.write_text(assignment, encoding="utf-8")
         foreign = (MEMORY_VARIABLE, STORE_VARIABLE, "TORCHELASTIC_", native_errors.VARIABLE)
         given = os.environ if environment is None else environment
         variables = {name: value for name, value in given.items() if not name.startswith(foreign)} | dict(own)

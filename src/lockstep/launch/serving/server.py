@@ -181,7 +181,7 @@ class Server:
         common = self._environment(nproc) | meeting.environment | dict(environment)
         file = Path(log_dir) / ASSIGNMENT  # not on a command line, which every user of the machine can read
         if assignment is not None:
-            file.write_text(assignment)
+            file.write_text(assignment, encoding="utf-8")
         for rank in range(nproc):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             own["TORCHELASTIC_ERROR_FILE"] = str(Path(log_dir) / f"rank_{rank}.json")
