@@ -138,6 +138,7 @@ def test_the_fsdp_axis_divides_the_devices():
         (["--simulate-devices", "two"], "command line: simulate_devices: 'two'"),
         (["--devices", "4", "--simulate-devices", "2"], "command line: devices: 4 of only 2 simulated ones"),
         (["--num-seeds", "0"], "command line: num_seeds: '0'"),
+        (["--num-seeds", "10001"], "command line: num_seeds: 10001: at most 10,000 in all"),
         (["--coordinator", "node-0"], "command line: coordinator: 'node-0': a host and a port are wanted"),
         (["--coordinator", "a:1"], "command line: coordinator: given without num_processes and process_id"),
         (["--process-id", "0"], "command line: process_id: given without coordinator and num_processes"),
@@ -153,6 +154,25 @@ def test_the_fsdp_axis_divides_the_devices():
 )
 def test_options_that_do_not_fit_together(words, start):
     assert refused(read_request, ["CartPole-v1", "--engine", "jax", *words]).startswith(start)
+
+
+@pytest.mark.parametrize(
+    "env", [{"id": "lockstep/CartPole-v1"}, {"id": "gymnax/CartPole-v1"}, {"id": "users:Env", "backend": "jax"}]
+)
+def test_the_program_counts_steps_of_an_episode_by_32_bits(env):
+    text = refused(resolve, config("jax", env={**env, "max_episode_steps": 2**31}))
+    assert text.startswith("env.max_episode_steps: 2147483648, but the compiled program counts")
+    assert text.endswith("at most 2147483647")
+    assert resolve(config("jax", env={**env, "max_episode_steps": 2**31 - 1})).engine == "jax"
+
+
+@pytest.mark.parametrize(
+    ("engine", "env"),
+    [("torch", {}), ("jax", {"id": "CartPole-v1"}), ("jax", {"backend": "gymnasium"})],
+)
+def test_the_host_counts_as_many_steps_as_anybody_wants(engine, env):
+    settings = {"id": "lockstep/CartPole-v1", **env, "max_episode_steps": 10**10}
+    assert resolve(config(engine, env=settings)).env.max_episode_steps == 10**10
 
 
 def test_options_that_fit_together():

@@ -136,6 +136,8 @@ def test_the_nearest_divisors_of_a_number():
     assert nearest_divisors(12, 5) == "4 or 6"
     assert nearest_divisors(8, 3) == "2 or 4"
     assert nearest_divisors(1, 7) == "1"
+    assert nearest_divisors(9, 4) == "1 or 3"
+    assert nearest_divisors(65_536 * 2**24, 5_000_000_000) == "2147483648 or 4294967296"  # not by hours of looking
 
 
 # ---- keyed random numbers

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from lockstep.runs import curves
 from lockstep.runs.curves import (
     METRIC,
     MOST_POINTS,
@@ -118,6 +119,20 @@ def test_what_is_written_is_the_curve(tmp_path):
     assert (found["confidence"], found["seeds"]) == (0.95, [3, 4])
     assert [{k: str(v) for k, v in point.items()} for point in found["points"]] == rows
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_of_the_rows_of_all_seeds_no_more_is_held_than_a_curve_needs(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(curves, "curve_of", lambda records: given.extend(records) or curve_of(records))
+    rows = [{**record, "train/approx_kl": 0.1} for record in [*records([1.0, 2.0]), *records([None])]]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_curves(tmp_path, "one seed", {0: tmp_path})
+    assert [list(row) for row in given[0]] == [["iteration", "global_step", METRIC]] * 2 + [
+        ["iteration", "global_step"]
+    ]
+    first, second, _ = read_records(tmp_path)
+    assert first["train/approx_kl"] == 0.1
+    assert all(a is b for a, b in zip(first, second, strict=True))  # names are held once
 
 
 def test_a_row_that_is_being_written_is_left_out_and_a_damaged_one_is_named(tmp_path):

@@ -53,6 +53,14 @@ def without_escapes(text):
 # ---- the line
 
 
+@pytest.mark.parametrize("total", [10**18, 10**400], ids=["18 digits", "400 digits"])
+def test_a_run_that_is_to_go_on_until_it_is_stopped_has_no_time_left_to_tell(total):
+    line = plain_line(make_record(40_960, fps=1000.0), total)
+    assert line.endswith("  0%  return 187.3  1,000 steps/s  eta –")
+    assert plain_line(make_record(40_960, fps=1e-320), TOTAL).endswith("eta –")
+    assert plain_line(make_record(0, fps=1e6), 10**10).endswith("eta 2:46:40")
+
+
 def test_plain_line():
     expected = "step 40,960/200,000  20%  return 187.3  41,200 steps/s  eta 0:00:04"
     assert plain_line(make_record(40_960), TOTAL) == expected

@@ -14,6 +14,8 @@ from lockstep.core.shards import nearest_divisors
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 """The variable that says which devices of a kind a process sees, by number or name."""
+MOST_STEPS = 2**31 - 1
+"""Of an episode that engine jax steps inside the program."""
 
 
 class MissingPackageError(ValueError):
@@ -77,7 +79,13 @@ def _check_jax(config: Config) -> None:
     if config.collectives == "shared" and (config.device != "cpu" or config.fsdp):
         what = "fsdp" if config.device == "cpu" else f"device {config.device}"
         raise ValueError(f"collectives: shared, but with {what} devices meet by XLA's own; use collectives auto")
-    backend = config.env.backend
+    backend, limit = config.env.backend, config.env.max_episode_steps
+    inside = config.env.jax_only or (config.env.id.startswith("lockstep/") and backend == "auto")
+    if inside and limit is not None and limit > MOST_STEPS:
+        raise ValueError(
+            f"env.max_episode_steps: {limit}, but the compiled program counts an episode's steps by 32 bits; give at "
+            f"most {MOST_STEPS}"
+        )
     if backend == "envpool":
         raise ValueError(
             "env.backend: envpool is for engine torch; use env.backend auto, with env.workers for slow environments"

@@ -266,6 +266,8 @@ class RunOptions(Section):
             ValueError: one stands there twice, or there are too many; one line.
         """
         if self.seeds is None:
+            if self.num_seeds > MOST_SEEDS:
+                raise ValueError(f"num_seeds: {self.num_seeds}: at most {MOST_SEEDS:,} in all")
             return list(range(seed, seed + self.num_seeds))
         found: list[int] = []
         for part in self.seeds.split(","):

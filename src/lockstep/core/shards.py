@@ -8,6 +8,7 @@ lengths differ by one at most. Every random draw is keyed by what it is for, nev
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,7 +96,8 @@ def check_shards(num_envs: int, num_shards: int) -> None:
 
 def nearest_divisors(number: int, wanted: int) -> str:
     """The two divisors of ``number`` that are nearest to ``wanted``, in words: ``4 or 8``."""
-    fits = [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]  # each has a large one that it is cut into
+    fits = sorted({*small, *(number // n for n in small)})
     return " or ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])))
 
 

@@ -179,8 +179,13 @@ def normalizer_moments(state: TrainState) -> dict[str, Array]:
     }
 
 
-def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layout: ParameterLayout) -> TrainState:
+def load_state_arrays(
+    state: TrainState, arrays: Mapping[str, np.ndarray], layout: ParameterLayout, optimizer_steps: int = 0
+) -> TrainState:
     """Loads arrays by name into a state of host arrays: the reverse of :func:`state_arrays`.
+
+    ``optimizer_steps`` are those of the run, as its checkpoint counts them: Adam's step is float32 in the arrays, as
+    PyTorch has it, and loses ones from 2^24 on.
 
     Raises:
         ValueError: names or shapes are not those of this config.
@@ -193,7 +198,7 @@ def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layou
                 f"the checkpoint doesn't fit this config: {name} is {theirs.get(name, 'missing')} there and "
                 f"{mine.get(name, 'missing')} here"
             )
-    step = np.asarray(arrays[OPTIMIZER + "step"][0], np.int32)
+    step = _counted(arrays[OPTIMIZER + "step"][0], optimizer_steps)
     held = {ours: layout.of_arrays(_below(arrays, f"{OPTIMIZER}{name}/")) for name, ours in MOMENTS.items()}
     return state._replace(
         parameters=layout.of_arrays(_below(arrays, POLICY)),
@@ -201,6 +206,12 @@ def load_state_arrays(state: TrainState, arrays: Mapping[str, np.ndarray], layou
         observation_normalizer=_moments(arrays, "observations") if state.observation_normalizer is not None else None,
         return_normalizer=_moments(arrays, "returns") if state.return_normalizer is not None else None,
     )
+
+
+def _counted(step: np.float32, optimizer_steps: int) -> np.ndarray:
+    """Gives Adam's step, int32 ``[]``, which stays at the largest: as the run counts it, where that rounds to it."""
+    exact = optimizer_steps if np.float32(optimizer_steps) == step else int(step)
+    return np.array(min(exact, np.iinfo(np.int32).max), np.int32)
 
 
 def _moments(arrays: Mapping[str, np.ndarray], name: str) -> Moments:

@@ -24,6 +24,7 @@ from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
 
 METRIC = "rollout/episode_return_mean"
+IN_A_CURVE = ("iteration", "global_step", METRIC)
 CONFIDENCE, REPETITIONS = 0.95, 2000
 MOST_POINTS = 500
 CURVES_CSV, CURVES_JSON, CURVES_PNG = "curves.csv", "curves.json", "curves.png"
@@ -120,9 +121,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return read_jsonl(path / METRICS_JSONL)
 
 
+def _read_returns(path: Path) -> list[dict[str, Any]]:
+    """What a curve needs of :func:`read_records`: those of all seeds of a group are held at once."""
+    return [{name: x for name in IN_A_CURVE if (x := record.get(name)) is not None} for record in read_records(path)]
+
+
 def write_curves(path: Path, title: str, seeds: Mapping[int, Path]) -> Curve:
     """Write ``curves.csv``, ``curves.json`` and, with matplotlib, ``curves.png`` of several seeds' run directories."""
-    curve = curve_of([read_records(directory) for directory in seeds.values()])
+    curve = curve_of([_read_returns(directory) for directory in seeds.values()])
     names = ["iteration", "global_step", "iqm", "low", "high", *(f"seed_{seed}" for seed in seeds)]
     columns = [curve.iterations, curve.global_steps, curve.iqm.tolist(), curve.low.tolist(), curve.high.tolist()]
     table = list(zip(*columns, *curve.returns.T.tolist(), strict=True))

@@ -205,11 +205,17 @@ def format_speed(record: Mapping[str, Any]) -> str:
 
 
 def format_eta(record: Mapping[str, Any], total_steps: int) -> str:
-    """Time left at the present speed, as ``h:mm:ss``, in whole seconds rounded up."""
+    """Time left at the present speed, as ``h:mm:ss``, in whole seconds rounded up; a dash beyond all calendars.
+
+    ``total_steps`` may be a number that nobody means to reach: the run is to go on until it is stopped.
+    """
     fps = _number(record, "time/global_fps")
     if not fps or fps < 0:
         return UNKNOWN
-    return str(timedelta(seconds=math.ceil(max(0, total_steps - record["global_step"]) / fps)))
+    try:
+        return str(timedelta(seconds=math.ceil(max(0, total_steps - record["global_step"]) / fps)))
+    except OverflowError:
+        return UNKNOWN
 
 
 def last_episodes(count: int | None) -> str:

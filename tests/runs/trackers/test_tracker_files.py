@@ -6,9 +6,10 @@ import os
 import numpy as np
 import pytest
 
+from lockstep.core.life import life
 from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv, mend_csv
 from lockstep.runs.trackers.files import replacing
-from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl
+from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl, iterations_of, last_global_step_of
 from lockstep.runs.trackers.jsonl import read_jsonl as records_in
 
 RETURN = "rollout/episode_return_mean"
@@ -307,3 +308,26 @@ def test_replacing_follows_a_link(tmp_path):
         file.write(b"new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "far" / "file").read_bytes() == b"new"
+
+
+# ---- long runs
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: check_jsonl(path, 4),
+        lambda path: cut_jsonl(path, 4),
+        iterations_of,
+        last_global_step_of,
+        lambda path: check_csv(path.with_suffix(".csv"), 4),
+        lambda path: cut_csv(path.with_suffix(".csv"), 4),
+    ],
+)
+def test_reading_the_rows_of_a_long_run_is_progress(tmp_path, read):
+    """Other ranks wait for the writer, and end when nobody makes progress."""
+    log_all(JsonlTracker(tmp_path / "metrics.jsonl"), range(5))
+    log_all(CsvTracker(tmp_path / "metrics.csv"), range(5))
+    before = life.sign().count
+    read(tmp_path / "metrics.jsonl")
+    assert life.sign().count >= before + 5

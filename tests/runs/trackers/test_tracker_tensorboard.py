@@ -7,8 +7,10 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from lockstep.core.life import life
 from lockstep.runs.trackers.tensorboard import (
     FLOAT32_LIMIT,
     Scalars,
@@ -151,3 +153,50 @@ def test_records_are_framed_as_tensorboard_frames_them(data):
     theirs = io.BytesIO()
     RecordWriter(theirs).write(data)
     assert framed(data) == theirs.getvalue()
+
+
+def steps_in(path):
+    return [event.step for event in EventAccumulator(str(path), purge_orphaned_data=False).Reload().Scalars(RETURN)]
+
+
+@pytest.mark.parametrize("place", [2, 9, 40, -2])
+def test_cut_tensorboard_ends_a_file_at_a_damaged_record(tmp_path, place):
+    """In the length, its checksum, the event, and the checksum of that."""
+    log_all(TensorBoardTracker(tmp_path), range(2))
+    (path,) = tmp_path.iterdir()
+    before = path.stat().st_size
+    log_all(TensorBoardTracker(tmp_path), [])
+    tracker = TensorBoardTracker(tmp_path / "more")
+    tracker.log(make_record(2))
+    tracker.log(make_record(3))
+    tracker.close()
+    (more,) = (tmp_path / "more").iterdir()
+    further = bytearray(more.read_bytes())
+    first = 8 + 4 + struct.unpack("<Q", further[:8])[0] + 4  # the file's version
+    third, fourth = further[first:][: len(further[first:]) // 2], further[first:][len(further[first:]) // 2 :]
+    third[place] ^= 1
+    path.write_bytes(path.read_bytes() + third + fourth)
+    cut_tensorboard(tmp_path, last_global_step=9999)
+    assert path.stat().st_size == before
+
+
+def test_cut_tensorboard_believes_no_length_beyond_the_file(tmp_path):
+    log_all(TensorBoardTracker(tmp_path), range(2))
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for length in (2**40, 2**63, 2**64 - 1):
+        head = struct.pack("<Q", length)
+        path.write_bytes(whole + head + framed(head)[-4:] + b"event")
+        cut_tensorboard(tmp_path, last_global_step=9999)
+        assert path.read_bytes() == whole
+
+
+def test_cutting_the_events_of_a_long_run_is_progress_and_computes_nothing_in_python(tmp_path, monkeypatch):
+    """Other ranks wait for the writer, and end when nobody makes progress; TensorBoard's own reader is slow."""
+    log_all(TensorBoardTracker(tmp_path), range(5))
+    monkeypatch.setattr(pywrap_tensorflow, "masked_crc32c", pytest.fail)
+    before = life.sign().count
+    cut_tensorboard(tmp_path, last_global_step=300)
+    monkeypatch.undo()
+    assert life.sign().count >= before + 5
+    assert steps_in(tmp_path) == [100, 200, 300]

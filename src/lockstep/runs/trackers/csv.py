@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
+from lockstep.runs.trackers.files import PlainRecord, open_to_append, read_through, replacing
 from lockstep.runs.trackers.service import Tracker
 
 
@@ -59,7 +59,7 @@ class CsvTracker(Tracker):
         self._file.close()
         header = [*self._header, *columns]
         with self._path.open(encoding="utf-8", newline="") as old:
-            rows = csv.reader(old)
+            rows = csv.reader(read_through(old))
             next(rows, None)
             _rewrite(self._path, header, (row + [""] * (len(header) - len(row)) for row in rows))
         self._header = header
@@ -130,7 +130,7 @@ def _whole_rows(path: Path, file: Iterable[bytes]) -> tuple[list[str], Iterator[
 
     def lines() -> Iterator[str]:
         nonlocal at
-        for at, line in enumerate(file, start=1):
+        for at, line in enumerate(read_through(file), start=1):
             if b"\0" not in line and line.endswith(b"\n"):  # only the last can lack its end
                 yield line.decode(errors="replace")
             elif at == 1:

@@ -8,15 +8,16 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 import numpy as np
 
 from lockstep.core.files import sync_path
+from lockstep.core.life import life
 
 REWRITTEN = ".rewrite-"
 """Begins the names of files that are to take another's place."""
@@ -27,6 +28,8 @@ BUFFER_BYTES = 1 << 16
 
 NUMBERS = frozenset({int, float})
 """Types, exactly, of what JSON and CSV write alike: as Python does."""
+
+Row = TypeVar("Row")
 
 
 def plain_value(value: Any) -> Any:
@@ -60,6 +63,13 @@ class PlainRecord(dict[str, Any]):
     def cells(self) -> list[Any]:
         """The values for a CSV writer, which writes numbers as JSON does: those as text."""
         return [text if type(v) in NUMBERS else v for v, text in zip(self.values(), self.texts, strict=True)]
+
+
+def read_through(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yields rows of a file; each counts as progress, for other ranks wait while the writer of a run reads millions."""
+    for row in rows:
+        life.progressed()
+        yield row
 
 
 def open_to_append(path: Path) -> TextIO:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.process import say
-from lockstep.runs.trackers.files import PlainRecord, open_to_append, replacing
+from lockstep.runs.trackers.files import PlainRecord, open_to_append, read_through, replacing
 from lockstep.runs.trackers.service import Tracker
 
 LARGEST = 2**63 - 1
@@ -85,7 +85,7 @@ def check_jsonl(path: Path, last_iteration: int) -> None:
 def _until(path: Path, lines: Iterable[bytes], last_iteration: int, zeros: list[int]) -> Iterator[tuple[int, bytes]]:
     """Yields the records that stay with their iterations; ``zeros`` takes the numbers of lines with zeros in them."""
     broken = reached = 0
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_through(lines), start=1):
         if broken:
             raise ValueError(f"{path}: line {broken} is no metrics record; remove that line")
         iteration = _integer(line, "iteration")  # half an object is never valid JSON
@@ -112,6 +112,8 @@ def _warn_of_zeros(path: Path, lines: Sequence[int]) -> None:
 def read_jsonl(path: Path, *integers: str) -> list[dict[str, Any]]:
     """The records of a file; a torn last line, of a run that goes on or was killed, is left out.
 
+    Rows with the same keys share them: else most of the memory that a long run's records take would be their names.
+
     Args:
         path: the file.
         integers: keys that each record has, with whole numbers.
@@ -120,13 +122,19 @@ def read_jsonl(path: Path, *integers: str) -> list[dict[str, Any]]:
         ValueError: another line is no such record; one line names it.
         OSError: it can't be read.
     """
-    found, lines = [], path.read_bytes().splitlines()
-    for number, line in enumerate(lines, start=1):
-        record = _record(line)
-        if record is not None and all(_is_whole(record.get(key)) for key in integers):
-            found.append(record)
-        elif number < len(lines):
-            raise ValueError(f"{path}: line {number} is no metrics record")
+    found: list[dict[str, Any]] = []
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}
+    broken = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if broken:
+                raise ValueError(f"{path}: line {broken} is no metrics record")
+            record = _record(line)
+            if record is not None and all(_is_whole(record.get(key)) for key in integers):
+                keys = tuple(record)
+                found.append(dict(zip(known.setdefault(keys, keys), record.values(), strict=True)))
+            else:
+                broken = number
     return found
 
 
@@ -143,7 +151,7 @@ def records_differ(path: Path, other: Path) -> bool:
 
 def _records(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") if path.is_file() else nullcontext([]) as lines:
-        for line in lines:
+        for line in read_through(lines):
             if (iteration := _integer(line, "iteration")) is not None:
                 yield iteration, line.rstrip(b"\n")
 
@@ -151,14 +159,14 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
 def iterations_of(path: Path) -> set[int]:
     """The iterations that have a whole record."""
     with path.open("rb") if path.is_file() else nullcontext([]) as lines:
-        return {number for line in lines if (number := _integer(line, "iteration")) is not None}
+        return {number for line in read_through(lines) if (number := _integer(line, "iteration")) is not None}
 
 
 def last_global_step_of(path: Path) -> int | None:
     """``global_step`` of the last whole record, ``None`` when there is none."""
     last = None
     with path.open("rb") if path.is_file() else nullcontext([]) as lines:
-        for line in lines:
+        for line in read_through(lines):
             step = _integer(line, "global_step")
             last = last if step is None else step
     return last
