@@ -17,6 +17,7 @@ from small_runs import (
     small_state,
 )
 
+from lockstep.core.life import life
 from lockstep.core.tree import ranges
 from lockstep.torch_engine.nets import autograd, distributions, encoders, nets
 from lockstep.torch_engine.nets.functions import shard_gradients
@@ -321,3 +322,10 @@ def test_arrays_and_dicts_are_parted_like_tensors():
     assert shard_invariant(both, 4, x, y)
     assert not shard_invariant(lambda array, _: array - array.mean(0), 4, x, y)
     assert not shard_invariant(lambda _, columns: columns["b"] - columns["b"][0], 4, x, y)
+
+
+def test_each_group_that_is_looked_at_is_progress():
+    """Of many large shards the check takes longer than ranks may be silent, and one that is done waits for others."""
+    before = life.sign().count
+    assert shard_invariant(lambda x: x * 2.0, SHARDS, torch.ones(SHARDS, 3), sizes=[2, 4])
+    assert life.sign().count == before + 4 + 2
