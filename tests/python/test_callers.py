@@ -70,7 +70,7 @@ given = os.environ | {{"PYTHONPATH": before, PATH_VARIABLE: after}}
 said = subprocess.run([sys.executable, "-P", "-c", {child!r}], env=given, capture_output=True, text=True, check=True)
 found = [place for place in eval(said.stdout) if os.path.exists(place)]
 assert found == [*sys.path, os.getcwd()], (found, sys.path)
-print(len([place for place in found if place.endswith("site-packages")]))
+print(len([place for place in found if place.endswith("-packages")]))
 """
     given = os.environ | {"PYTHONPATH": f"{tmp_path / 'first'}{os.pathsep}{SOURCE}"}
     done = subprocess.run(

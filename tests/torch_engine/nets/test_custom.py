@@ -339,7 +339,7 @@ def test_there_is_no_dropout_in_rollout_and_evaluation():
             "gave outputs of shape (2, 2) and values of shape (2,) for 2 observations; needed are (2, 3) and",
         ),
         ("Tiny", {"critic": False}, "needed are (2, 3) and (2,)"),
-        ("Broken", {}, "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("Broken", {}, "mat1 and mat2 shapes cannot be multiplied"),
         ("Statistical", {}, "keeps running statistics (body.3.running_mean), which would differ between ranks"),
     ],
 )

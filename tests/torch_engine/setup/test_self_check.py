@@ -26,7 +26,7 @@ from lockstep.torch_engine.nets.shards import by_shard
 from lockstep.torch_engine.plain.policy import PlainPolicy
 from lockstep.torch_engine.plain.recurrent import RecurrentPolicy
 from lockstep.torch_engine.setup import choose_mode
-from lockstep.torch_engine.setup.self_check import shard_invariant
+from lockstep.torch_engine.setup.self_check import ALL_LOOKED_AT, group_sizes, group_starts, shard_invariant
 from lockstep.training.losses import LossSettings
 
 SHARDS = 8
@@ -329,3 +329,32 @@ def test_each_group_that_is_looked_at_is_progress():
     before = life.sign().count
     assert shard_invariant(lambda x: x * 2.0, SHARDS, torch.ones(SHARDS, 3), sizes=[2, 4])
     assert life.sign().count == before + 4 + 2
+
+
+@pytest.mark.parametrize("shards", [2, 8, 12, ALL_LOOKED_AT])
+def test_up_to_sixty_four_shards_each_is_compared_in_groups_of_every_size(shards):
+    for size in group_sizes(shards):
+        starts = group_starts(shards, size)
+        assert {start + n for start in starts for n in range(size)} == set(range(shards))
+        assert starts[0] == 0
+        assert starts[-1] == shards - size
+
+
+def test_of_many_shards_every_size_is_compared_at_both_ends_and_few_groups_are():
+    shards = 1024
+    looked_at = [(start, size) for size in group_sizes(shards) for start in group_starts(shards, size)]
+    assert {size for _, size in looked_at} == set(group_sizes(shards))
+    assert all({0, shards - size} <= {at for at, of in looked_at if of == size} for size in group_sizes(shards))
+    assert all(0 <= start <= shards - size for start, size in looked_at)
+    few = [start for start, size in looked_at if size == 2]
+    assert few == [*range(0, ALL_LOOKED_AT, 2), shards - 2]
+    assert sum(size for _, size in looked_at) < len(group_sizes(shards)) * shards / 4
+
+
+@pytest.mark.parametrize("wrong", [2, 3, 17, 33, 257, 513])
+def test_of_many_shards_a_size_whose_bits_differ_is_found(wrong):
+    """The negative: nothing else than groups of that size rounds differently."""
+    x = torch.ones(513, 1)
+    assert wrong in group_sizes(len(x))
+    assert shard_invariant(lambda part: part + 0.0, len(x), x)
+    assert not shard_invariant(lambda part: part + float(len(part) == wrong), len(x), x)

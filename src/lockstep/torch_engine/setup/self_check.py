@@ -11,6 +11,10 @@ import torch
 from lockstep.core.life import life
 from lockstep.torch_engine.nets.shards import ShardFunction, by_shard, part_of
 
+ALL_LOOKED_AT = 64
+"""Shards of which each is compared in groups of every size; of more, the first so many and the last of each size are:
+there are twice as many sizes as the root of the number of shards, and each would go through all of them."""
+
 
 def shard_invariant(
     function: ShardFunction, num_shards: int, *arguments: Any, sizes: Sequence[int] | None = None
@@ -23,13 +27,19 @@ def shard_invariant(
     """
     alone = _tensors(by_shard("loop", function, *arguments))
     for size in group_sizes(num_shards) if sizes is None else sizes:
-        for start in sorted({*range(0, num_shards - size + 1, size), num_shards - size}):
+        for start in group_starts(num_shards, size):
             life.progressed()
             together = _tensors(function(*(part_of(a, start, start + size) for a in arguments)))
             pieces = zip(alone, together, strict=True)
             if not all(_equal(a[start : start + size], b) for a, b in pieces):
                 return False
     return True
+
+
+def group_starts(num_shards: int, size: int) -> list[int]:
+    """Lists at which shards the groups of a size begin that are looked at: see :data:`ALL_LOOKED_AT`."""
+    whole = range(0, min(num_shards, ALL_LOOKED_AT) - size + 1, size)
+    return sorted({0, *whole, num_shards - size})
 
 
 def group_sizes(num_shards: int) -> list[int]:
