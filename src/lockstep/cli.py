@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -112,9 +113,16 @@ def _end_by_signals() -> None:
             signal.signal(number, lambda number, _frame: os._exit(128 + number))
 
 
+def _show_every_sign() -> None:
+    """Lets a terminal that lacks a sign, as ``…`` in Latin-1, show its number, where it would end a command's output."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
     open_closed_streams()
+    _show_every_sign()
     _end_by_signals()
     words = list(sys.argv[1:] if argv is None else argv)
     works = bool(words) and words[0] in AT_WORK
