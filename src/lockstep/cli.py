@@ -114,7 +114,7 @@ def _end_by_signals() -> None:
 
 
 def _show_every_sign() -> None:
-    """Lets a terminal that lacks a sign, as ``…`` in Latin-1, show its number, where it would end a command's output."""
+    """Lets a terminal that lacks a sign, as ``…`` in Latin-1, show its number; a command's output would end there."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
