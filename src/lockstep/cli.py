@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import difflib
 import importlib
 import io
@@ -9,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lockstep import __version__
 from lockstep.core.errors import RunError
@@ -101,30 +103,53 @@ def _topology() -> Topology:
         return Topology()
 
 
-def _end_by_signals() -> None:
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
     """Lets stop signals end the first process of a container as they end any other, from which the kernel keeps them.
 
     Who takes them for ranks, or for a checkpoint, does so afterwards.
     """
-    if os.getpid() != 1 or threading.current_thread() is not threading.main_thread():
-        return
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, lambda number, _frame: os._exit(128 + number))
+    first = os.getpid() == 1 and threading.current_thread() is threading.main_thread()
+    taken = [number for number in STOP_SIGNALS if first and signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, lambda number, _frame: os._exit(128 + number))
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
-def _show_every_sign() -> None:
+@contextlib.contextmanager
+def _showing_every_sign() -> Iterator[None]:
     """Lets a terminal that lacks a sign, as ``…`` in Latin-1, show its number; a command's output would end there."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
+    out, before = sys.stdout, None
+    with contextlib.suppress(OSError, ValueError):  # it is closed, or nobody reads it any more
+        if isinstance(out, io.TextIOWrapper) and _may_lack_signs(out):
+            before = out.errors
+            out.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(OSError, ValueError):
+                out.reconfigure(errors=before)
+
+
+def _may_lack_signs(out: io.TextIOWrapper) -> bool:
+    if out.errors == "surrogateescape":  # of the C locale; in UTF-8 it lets names of files pass that aren't
+        return codecs.lookup(out.encoding).name != "utf-8"
+    return out.errors == "strict"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
     open_closed_streams()
-    _show_every_sign()
-    _end_by_signals()
-    words = list(sys.argv[1:] if argv is None else argv)
+    with _showing_every_sign(), _ended_by_signals():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(words: list[str]) -> int:
     works = bool(words) and words[0] in AT_WORK
     try:
         code = _run(words)

@@ -12,13 +12,21 @@ OWN_NAMESPACE = ("unshare", "--map-root-user", "--pid", "--fork")
 SIGNALLED = """
 import os, signal, sys
 import lockstep.cli as cli
-cli._run = lambda words: os.kill(os.getpid(), signal.SIGTERM) or print("goes on") or 0
+here = os.getpid()
+if "played" in sys.argv:
+    os.getpid = lambda: 1
+cli._run = lambda words: os.kill(here, signal.SIGTERM) or print("goes on") or 0
 sys.exit(cli.main(["eval", "x"]))
 """
 
 
-def signalled(*before: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*before, sys.executable, "-c", SIGNALLED], capture_output=True, text=True)
+def signalled(*before: str, more: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*before, sys.executable, "-c", SIGNALLED, *more], capture_output=True, text=True)
+
+
+def test_a_stop_signal_ends_what_takes_itself_for_the_first_process():
+    done = signalled(more=("played",))
+    assert (done.returncode, done.stdout) == (143, ""), done.stderr
 
 
 def test_a_stop_signal_ends_the_first_process_of_a_container():

@@ -27,6 +27,10 @@ from lockstep.config.redact import secrets_in, shown_url, shown_value, without_s
         ("--env.kwargs {hfKey:geheim,size:5}", "--env.kwargs {hfKey:***,size:5}"),
         ("--env.kwargs {auth:[a,geheim],size:5}", "--env.kwargs {auth:***"),
         ("--env.kwargs {token:{value:geheim}}", "--env.kwargs {token:***"),
+        ("--env.kwargs {apiKeys:[a,geheim]}", "--env.kwargs {apiKeys:***"),
+        ("--env.kwargs.auth.value geheim", "--env.kwargs.auth.value ***"),
+        ("--env.kwargs.password1=geheim", "--env.kwargs.password1=***"),
+        ("--checkpoint.mirror HTTPS://geheim@host/runs", "--checkpoint.mirror HTTPS://***@host/runs"),
         (r"""--env.kwargs {"token":"a\"geheim","size":5}""", """--env.kwargs {"token":***,"size":5}"""),
     ],
 )
@@ -45,6 +49,8 @@ def test_secrets_are_hidden(words, kept):
         "--network.custom low.key:Net --ppo.loss my_keys:loss",
         "--env.kwargs {monkey:1,hotkey:x}",
         "--checkpoint.mirror sftp://me@host/runs",
+        '--env.kwargs {"observation_keys":["rgb"],"camera_key":"top","size":5}',
+        "--env.kwargs.stop_token </s> --env.kwargs.render_pass depth --env.kwargs.keys a",
     ],
 )
 def test_everything_else_stays(words):
@@ -67,11 +73,16 @@ def test_a_config_is_shown_without_what_is_secret():
     }
     assert config["env"]["kwargs"]["api_key"] == "geheim"
     assert shown_value("geheim", "network.custom_kwargs.token") == "***"
+    assert shown_value("geheim", "network.custom_kwargs.auth.value") == "***"
     assert shown_value("geheim", "env.kwargs.name") == "geheim"
+    assert shown_value(["rgb"], "env.kwargs.obs_keys") == ["rgb"]
 
 
 def test_of_a_url_the_user_and_the_password_are_known():
     assert secrets_in("ftp://me:ge/heim@host/runs") == ("me:ge/heim", "ge/heim")
     assert secrets_in("https://geheim@host") == ("geheim",)
+    assert secrets_in("https://host/a?sig=ge%40heim") == ("sig=ge%40heim", "sig=ge@heim")
+    assert secrets_in("ftp://me:p%40ssword@host") == ("me:p%40ssword", "me:p@ssword", "p%40ssword", "p@ssword")
+    assert secrets_in("ftp://me:e@host") == ("me:e",)
     assert secrets_in("sftp://me@host/runs") == secrets_in("http://host:80/a@2") == ()
     assert shown_url("brought ftp://me:geheim@host/runs here") == "brought ftp://***@host/runs here"

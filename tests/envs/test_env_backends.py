@@ -104,6 +104,7 @@ def assert_same(ours: Buffers, theirs: Buffers, columns: slice = slice(None)) ->
             assert getattr(ours, field.name).tobytes() == expected.tobytes(), field.name
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has only multiprocessing's files")
 def test_workers_need_no_file_system_for_what_they_share(in_process, monkeypatch):
     monkeypatch.setattr(Arena, "_dir_candidates", ["/no/such/place"])  # a container without /dev/shm
     actions = fixed_actions(3)

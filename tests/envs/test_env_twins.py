@@ -62,3 +62,12 @@ def test_a_run_is_resumed_by_the_id_that_it_was_asked_for_with(tmp_path):
     (tmp_path / "config.json").write_text(config.model_copy(update={"engine": "torch"}).model_dump_json())
     with pytest.raises(ValueError, match=r"^env\.id: .* can't be resumed with CartPole-v1"):
         resumed_config(tmp_path, {"env": {"id": "CartPole-v1"}})
+
+
+def test_a_setting_that_is_secret_is_refused_without_being_said(tmp_path):
+    config = resolve(Config.model_validate({"env": {"id": "CartPole-v1", "kwargs": {"api_key": "geheim", "size": 1}}}))
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    with pytest.raises(ValueError, match=r"^env\.kwargs: run .* can't be resumed with .*'size': 2") as caught:
+        resumed_config(tmp_path, {"env": {"kwargs": {"api_key": "anders", "size": 2}}})
+    assert "geheim" not in str(caught.value)
+    assert "anders" not in str(caught.value)

@@ -62,3 +62,19 @@ def test_anything_else_is_one_line(recording, name, content, said):
         read_recording(recording)
     assert str(caught.value).startswith(f"recording: {recording} is none: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_that_is_another_is_one_line_or_changes_nothing(tmp_path):
+    """Wherever it is: in what is compressed, in its sums, or in what the file says of itself."""
+    numbers = np.random.default_rng(0).integers(0, 9, (500, 4)).astype(np.float32)
+    path = tmp_path / "a.npz"
+    write_recording(path, Recording(numbers, np.zeros(500, np.int64), np.zeros(500, np.int64), np.zeros((1, 4)), FACTS))
+    whole, refused = path.read_bytes(), 0
+    for at in range(0, len(whole), max(1, len(whole) // 400)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :])
+        try:
+            read_recording(path)
+        except ValueError as error:
+            refused += 1
+            assert str(error).startswith(f"recording: {path} is none: ")  # noqa: PT017
+    assert refused > 200

@@ -17,6 +17,7 @@ from lockstep.runs.curves import (
     read_records,
     write_curves,
 )
+from lockstep.runs.trackers import jsonl
 
 
 @pytest.mark.parametrize(
@@ -142,3 +143,28 @@ def test_a_row_that_is_being_written_is_left_out_and_a_damaged_one_is_named(tmp_
     file.write_text('{"iteration": 1, "glo\n{"iteration": 2}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is no metrics record"):
         read_records(tmp_path)
+
+
+def test_a_last_row_of_which_the_rest_comes_meanwhile_is_left_out(tmp_path, monkeypatch):
+    """A run that trains writes rows while they are read: half a row is no damaged one."""
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"iteration": 1}\n{"iteration": 2, "glo')
+    parsed = jsonl._record
+
+    def while_it_grows(line):
+        if not line.endswith(b"\n"):
+            with file.open("a") as more:
+                more.write('bal_step": 8}\n')
+        return parsed(line)
+
+    monkeypatch.setattr(jsonl, "_record", while_it_grows)
+    assert read_records(tmp_path) == [{"iteration": 1}]
+    assert len(read_records(tmp_path)) == 2
+
+
+def test_a_curve_of_rows_that_say_no_step_is_refused_in_one_line(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"iteration": 1, "global_step": null}\n{"iteration": 2, "global_step": 8}\n'
+    )
+    with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is no metrics record"):
+        write_curves(tmp_path, "one seed", {0: tmp_path})

@@ -13,7 +13,7 @@ from command_line import wait_until
 from frameworks import installed
 from mirror_places import MemoryPlace
 
-from lockstep.config.sections import is_url
+from lockstep.config.sections import CheckpointConfig, is_url
 from lockstep.runs.mirror import lease as lease_module
 from lockstep.runs.mirror.lease import LEASE, PATIENCE_SECONDS, RENEW_SECONDS, Lease
 from lockstep.runs.mirror.place import MirrorError, Place, split_url
@@ -356,3 +356,21 @@ def test_nobody_waits_long_for_a_mirror_that_hangs_to_give_a_lease_back(monkeypa
     lease.give_back()  # comes back
     assert LEASE in place.files
     hangs.set()
+
+
+def test_a_short_password_is_no_part_of_every_word(monkeypatch):
+    def refuse(*_, **__):
+        raise ConnectionRefusedError(111, "Connection refused by ftp://me:e@127.0.0.1/runs")
+
+    monkeypatch.setattr("fsspec.url_to_fs", refuse)
+    said = "can't reach ftp://***@127.0.0.1/runs: [Errno 111] Connection refused by ftp://***@127.0.0.1/runs"
+    assert fault_of(Place, "ftp://me:e@127.0.0.1/runs") == said
+
+
+def test_a_place_as_it_was_shown_is_refused(tmp_path):
+    said = fault_of(Place, "sftp://***@host/runs")
+    assert said == "sftp://***@host/runs: *** stands for a user and a password; write these in its place"
+    with pytest.raises(ValueError) as caught:
+        CheckpointConfig(mirror="sftp:/me:geheim@host")
+    assert "geheim" not in str(caught.value.errors()[0]["msg"])
+    assert "a place that fsspec knows is wanted" in str(caught.value)

@@ -161,3 +161,20 @@ def test_a_loss_is_for_training_alone(tmp_path):
     (tmp_path / "config.json").write_text(elsewhere.model_dump_json())
     with pytest.raises(ValueError, match=r"^env\.kwargs: .* names losses:mine, which would be imported"):
         trusted_config(tmp_path, unused=("ppo.loss",))
+
+
+def test_what_a_setting_calls_secret_is_not_said(tmp_path):
+    kwargs = {"api_key": "sk:geheim", "plugin": "tasks:Mine"}
+    assert "names ***, which would be imported" in refusal(
+        config_of(env={"id": "CartPole-v1", "kwargs": kwargs}), tmp_path
+    )
+    kwargs.pop("api_key")
+    message = refusal(config_of(env={"id": "CartPole-v1", "kwargs": kwargs}), tmp_path)
+    assert "names tasks:Mine, which would be imported" in message
+
+
+def test_a_list_in_another_encoding_loses_only_what_it_spells_otherwise(tmp_path):
+    remember_names(config_of(env="tasks:Mine-v0"))
+    the_list().write_bytes("tasks:Größe-v0\n".encode("latin-1") + the_list().read_bytes())
+    check_trusted(config_of(env="tasks:Mine-v0"), tmp_path)
+    refusal(config_of(env="tasks:Größe-v0"), tmp_path)

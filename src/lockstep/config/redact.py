@@ -5,23 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 HIDDEN = "***"
-_USER = re.compile(r"(://)(?:[^/\s@:]*:(?!\d+/)\S*|(?:(?<=http://)|(?<=https://))[^/\s@]*)@")
+_USER = re.compile(r"(://)(?:[^/\s@:]*:(?!\d+/)\S*|(?:(?<=http://)|(?<=https://))[^/\s@]*)@", re.IGNORECASE)
 """A user and a password in a URL; the password may hold a slash or an @ that nobody has escaped.
 
 A user without one is a token in ``https://``, and elsewhere no secret: ``sftp://me@host``, ``abfs://container@account``.
 """
-_QUERY = re.compile(r"(://[^?\s]*\?)\S+")
-_NAMES = r"(?:api[_-]?key|auth|credential|key|pass|passphrase|passwd|password|pwd|secret|token)s?"
-_NAME = re.compile(rf"(?:^|[._-]|(?<=[a-z0-9])(?=[A-Z]))(?i:{_NAMES})$")
-"""How the name of a setting ends whose value is a secret: as a word of its own, ``hf_key`` or ``accessToken``."""
-_PAIR = re.compile(
-    rf"""((?:\b|[_-]|(?<=[a-z0-9])(?=[A-Z]))(?i:{_NAMES})["']?\s*:(?!//)\s*)"""
-    r"""([\[{|>&!].*|"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^\s,}]+)""",
-    re.DOTALL,
+_QUERY = re.compile(r"(://[^?\s]*\?)(\S+)")
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_SECRETS = frozenset(
+    (
+        *("apikey", "auth", "auths", "authorization", "bearer", "credential", "credentials", "passphrase"),
+        *("passphrases", "passwd", "password", "passwords", "pwd", "secret", "secrets"),
+    )
 )
-"""The same inside a mapping; where its value is no scalar, what follows is hidden to the end."""
+_KEYS = frozenset(("key", "pass", "token"))
+"""One of these is a secret, but for some; several are what names things (``observation_keys``), but for some."""
+_NO_SECRETS = frozenset(
+    (
+        *("action", "bos", "camera", "eos", "eval", "filter", "first", "goal", "image", "info", "last", "low", "mask"),
+        *("obs", "observation", "pad", "prompt", "random", "render", "reward", "second", "sep", "sort", "start"),
+        *("state", "stop", "unk"),
+    )
+)
+"""What is before the word key, pass or token where it is no secret: ``stop_token``, ``render_pass``."""
+_OWN = frozenset(("access", "api", "auth", "bearer", "private", "secret"))
+"""What is before the word keys, passes or tokens where they are secrets."""
+_KEYED = re.compile(r"""([A-Za-z_][\w.-]*)["']?\s*:(?!//)\s*""")
+_VALUE = re.compile(r"""[\[{|>&!].*|"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^\s,}]+""", re.DOTALL)
+"""Of a name inside a mapping; where the value is no scalar, what follows is hidden to the end."""
+SHORTEST = 4
+"""Letters of a password that a library's message is looked through for; a shorter one is part of many words."""
 
 
 def without_secrets(words: Iterable[str]) -> tuple[str, ...]:
@@ -38,7 +54,7 @@ def without_secrets(words: Iterable[str]) -> tuple[str, ...]:
         hides_next = is_option and not equals and _is_secret(name)
         word = shown_url(word)
         if "{" in word:  # ``module.key:Class`` is no mapping
-            word = _PAIR.sub(rf"\1{HIDDEN}", word)
+            word = _without_pairs(word)
         out.append(word)
     return tuple(out)
 
@@ -51,12 +67,17 @@ def shown_url(text: str) -> str:
 
 
 def secrets_in(url: str) -> tuple[str, ...]:
-    """Finds what :func:`shown_url` hides of a user and a password: both together, and the password alone."""
-    found = _USER.search(url)
-    if found is None:
-        return ()
-    whole = found[0].removeprefix("://").removesuffix("@")
-    return tuple(filter(None, (whole, whole.partition(":")[2])))
+    """Finds what :func:`shown_url` hides of a URL: user and password together, the password, and the query.
+
+    Each is there as it is written and as it is meant (``%40`` is an @), if it isn't too short to be told from words.
+    """
+    user, query = _USER.search(url), _QUERY.search(url)
+    found = [query[2]] if query else []
+    if user is not None:
+        whole = user[0].removeprefix("://").removesuffix("@")
+        found += [whole, whole.partition(":")[2]]
+    both = dict.fromkeys(meant for each in found for meant in (each, unquote(each)))
+    return tuple(each for each in both if len(each) >= SHORTEST)
 
 
 def shown_value(value: Any, key: str = "") -> Any:
@@ -64,7 +85,7 @@ def shown_value(value: Any, key: str = "") -> Any:
 
     Args:
         value: of the setting; a mapping has settings of its own.
-        key: its name, dotted or not; of a whole config none.
+        key: its name, dotted or not; of a whole config none. A part of it may say that it is secret.
 
     Returns:
         A copy in which :data:`HIDDEN` stands in place of each secret that is there.
@@ -78,5 +99,27 @@ def shown_value(value: Any, key: str = "") -> Any:
     return shown_url(value) if isinstance(value, str) else value
 
 
+def _without_pairs(text: str) -> str:
+    out, at = [], 0
+    for name in _KEYED.finditer(text):
+        if name.start() < at or not _is_secret(name[1]) or (value := _VALUE.match(text, name.end())) is None:
+            continue
+        out += [text[at : name.end()], HIDDEN]
+        at = value.end()
+    return "".join([*out, text[at:]])
+
+
 def _is_secret(name: str) -> bool:
-    return _NAME.search(name) is not None
+    """Says whether a setting's name, or a part of it between dots, ends as those of secrets do."""
+    return any(map(_names_a_secret, name.split(".")))
+
+
+def _names_a_secret(part: str) -> bool:
+    words = [word.lower() for word in _WORDS.findall(part)]
+    if not words:
+        return False
+    *before, last = words
+    if last in _KEYS:
+        return not before or before[-1] not in _NO_SECRETS
+    several = last.removesuffix("es") if last == "passes" else last.removesuffix("s")
+    return last in _SECRETS or (several in _KEYS and bool(before) and before[-1] in _OWN)

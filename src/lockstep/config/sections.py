@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from lockstep.config.redact import HIDDEN
+
 
 def is_url(text: str) -> bool:
     """Tells a place that fsspec knows by its scheme, a run on a mirror, from a name or a directory."""
@@ -223,7 +225,8 @@ class CheckpointConfig(Section):
     @classmethod
     def _url(cls, place: str | None) -> str | None:
         if place is not None and not is_url(place):
-            raise ValueError(f"{place!r}: a place that fsspec knows is wanted, e.g. s3://bucket/runs")
+            shown = HIDDEN if "@" in place else repr(place)  # a password may be in it
+            raise ValueError(f"{shown}: a place that fsspec knows is wanted, e.g. s3://bucket/runs")
         return place
 
 

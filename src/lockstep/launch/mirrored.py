@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.config.redact import shown_value
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import is_url
 from lockstep.core.files import quoted, sync_path
@@ -172,6 +173,7 @@ def bring(place: Place, path: Path, quiet: bool, trust: bool = False) -> None:
 def _check_same(path: Path, here: Config, there: Config, url: str) -> None:
     for key, ours, theirs in differences(here.model_dump(mode="json"), there.model_dump(mode="json")):
         if not may_change(key) and not is_respelt(key, theirs, ours, path):
+            ours, theirs = shown_value(ours, key), shown_value(theirs, key)
             raise MirrorError(
                 f"resume: {path} is another run than {url}: {key} is {ours} here and {theirs} there; give another "
                 "--runs-dir, --name or --checkpoint.mirror"

@@ -10,6 +10,7 @@ from typing import Any
 from lockstep.config.checks import counted
 from lockstep.config.files import merge
 from lockstep.config.keys import FREE, validate
+from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import say
 from lockstep.envs.batched.twins import stepped_inside
@@ -55,6 +56,7 @@ def resumed_config(
     _check_unchanged(path, stored)
     for key, old, new in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
         if not may_change(key) and not is_respelt(key, old, new, path):
+            old, new = shown_value(old, key), shown_value(new, key)
             raise ValueError(
                 f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
             )
@@ -79,6 +81,7 @@ def _check_unchanged(path: Path, stored: Config) -> None:
     config, step = written
     for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
         if not may_change(key) and not is_respelt(key, old, new, path):
+            old, new = shown_value(old, key), shown_value(new, key)
             raise ValueError(
                 f"{key}: {path / CONFIG} says {new}, but it was {old} when step_{step} was written; put it back, or "
                 "start a new run"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from lockstep.core.files import draft_of
@@ -23,11 +23,6 @@ FACTS = "facts"
 TOLD = ("policy", "config", "environment")
 """What of the facts is read again."""
 FORMAT = 1
-DAMAGED = (
-    *(AttributeError, KeyError, ValueError, TypeError, OSError, RecursionError, zipfile.BadZipFile, SafetensorError),
-    MemoryError,  # of an array that a few bytes say to be larger than any memory
-)
-"""What a file may raise that isn't a recording."""
 BATCH = 64
 """Episodes that are recorded at once."""
 
@@ -126,7 +121,7 @@ def _is_recording(path: Path) -> bool:
                 return {f"{name}.npy" for name in (*ARRAYS, FACTS)} <= set(file.namelist())
         with safe_open(path, framework="numpy") as file:
             return FACTS in (file.metadata() or {}) and set(ARRAYS) <= set(file.keys())
-    except (OSError, ValueError, zipfile.BadZipFile, SafetensorError):
+    except Exception:  # see read_recording
         return False
 
 
@@ -160,7 +155,7 @@ def read_recording(path: Path) -> Recording:
         if lacks := [name for name in TOLD if name not in found]:
             raise ValueError(f"its {FACTS} lack {lacks[0]}")
         return Recording(**arrays, facts=found)
-    except DAMAGED as error:
+    except Exception as error:  # of what reads damage: zip, zlib, NumPy's headers, JSON, memory that there isn't
         raise ValueError(f"recording: {path} is none: {' '.join(str(error).split())}") from None
 
 

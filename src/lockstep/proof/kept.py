@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.presets import has_preset, with_version
+from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
 from lockstep.core.files import replace_text
 from lockstep.launch.resume import differences, may_change
@@ -83,6 +84,7 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
     stored = stored_config(run, warn=False)
     for key, theirs, ours in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
         if not may_change(key):
+            theirs, ours = shown_value(theirs, key), shown_value(ours, key)
             raise ValueError(f"{key} is {theirs} in {run} and was {ours} here")
     if follows_length(config) and (length := first_length(run, stored, iterations)) != config.total_steps:
         raise ValueError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.checks import resolve
+from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.process import command_that_ends_with_us, said_error
 from lockstep.core.temporary import temporary_directory
@@ -134,6 +135,7 @@ def recorded_config(run: Path, config: Config, iterations: int) -> Config:
     stored = stored_config(run)
     for key, theirs, mine in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
         if not key.startswith(CHANGEABLE):
+            theirs, mine = shown_value(theirs, key), shown_value(mine, key)
             raise ValueError(
                 f"against: {run} was trained with {key} {theirs}, and here it is {mine}; give the config of that run: "
                 f"lockstep verify {run / CONFIG} --against {run}"

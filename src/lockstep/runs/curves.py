@@ -123,7 +123,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def _read_returns(path: Path) -> list[dict[str, Any]]:
     """What a curve needs of :func:`read_records`: those of all seeds of a group are held at once."""
-    return [{name: x for name in IN_A_CURVE if (x := record.get(name)) is not None} for record in read_records(path)]
+    records = read_jsonl(path / METRICS_JSONL, "iteration", "global_step")
+    return [{name: x for name in IN_A_CURVE if (x := record.get(name)) is not None} for record in records]
 
 
 def write_curves(path: Path, title: str, seeds: Mapping[int, Path]) -> Curve:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.handed import is_handed
-from lockstep.config.redact import shown_url
+from lockstep.config.redact import HIDDEN, shown_url, shown_value
 from lockstep.config.run import Config
 from lockstep.config.sections import SERVICES, LogConfig
 from lockstep.core.private import home_place, make_private, only_we_write
@@ -123,9 +123,18 @@ def check_trusted(
         what = "to which metrics would be sent" if key.removeprefix("log.") in SERVICES else what
         what = "to which the run would be copied" if key == MIRROR else what
         raise ValueError(
-            f"{key}: {source} names {shown_url(name)}, {what}, and you haven't trained with it on this account; "
-            "look at it, then give --trust"
+            f"{key}: {source} names {_shown(name, config, key)}, {what}, and you haven't trained with it on this "
+            "account; look at it, then give --trust"
         )
+
+
+def _shown(name: str, config: Config, key: str) -> str:
+    """A name as it may stand in a message: of free settings those that are called secret may not."""
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    shown = shown_url(name)
+    return shown if not isinstance(value, dict) or shown in _texts(shown_value(value)) else HIDDEN
 
 
 def _is_given(key: str, given: Iterable[str]) -> bool:
@@ -158,7 +167,7 @@ def trusted_names() -> set[str]:
         return set()
     try:
         return (
-            set(file.read_text(encoding="utf-8").splitlines())
+            set(file.read_text(encoding="utf-8", errors="replace").splitlines())
             if only_we_write(file) and only_we_write(file.parent)
             else set()
         )

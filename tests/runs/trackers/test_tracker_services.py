@@ -180,7 +180,9 @@ def test_metrics_config_and_videos_arrive_once_also_after_a_resume(service, tmp_
 
 
 @pytest.mark.parametrize("service", SERVICES, indirect=True)
-def test_what_is_secret_in_a_config_is_sent_nowhere(service, tmp_path):
+def test_what_is_secret_in_a_config_is_sent_nowhere(service, tmp_path, monkeypatch):
+    words = ["lockstep", "train", "--env.kwargs.api_key", "geheim", "--env.kwargs.name", "offen"]
+    monkeypatch.setattr(sys, "argv", words)  # which W&B sends
     more = {"env": {"id": "tasks:Mine-v0", "kwargs": {"api_key": "geheim", "name": "offen"}}}
     trackers = open_trackers(tmp_path / "runs" / "demo", service, **more, checkpoint={"mirror": "ftp://me:geheim@h/r"})
     trackers.log(record(1))
@@ -189,6 +191,7 @@ def test_what_is_secret_in_a_config_is_sent_nowhere(service, tmp_path):
     assert b"offen" in kept
     assert b"ftp://***@h/r" in kept
     assert b"geheim" not in kept
+    assert sys.argv == words
 
 
 @pytest.mark.parametrize("service", ["wandb"], indirect=True)

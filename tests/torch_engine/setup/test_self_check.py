@@ -324,11 +324,11 @@ def test_arrays_and_dicts_are_parted_like_tensors():
     assert not shard_invariant(lambda _, columns: columns["b"] - columns["b"][0], 4, x, y)
 
 
-def test_each_group_that_is_looked_at_is_progress():
+def test_each_shard_and_each_group_that_is_looked_at_is_progress():
     """Of many large shards the check takes longer than ranks may be silent, and one that is done waits for others."""
     before = life.sign().count
     assert shard_invariant(lambda x: x * 2.0, SHARDS, torch.ones(SHARDS, 3), sizes=[2, 4])
-    assert life.sign().count == before + 4 + 2
+    assert life.sign().count == before + SHARDS + 4 + 2
 
 
 @pytest.mark.parametrize("shards", [2, 8, 12, ALL_LOOKED_AT])
@@ -346,6 +346,9 @@ def test_of_many_shards_every_size_is_compared_at_both_ends_and_few_groups_are()
     assert {size for _, size in looked_at} == set(group_sizes(shards))
     assert all({0, shards - size} <= {at for at, of in looked_at if of == size} for size in group_sizes(shards))
     assert all(0 <= start <= shards - size for start, size in looked_at)
+    for size in group_sizes(shards):
+        compared = {at + n for at, of in looked_at if of == size for n in range(size)}
+        assert compared >= set(range(ALL_LOOKED_AT)) | {shards - 1}
     few = [start for start, size in looked_at if size == 2]
     assert few == [*range(0, ALL_LOOKED_AT, 2), shards - 2]
     assert sum(size for _, size in looked_at) < len(group_sizes(shards)) * shards / 4

@@ -47,10 +47,13 @@ class Place:
         url: as it may be shown, without a password.
 
     Raises:
-        MirrorError: the scheme is unknown, its package isn't installed, or it can't be reached.
+        MirrorError: the scheme is unknown, its package isn't installed, it can't be reached, or the URL is one that was
+            shown without its password.
     """
 
     def __init__(self, url: str) -> None:
+        if f"://{HIDDEN}@" in url:
+            raise MirrorError(f"{url}: {HIDDEN} stands for a user and a password; write these in its place")
         asked = url.rstrip("/")
         self.url = url = shown_url(asked)
         self._secrets = secrets_in(asked)
@@ -76,7 +79,7 @@ class Place:
 
     def _said(self, error: BaseException) -> str:
         """An error of a library's as one line, which may quote what it was asked for."""
-        text = one_line(error)
+        text = shown_url(one_line(error))
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return text

@@ -133,6 +133,8 @@ def read_jsonl(path: Path, *integers: str) -> list[dict[str, Any]]:
             if record is not None and all(_is_whole(record.get(key)) for key in integers):
                 keys = tuple(record)
                 found.append(dict(zip(known.setdefault(keys, keys), record.values(), strict=True)))
+            elif not line.endswith(b"\n"):  # torn, or being written: the rest of it may be there by now
+                break
             else:
                 broken = number
     return found

@@ -79,7 +79,12 @@ class MlflowTracker(Tracker):
         wanted = {key: str(value) for key, value in flattened(run.settings).items()}
         new = [Param(key, value) for key, value in wanted.items() if key not in stored]
         tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
-        tags |= {f"resumed.{key}": value for key, value in wanted.items() if stored.get(key, value) != value}
+        plain = flattened(run.config.model_dump(mode="json"))  # of versions that hid nothing
+        tags |= {
+            f"resumed.{key}": value
+            for key, value in wanted.items()
+            if stored.get(key, value) not in (value, str(plain.get(key)))
+        }
         for first in range(0, len(new), MAX_PARAMS):
             self._client.log_batch(self._id, params=new[first : first + MAX_PARAMS])
         if tags:

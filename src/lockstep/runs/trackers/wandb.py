@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.redact import without_secrets
 from lockstep.runs.trackers.service import TrackedRun, Tracker, metrics_of
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: crash reports go nowhere unasked
@@ -14,6 +17,17 @@ os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: crash
 import wandb
 
 SERVICE = "wandb"
+
+
+@contextlib.contextmanager
+def _shown_words() -> Iterator[None]:
+    """Lets W&B, which sends the command line, see it without what is secret in it."""
+    words = sys.argv
+    sys.argv = list(without_secrets(words))
+    try:
+        yield
+    finally:
+        sys.argv = words
 
 
 class WandbTracker(Tracker):
@@ -24,20 +38,21 @@ class WandbTracker(Tracker):
 
     def __init__(self, run: TrackedRun) -> None:
         log, known = run.config.log, run.remembered(SERVICE)
-        self._run = wandb.init(
-            project=run.project,
-            entity=log.entity,
-            group=log.group,
-            tags=list(log.tags or ()),
-            name=run.name,
-            id=known.get("id"),
-            resume="allow",
-            config=run.settings,
-            allow_val_change=True,
-            dir=str(run.directory),
-            reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off"),  # the terminal is the progress display's
-        )
+        with _shown_words():
+            self._run = wandb.init(
+                project=run.project,
+                entity=log.entity,
+                group=log.group,
+                tags=list(log.tags or ()),
+                name=run.name,
+                id=known.get("id"),
+                resume="allow",
+                config=run.settings,
+                allow_val_change=True,
+                dir=str(run.directory),
+                reinit="create_new",
+                settings=wandb.Settings(silent=True, console="off"),  # the terminal is the progress display's
+            )
         run.remember(SERVICE, {"id": self._run.id, "project": run.project})
         # Online W&B itself knows how far it came; a killed process may have left the last records unsent.
         self._until = run.logged_until(SERVICE) if self._run.offline else self._run.starting_step - 1
