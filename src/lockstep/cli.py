@@ -131,7 +131,7 @@ def _showing_every_sign() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is not None:
+        if before is not None and isinstance(out, io.TextIOWrapper):
             with contextlib.suppress(OSError, ValueError):
                 out.reconfigure(errors=before)
 

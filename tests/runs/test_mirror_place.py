@@ -12,6 +12,7 @@ import s3_server
 from command_line import wait_until
 from frameworks import installed
 from mirror_places import MemoryPlace
+from pydantic import ValidationError
 
 from lockstep.config.sections import CheckpointConfig, is_url
 from lockstep.runs.mirror import lease as lease_module
@@ -370,7 +371,7 @@ def test_a_short_password_is_no_part_of_every_word(monkeypatch):
 def test_a_place_as_it_was_shown_is_refused(tmp_path):
     said = fault_of(Place, "sftp://***@host/runs")
     assert said == "sftp://***@host/runs: *** stands for a user and a password; write these in its place"
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValidationError) as caught:
         CheckpointConfig(mirror="sftp:/me:geheim@host")
     assert "geheim" not in str(caught.value.errors()[0]["msg"])
     assert "a place that fsspec knows is wanted" in str(caught.value)
