@@ -104,10 +104,10 @@ def _topology() -> Topology:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _ended_by_signals(called: bool) -> Iterator[None]:
     """Lets stop signals end the first process of a container as they end any other, from which the kernel keeps them.
 
-    Who takes them for ranks, or for a checkpoint, does so afterwards.
+    Who takes them for ranks, or for a checkpoint, does so afterwards. A caller in Python gets them back.
     """
     first = os.getpid() == 1 and threading.current_thread() is threading.main_thread()
     taken = [number for number in STOP_SIGNALS if first and signal.getsignal(number) == signal.SIG_DFL]
@@ -116,7 +116,7 @@ def _ended_by_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        for number in taken:
+        for number in taken if called else ():  # else what ends a process may still take long
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -145,7 +145,7 @@ def _may_lack_signs(out: io.TextIOWrapper) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
     open_closed_streams()
-    with _showing_every_sign(), _ended_by_signals():
+    with _showing_every_sign(), _ended_by_signals(argv is not None):
         return _main(list(sys.argv[1:] if argv is None else argv))
 
 

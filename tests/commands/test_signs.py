@@ -13,7 +13,7 @@ from lockstep import cli
 def printed(*words: str, encoding: str = "", **variables: str) -> bytes:
     """Standard output of a command that ends well."""
     command = [sys.executable, "-m", "lockstep", *words]
-    given = {**os.environ, **variables} | ({"PYTHONIOENCODING": encoding} if encoding else {})
+    given = {**os.environ, **variables, "PYTHONIOENCODING": encoding}  # an empty one is none
     return subprocess.run(command, env=given, check=True, capture_output=True, timeout=300).stdout
 
 

@@ -1,5 +1,7 @@
 """Secrets in the words of a command line, in configs and in URLs are not written down."""
 
+import json
+
 import pytest
 
 from lockstep.config.redact import secrets_in, shown_url, shown_value, without_secrets
@@ -28,6 +30,11 @@ from lockstep.config.redact import secrets_in, shown_url, shown_value, without_s
         ("--env.kwargs {auth:[a,geheim],size:5}", "--env.kwargs {auth:***"),
         ("--env.kwargs {token:{value:geheim}}", "--env.kwargs {token:***"),
         ("--env.kwargs {apiKeys:[a,geheim]}", "--env.kwargs {apiKeys:***"),
+        (
+            "--env.kwargs.apikeys geheim --env.kwargs.hf_tokens=geheim",
+            "--env.kwargs.apikeys *** --env.kwargs.hf_tokens=***",
+        ),
+        ('--env.kwargs {"ssh_keys":["geheim"]}', '--env.kwargs {"ssh_keys":***'),
         ("--env.kwargs.auth.value geheim", "--env.kwargs.auth.value ***"),
         ("--env.kwargs.password1=geheim", "--env.kwargs.password1=***"),
         ("--checkpoint.mirror HTTPS://geheim@host/runs", "--checkpoint.mirror HTTPS://***@host/runs"),
@@ -50,6 +57,7 @@ def test_secrets_are_hidden(words, kept):
         "--env.kwargs {monkey:1,hotkey:x}",
         "--checkpoint.mirror sftp://me@host/runs",
         '--env.kwargs {"observation_keys":["rgb"],"camera_key":"top","size":5}',
+        '--env.kwargs {"plugin":"auth.tasks:Mine","other":"low.key:Net","size":5}',
         "--env.kwargs.stop_token </s> --env.kwargs.render_pass depth --env.kwargs.keys a",
     ],
 )
@@ -81,8 +89,19 @@ def test_a_config_is_shown_without_what_is_secret():
 def test_of_a_url_the_user_and_the_password_are_known():
     assert secrets_in("ftp://me:ge/heim@host/runs") == ("me:ge/heim", "ge/heim")
     assert secrets_in("https://geheim@host") == ("geheim",)
-    assert secrets_in("https://host/a?sig=ge%40heim") == ("sig=ge%40heim", "sig=ge@heim")
+    assert secrets_in("https://host/a?sig=ge%40heim") == ("sig=ge%40heim", "sig=ge@heim", "ge@heim")
     assert secrets_in("ftp://me:p%40ssword@host") == ("me:p%40ssword", "me:p@ssword", "p%40ssword", "p@ssword")
     assert secrets_in("ftp://me:e@host") == ("me:e",)
     assert secrets_in("sftp://me@host/runs") == secrets_in("http://host:80/a@2") == ()
     assert shown_url("brought ftp://me:geheim@host/runs here") == "brought ftp://***@host/runs here"
+
+
+def test_what_is_said_in_words_is_hidden_to_its_end():
+    assert without_secrets(["{Authorization: Bearer geheim, size: 5}"]) == ("{Authorization: ***, size: 5}",)
+    assert without_secrets(["{password: a b geheim}"]) == ("{password: ***}",)
+
+
+def test_long_words_are_looked_through_once():
+    """By each letter's rest this would be 10^12 steps."""
+    word = json.dumps({"prompt": "a" * 1_000_000, "token": "geheim"})
+    assert without_secrets([word]) == (word.replace('"geheim"', "***"),)

@@ -73,8 +73,11 @@ def test_a_byte_that_is_another_is_one_line_or_changes_nothing(tmp_path):
     for at in range(0, len(whole), max(1, len(whole) // 400)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x5A]) + whole[at + 1 :])
         try:
-            read_recording(path)
+            found = read_recording(path)
         except ValueError as error:
             refused += 1
             assert str(error).startswith(f"recording: {path} is none: ")  # noqa: PT017
+        else:
+            np.testing.assert_array_equal(found.observations, numbers)
+            assert found.facts == FACTS
     assert refused > 200

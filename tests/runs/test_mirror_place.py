@@ -370,7 +370,9 @@ def test_a_short_password_is_no_part_of_every_word(monkeypatch):
 
 def test_a_place_as_it_was_shown_is_refused(tmp_path):
     said = fault_of(Place, "sftp://***@host/runs")
-    assert said == "sftp://***@host/runs: *** stands for a user and a password; write these in its place"
+    assert said == "sftp://***@host/runs: *** stands for what is secret; write that in its place"
+    assert "geheim" not in fault_of(Place, "https://***@host/a?sig=geheim")
+    assert fault_of(Place, "https://host/a?***").startswith("https://host/a?***: *** stands for")
     with pytest.raises(ValidationError) as caught:
         CheckpointConfig(mirror="sftp:/me:geheim@host")
     assert "geheim" not in str(caught.value.errors()[0]["msg"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from lockstep.config.engines import check_engine
+from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
 from lockstep.config.sections import SERVICES
 from lockstep.core.shards import check_shards, check_world_size, default_num_shards, nearest_divisors
@@ -144,7 +145,9 @@ def _check_choices(config: Config) -> None:
         except (TypeError, ValueError):
             plain = False
         if not plain:
-            raise ValueError(f"{name}: {table!r} is more than JSON can hold (text as keys, finite numbers, lists)")
+            raise ValueError(
+                f"{name}: {shown_value(table)!r} is more than JSON can hold (text as keys, finite numbers, lists)"
+            )
     check_engine(config)
     if config.backend == "nccl" and config.device != "cuda":
         raise ValueError(

@@ -19,6 +19,7 @@ from typing import Any
 from lockstep.config.files import FILE_SUFFIXES, add_switches, in_our_words, layered, merge, nest, read_file
 from lockstep.config.keys import FREE, LEAVES, Leaf, validate
 from lockstep.config.presets import for_grpo, preset_for, with_version
+from lockstep.config.redact import without_secrets
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.switches import Switch, read_switch, switch_named
 from lockstep.config.words import ALIASES, CONFIG_FILE, SHORT, advice, plain
@@ -57,7 +58,8 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
         try:
             return json.loads(words[0])
         except ValueError:
-            raise ValueError(f"{flag}: {words[0]!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
+            shown = without_secrets([words[0]])[0]
+            raise ValueError(f"{flag}: {shown!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
     if leaf.kind == "list":
         words = [part for word in words for part in word.strip("[]()").replace(",", " ").split()]
     values = [None if w.lower() in ("none", "null") else w for w in words]

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, RunOptions
 from lockstep.config.words import ALIASES, SWITCHES, advice, algorithms, plain
 
@@ -117,7 +118,8 @@ PATTERNS = {
 
 
 def _describe(error: Any) -> str:
-    kind, value, path = error["type"], error["input"], _path(error)
+    kind, path = error["type"], _path(error)
+    value = shown_value(error["input"], path)
     wanted = WANTED.get(path) if kind != "value_error" else None
     wanted = PATTERNS.get(path, wanted) if kind == "string_pattern_mismatch" else wanted
     if wanted is not None:

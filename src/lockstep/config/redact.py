@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 HIDDEN = "***"
 _USER = re.compile(r"(://)(?:[^/\s@:]*:(?!\d+/)\S*|(?:(?<=http://)|(?<=https://))[^/\s@]*)@", re.IGNORECASE)
@@ -17,24 +17,23 @@ _QUERY = re.compile(r"(://[^?\s]*\?)(\S+)")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SECRETS = frozenset(
     (
-        *("apikey", "auth", "auths", "authorization", "bearer", "credential", "credentials", "passphrase"),
-        *("passphrases", "passwd", "password", "passwords", "pwd", "secret", "secrets"),
+        *("apikey", "apikeys", "auth", "auths", "authorization", "bearer", "credential", "credentials"),
+        *("passphrase", "passphrases", "passwd", "passwds", "password", "passwords", "pwd", "pwds"),
+        *("secret", "secrets"),
     )
 )
 _KEYS = frozenset(("key", "pass", "token"))
-"""One of these is a secret, but for some; several are what names things (``observation_keys``), but for some."""
+"""These are secrets but for some, and for several that are called nothing else: ``keys``."""
 _NO_SECRETS = frozenset(
     (
-        *("action", "bos", "camera", "eos", "eval", "filter", "first", "goal", "image", "info", "last", "low", "mask"),
-        *("obs", "observation", "pad", "prompt", "random", "render", "reward", "second", "sep", "sort", "start"),
-        *("state", "stop", "unk"),
+        *("action", "backward", "band", "bos", "camera", "cls", "eos", "eval", "filter", "forward", "goal", "high"),
+        *("image", "info", "low", "mask", "obs", "observation", "pad", "prompt", "random", "render", "reward"),
+        *("sep", "sort", "start", "state", "stop", "unk"),
     )
 )
-"""What is before the word key, pass or token where it is no secret: ``stop_token``, ``render_pass``."""
-_OWN = frozenset(("access", "api", "auth", "bearer", "private", "secret"))
-"""What is before the word keys, passes or tokens where they are secrets."""
-_KEYED = re.compile(r"""([A-Za-z_][\w.-]*)["']?\s*:(?!//)\s*""")
-_VALUE = re.compile(r"""[\[{|>&!].*|"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^\s,}]+""", re.DOTALL)
+"""What is before the word key, pass or token where it is no secret: ``stop_token``, ``observation_keys``."""
+_KEYED = re.compile(r"""(?<![\w.-])([\w.-]+)(["']?)\s*:(?!//)\s*""")
+_VALUE = re.compile(r"""[\[{|>&!].*|"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,}]+""", re.DOTALL)
 """Of a name inside a mapping; where the value is no scalar, what follows is hidden to the end."""
 SHORTEST = 4
 """Letters of a password that a library's message is looked through for; a shorter one is part of many words."""
@@ -72,7 +71,7 @@ def secrets_in(url: str) -> tuple[str, ...]:
     Each is there as it is written and as it is meant (``%40`` is an @), if it isn't too short to be told from words.
     """
     user, query = _USER.search(url), _QUERY.search(url)
-    found = [query[2]] if query else []
+    found = [query[2], *(value for _, value in parse_qsl(query[2]))] if query else []
     if user is not None:
         whole = user[0].removeprefix("://").removesuffix("@")
         found += [whole, whole.partition(":")[2]]
@@ -102,7 +101,10 @@ def shown_value(value: Any, key: str = "") -> Any:
 def _without_pairs(text: str) -> str:
     out, at = [], 0
     for name in _KEYED.finditer(text):
-        if name.start() < at or not _is_secret(name[1]) or (value := _VALUE.match(text, name.end())) is None:
+        is_class = "." in name[1] and not name[2]  # ``module.key:Class``
+        if name.start() < at or is_class or not _is_secret(name[1]):
+            continue
+        if (value := _VALUE.match(text, name.end())) is None:
             continue
         out += [text[at : name.end()], HIDDEN]
         at = value.end()
@@ -121,5 +123,5 @@ def _names_a_secret(part: str) -> bool:
     *before, last = words
     if last in _KEYS:
         return not before or before[-1] not in _NO_SECRETS
-    several = last.removesuffix("es") if last == "passes" else last.removesuffix("s")
-    return last in _SECRETS or (several in _KEYS and bool(before) and before[-1] in _OWN)
+    several = last in ("keys", "passes", "tokens")
+    return last in _SECRETS or (several and bool(before) and before[-1] not in _NO_SECRETS)

@@ -225,7 +225,7 @@ class CheckpointConfig(Section):
     @classmethod
     def _url(cls, place: str | None) -> str | None:
         if place is not None and not is_url(place):
-            shown = HIDDEN if "@" in place else repr(place)  # a password may be in it
+            shown = HIDDEN if "@" in place or "?" in place else repr(place)  # a password may be in it
             raise ValueError(f"{shown}: a place that fsspec knows is wanted, e.g. s3://bucket/runs")
         return place
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.redact import shown_value
 from lockstep.core.files import replace_text
 from lockstep.runs.curves import can_plot
 from lockstep.runs.directory import RunDirectory, writing
@@ -110,6 +111,7 @@ def open_ledger(path: Path, plan: Plan) -> Ledger:
         differing = differences(ledger.identity, identity)
         if differing:
             key, theirs, ours = differing[0]
+            theirs, ours = shown_value(theirs, key), shown_value(ours, key)
             more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
             raise ValueError(
                 f"name: bench {path} was measured with {key} {theirs} and this is {ours}{more}; choose another --name"

@@ -52,8 +52,8 @@ class Place:
     """
 
     def __init__(self, url: str) -> None:
-        if f"://{HIDDEN}@" in url:
-            raise MirrorError(f"{url}: {HIDDEN} stands for a user and a password; write these in its place")
+        if f"://{HIDDEN}@" in url or url.endswith(f"?{HIDDEN}"):
+            raise MirrorError(f"{shown_url(url)}: {HIDDEN} stands for what is secret; write that in its place")
         asked = url.rstrip("/")
         self.url = url = shown_url(asked)
         self._secrets = secrets_in(asked)
