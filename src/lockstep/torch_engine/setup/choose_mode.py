@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
+from lockstep.core.life import life
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.envs.gymnasium.random_policy import draw_actions, random_actions
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.encoders import float_columns
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED, ShardGradients, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
-from lockstep.torch_engine.nets.shards import Mode, to_shards
+from lockstep.torch_engine.nets.shards import Mode, ShardFunction, to_shards
 from lockstep.torch_engine.setup.mapped_operations import OtherOperations
 from lockstep.torch_engine.setup.self_check import shard_invariant
 from lockstep.training.losses import loss_settings
@@ -235,7 +237,13 @@ def _gradients_invariant(state: TrainState, config: Config, shards: int, number:
     def in_place(part: dict[str, Tensor]) -> Tensor:
         return gradients(part, 1, state.parameters.flat.new_empty((len(part["actions"]), size)))
 
-    return shard_invariant(in_place, shards, columns, sizes=[shards])
+    return invariant(in_place, shards, columns, sizes=[shards])
+
+
+def invariant(function: ShardFunction, num_shards: int, *arguments: Any, **more: Sequence[int]) -> bool:
+    """Asks :func:`shard_invariant`, where each call counts as progress: it may take long, and ranks wait."""
+    counted = lambda *parts: (life.progressed(), function(*parts))[1]  # noqa: E731
+    return shard_invariant(counted, num_shards, *arguments, **more)
 
 
 class _Draws:
@@ -281,18 +289,18 @@ def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number
     with torch.no_grad():
         if net.core is None:
             first = observations[:, :rows].contiguous()
-            passed = all(shard_invariant(state.policy.output, plan.num_shards, seen) for seen in (first, observations))
-            passed = passed and shard_invariant(state.policy.evaluate, plan.num_shards, observations, actions)
+            passed = all(invariant(state.policy.output, plan.num_shards, seen) for seen in (first, observations))
+            passed = passed and invariant(state.policy.evaluate, plan.num_shards, observations, actions)
         else:
             sequence = (observations.unflatten(1, (steps + 1, rows)), actions.unflatten(1, (steps, rows)))
             carried, resets = draws.normal(rows, net.carry_size), (draws.normal(steps + 1, rows) > 1.5).float()
-            passed = shard_invariant(
-                state.policy.unroll, plan.num_shards, *sequence, carried, resets
-            ) and shard_invariant(state.policy.step, plan.num_shards, sequence[0][:, 0].contiguous(), carried)
+            passed = invariant(state.policy.unroll, plan.num_shards, *sequence, carried, resets) and invariant(
+                state.policy.step, plan.num_shards, sequence[0][:, 0].contiguous(), carried
+            )
         if not passed:
             return False
         gradients, columns, _ = _gradient_of_minibatch(state, config, draws, observations, actions)
-        return shard_invariant(lambda part: gradients(part, 1), plan.num_shards, columns)
+        return invariant(lambda part: gradients(part, 1), plan.num_shards, columns)
 
 
 def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
@@ -300,8 +308,8 @@ def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
     net, rows = state.net, plan.envs_per_shard
     observations = draws.observations(rows)
     if net.core is None:
-        return shard_invariant(state.policy.output, plan.num_shards, observations)
-    return shard_invariant(state.policy.step, plan.num_shards, observations, draws.normal(rows, net.carry_size))
+        return invariant(state.policy.output, plan.num_shards, observations)
+    return invariant(state.policy.step, plan.num_shards, observations, draws.normal(rows, net.carry_size))
 
 
 def _gradient_of_minibatch(

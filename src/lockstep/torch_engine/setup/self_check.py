@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.core.life import life
 from lockstep.torch_engine.nets.shards import ShardFunction, by_shard, part_of
 
 ALL_LOOKED_AT = 64
@@ -22,18 +21,11 @@ def shard_invariant(
     """Tells whether ``function`` gives each shard the same bits alone and in groups, of as many as a rank may own.
 
     The arguments are tensors ``[num_shards, …]``, or dicts of them, at the shapes of the run; see :func:`by_shard`.
-    The groups may have other ``sizes``. Each group counts as progress: of many large shards the check takes long, and a
-    rank that is done with it waits for the others.
+    The groups may have other ``sizes``.
     """
-
-    def one(*parts: Any) -> Any:
-        life.progressed()
-        return function(*parts)
-
-    alone = _tensors(by_shard("loop", one, *arguments))
+    alone = _tensors(by_shard("loop", function, *arguments))
     for size in group_sizes(num_shards) if sizes is None else sizes:
         for start in group_starts(num_shards, size):
-            life.progressed()
             together = _tensors(function(*(part_of(a, start, start + size) for a in arguments)))
             pieces = zip(alone, together, strict=True)
             if not all(_equal(a[start : start + size], b) for a, b in pieces):
