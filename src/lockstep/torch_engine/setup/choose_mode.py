@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -242,7 +243,7 @@ def _gradients_invariant(state: TrainState, config: Config, shards: int, number:
 
 def invariant(function: ShardFunction, num_shards: int, *arguments: Any, **more: Sequence[int]) -> bool:
     """Asks :func:`shard_invariant`, where each call counts as progress: it may take long, and ranks wait."""
-    counted = lambda *parts: (life.progressed(), function(*parts))[1]  # noqa: E731
+    counted = functools.wraps(function)(lambda *parts: (life.progressed(), function(*parts))[1])
     return shard_invariant(counted, num_shards, *arguments, **more)
 
 
