@@ -172,15 +172,18 @@ def test_a_password_in_a_place_is_used_and_never_said(monkeypatch):
     assert all("me:geheim@host" in path for path in asked)
 
 
-def test_a_place_that_does_not_answer_is_one_line(monkeypatch):
-    """FTP connects as soon as it is named."""
+@pytest.mark.parametrize(
+    ("user", "quotes"), [("me:geheim", ""), ("me:e", " by ftp://me:e@127.0.0.1/runs")], ids=["long", "short"]
+)
+def test_a_place_that_does_not_answer_is_one_line(monkeypatch, user, quotes):
+    """FTP connects as soon as it is named; a password of one letter is no part of every word that is said."""
 
     def refuse(*_, **__):
-        raise ConnectionRefusedError(111, "Connection refused")
+        raise ConnectionRefusedError(111, f"Connection refused{quotes}")
 
     monkeypatch.setattr("fsspec.url_to_fs", refuse)
-    said = "can't reach ftp://***@127.0.0.1/runs: [Errno 111] Connection refused"
-    assert fault_of(Place, "ftp://me:geheim@127.0.0.1/runs") == said
+    said = f"can't reach ftp://***@127.0.0.1/runs: [Errno 111] Connection refused{quotes.replace(user, '***')}"
+    assert fault_of(Place, f"ftp://{user}@127.0.0.1/runs") == said
 
 
 def test_a_run_is_meant_by_its_place_or_by_its_name():
@@ -359,16 +362,7 @@ def test_nobody_waits_long_for_a_mirror_that_hangs_to_give_a_lease_back(monkeypa
     hangs.set()
 
 
-def test_a_short_password_is_no_part_of_every_word(monkeypatch):
-    def refuse(*_, **__):
-        raise ConnectionRefusedError(111, "Connection refused by ftp://me:e@127.0.0.1/runs")
-
-    monkeypatch.setattr("fsspec.url_to_fs", refuse)
-    said = "can't reach ftp://***@127.0.0.1/runs: [Errno 111] Connection refused by ftp://***@127.0.0.1/runs"
-    assert fault_of(Place, "ftp://me:e@127.0.0.1/runs") == said
-
-
-def test_a_place_as_it_was_shown_is_refused(tmp_path):
+def test_a_place_as_it_was_shown_is_refused():
     said = fault_of(Place, "sftp://***@host/runs")
     assert said == "sftp://***@host/runs: *** stands for what is secret; write that in its place"
     assert "geheim" not in fault_of(Place, "https://***@host/a?sig=geheim")

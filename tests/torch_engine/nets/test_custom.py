@@ -339,12 +339,17 @@ def test_there_is_no_dropout_in_rollout_and_evaluation():
             "gave outputs of shape (2, 2) and values of shape (2,) for 2 observations; needed are (2, 3) and",
         ),
         ("Tiny", {"critic": False}, "needed are (2, 3) and (2,)"),
-        ("Broken", {}, "mat1 and mat2 shapes cannot be multiplied"),
         ("Statistical", {}, "keeps running statistics (body.3.running_mean), which would differ between ranks"),
     ],
 )
 def test_modules_that_are_refused(name, kwargs, said):
     assert said in complaint(custom_config(name, kwargs), described())
+
+
+def test_a_module_that_fails_is_refused_by_the_kind_and_the_words_of_its_error():
+    said = complaint(custom_config("Broken", {}), described())
+    assert "users_nets:Broken: RuntimeError: " in said  # between them newer PyTorch names the operation
+    assert "mat1 and mat2 shapes cannot be multiplied" in said
 
 
 def test_a_module_that_is_not_there():
