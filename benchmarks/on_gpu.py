@@ -194,7 +194,14 @@ def run_check(check: Check, seen: Mapping[str, Seen], run: Run) -> Result:
             if (outcomes[-1].code != 0) != check.fails:
                 break
     judged = verdict(check, outcomes)
-    return Result(check, judged, judged.figures, time.perf_counter() - started)
+    figures = "; ".join([judged.figures, *warnings_of(outcomes)])
+    return Result(check, judged, figures, time.perf_counter() - started)
+
+
+def warnings_of(outcomes: Sequence[Outcome]) -> list[str]:
+    """What commands warned of, each warning once: that a step couldn't be captured as a graph, say."""
+    lines = (line.strip() for outcome in outcomes for line in outcome.output.splitlines())
+    return list(dict.fromkeys(line for line in lines if line.startswith("lockstep: warning: ")))
 
 
 def facts(seen: Mapping[str, Seen]) -> dict[str, str]:

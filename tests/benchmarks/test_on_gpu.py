@@ -234,6 +234,15 @@ def test_report_says_when_where_and_what_was_seen(monkeypatch, tmp_path):
         assert fact in text
 
 
+def test_report_says_what_commands_warned_of(monkeypatch, tmp_path):
+    lines = ["lockstep: warning: a step can't be captured", "step 4: 20.0", "  lockstep: warning: no video"]
+    warned = Outcome(0, "\n".join([*lines, lines[0]]))
+    code, _, text = run_main(monkeypatch, tmp_path, warned)
+    assert code == 0
+    assert text is not None
+    assert f"| toy | passed | 1 ×; {lines[0]}; {lines[2].strip()} | 0 |" in text
+
+
 def test_what_has_not_been_run_yet_is_said(monkeypatch, tmp_path):
     """As the table is where a program is ended between two checks."""
     first, last = (replace(TOY, name=name, timed=True) for name in ("first", "last"))

@@ -21,6 +21,7 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.arrays import GridWorldPixels, Pendulum
 from lockstep.envs.batched.array_envs import ArrayEnvs
 from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium import workers as workers_module
 from lockstep.envs.gymnasium.in_process import InProcessEnvs, Watchdog
 from lockstep.envs.gymnasium.workers import WorkerEnvs
 from lockstep.envs.host_envs import Buffers, HostEnvs
@@ -362,6 +363,23 @@ def test_time_in_which_workers_are_stopped_is_none_that_their_environments_take(
         envs._timeout = 0.4
         with pytest.raises(EnvironmentFailureError, match=r"didn't answer within 0.4 s \(env.timeout\)"):
             envs.step()
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+def test_what_a_worker_takes_to_start_is_none_of_its_environments_time(patience, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1.3)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(workers_module, "START_SECONDS", patience)
+    config = EnvConfig(id="slow:SlowPendulum-v0", workers=1, timeout=1.0)
+    if not patience:
+        with pytest.raises(
+            EnvironmentFailureError, match=r"worker process 0, didn't answer within 1 s \(env.timeout\)"
+        ):
+            make_envs(config, describe(config), SEED, range(1), pytest.fail)
+        return
+    with contextlib.closing(make_envs(config, describe(config), SEED, range(1), pytest.fail)) as envs:
+        begin(envs).step()
+        assert envs.buffers.heartbeats.tolist() == [3]  # it has started, reset and stepped
 
 
 # --- Successes --------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class PPOConfig(Section):
     value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
     advantage_normalization: Literal["global", "local", "rank", "off"] = Field(
         default="global",
-        description="over the global minibatch, over each shard's part of it (local), over each rank's (as DD-PPO; not "
+        description="over the global minibatch, over each shard's part of it (local), over each rank's (as CleanRL's ppo_atari_multigpu; not "
         "with reduction exact), or not at all",
     )
     clip_schedule: Schedule = Field(

@@ -40,7 +40,7 @@ class BaseCallback:
     """
 
     def on_start(self, run: Run) -> None:
-        """Training begins; the run's directory is there."""
+        """The first iteration is done, and the run's directory is there."""
 
     def on_iteration(self, record: dict[str, Any]) -> bool | dict[str, float] | None:
         """An iteration is done.

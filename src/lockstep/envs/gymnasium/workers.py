@@ -31,6 +31,9 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps the working directory from coming first on a worker's path, until it has the path of its rank."""
 CLOSE_SECONDS = 2.0
 """So long workers may take to close their environments before they are killed; after a failure, ``HUNG_SECONDS``."""
+START_SECONDS = 60.0
+"""So long a worker may take to start Python and load what it needs, where ``env.timeout`` is less: no environment is
+asked for anything yet."""
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -86,7 +89,9 @@ def _work(
         signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
     sweep: Sweep | None = None
     try:
-        sweep = Sweep(wanted, _views(raw, layout), rows, slot)
+        buffers = _views(raw, layout)
+        buffers.heartbeats[slot] += 1  # from here on it is the environments' time
+        sweep = Sweep(wanted, buffers, rows, slot)
         connection.send(("ok", None))
         while True:
             command, *arguments = connection.recv()
@@ -197,13 +202,15 @@ class WorkerEnvs(HostEnvs):
         Time in which this process and its workers are stopped doesn't count.
         """
         for slot in sorted(waiting):
-            seconds = beats[slot].look((int(self.buffers.heartbeats[slot]), int(self.buffers.stepping[slot])))
+            heartbeats = int(self.buffers.heartbeats[slot])
+            seconds = beats[slot].look((heartbeats, int(self.buffers.stepping[slot])))
+            limit = self._timeout if heartbeats else max(self._timeout, START_SECONDS)
             if seconds == 0.0:
                 life.progressed()
-            elif seconds > self._timeout:
+            elif seconds > limit:
                 name = self._name(slot)
                 self.close(HUNG_SECONDS)
-                raise EnvironmentFailureError(f"{name}, didn't answer within {self._timeout:g} s (env.timeout)")
+                raise EnvironmentFailureError(f"{name}, didn't answer within {limit:g} s (env.timeout)")
 
     def _receive(self, slot: int) -> Any:
         try:

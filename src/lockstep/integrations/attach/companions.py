@@ -62,7 +62,7 @@ def normalize(adv: Value, eps: float = 1e-8) -> Value:
     """``(adv - mean) / (std + eps)`` with mean and standard deviation of all ranks' elements.
 
     Each rank brings count, mean and sum of squared differences; they are combined in rank order in float64 (Chan et al.
-    1979), so every rank uses the same two numbers. As with ``Tensor.std()``, the variance is divided by the count - 1.
+    1983), so every rank uses the same two numbers. As with ``Tensor.std()``, the variance is divided by the count - 1.
 
     Args:
         adv: floating-point tensor or array ``[…]``; ranks may have different numbers of elements, also none.
