@@ -1,4 +1,4 @@
-"""Advantages normalised by each rank's own samples, as CleanRL's ppo_atari_multigpu does: another agent on every number of ranks."""
+"""Advantages normalised by each rank's own samples, as CleanRL's ppo_atari_multigpu: one agent a number of ranks."""
 
 import pytest
 from command_line import CARTPOLE, error_line, lockstep

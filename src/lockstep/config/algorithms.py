@@ -47,8 +47,8 @@ class PPOConfig(Section):
     value_clip_range: float | None = Field(default=None, gt=0, description="clipping of the value's change; None: off")
     advantage_normalization: Literal["global", "local", "rank", "off"] = Field(
         default="global",
-        description="over the global minibatch, over each shard's part of it (local), over each rank's (as CleanRL's ppo_atari_multigpu; not "
-        "with reduction exact), or not at all",
+        description="over the global minibatch, over each shard's part of it (local), over each rank's (as CleanRL's "
+        "ppo_atari_multigpu; not with reduction exact), or not at all",
     )
     clip_schedule: Schedule = Field(
         default="constant", description="of clip_range and value_clip_range: linear falls to 0 over total_steps"
