@@ -15,6 +15,8 @@ import pytest
 import lockstep.jax as ljax
 from lockstep.jax.pmap.config import settings_of
 from lockstep.jax.pmap.rewards import terms_of
+from lockstep.jax.training import Training
+from lockstep.jax_engine.program.run import DeviceRun
 
 pytestmark = pytest.mark.quick
 
@@ -287,6 +289,24 @@ def test_a_period_longer_than_an_update_is_said(caplog):
     assert caplog.text == ""
     Plain(pmap_periodic.config(num_devices=1))
     assert "only 1 device" in caplog.text
+
+
+def test_the_update_that_is_verified_rounds_as_all_others(monkeypatch):
+    """On accelerators: the precision of products is part of what is compiled."""
+    seen: list[Any] = []
+    dispatch = DeviceRun.dispatch
+
+    def looked_at(run: DeviceRun, *words: int) -> Any:
+        seen.append(jax.config.jax_default_matmul_precision)  # pyright: ignore[reportAttributeAccessIssue]
+        return dispatch(run, *words)
+
+    monkeypatch.setattr(DeviceRun, "dispatch", looked_at)
+    monkeypatch.setattr(Training, "rounding", lambda _: jax.default_matmul_precision("highest"))
+    task = Plain(pmap_periodic.config(grad_sync_period=1))
+    task.verify_distributed_setup(verbose=False)
+    task.train()
+    assert len(seen) > 1
+    assert set(seen) == {"highest"}
 
 
 def test_the_set_up_is_logged(caplog):

@@ -147,7 +147,8 @@ class Task:
         """
         training = self._training
         training.begin(self._first_state())
-        training.run.fetch(training.run.dispatch(0, 1, 0))
+        with training.rounding():
+            training.run.fetch(training.run.dispatch(0, 1, 0))
         names, rows = Copies.of(training.run.state, training.program.layout).fingerprints()
         report = distributed_setup(training.program, rows, self._gradient_error())
         if verbose:
