@@ -61,6 +61,16 @@ def test_where_nobody_waits_nobody_is_held_up(clock):
     assert clock.listen(heard, signs(1, 1, waits=(1,)), 0.3) is not None
 
 
+def test_where_waits_are_not_marked_whoever_does_nothing_is_held_up(clock):
+    """Ranks that launch collectives meet them wherever they look at a device next."""
+    heard = Silence(0, 10.0, marked=False)
+    for step in range(5):
+        assert clock.listen(heard, signs(5, step), 9.0) is None
+    assert (
+        clock.listen(heard, signs(5, 4), 10.3) == "rank 0 made no progress for 10 s in a rollout (collective_timeout)"
+    )
+
+
 def test_time_in_which_this_process_is_stopped_does_not_count(clock):
     heard = Silence(0, 10.0)
     clock.listen(heard, signs(1, 1, waits=(0,)), 5.0)

@@ -141,6 +141,13 @@ def test_a_resumed_run_cannot_change_what_it_is_a_function_of(trained, capsys):
     assert (stopped.path / "config.json").read_bytes() == before
 
 
+def test_ranks_behind_ddp_add_gradients_after_a_resume_as_before(trained, tmp_path):
+    """A backend adds three and more ranks in an order that depends on where in DDP's buckets a number lies."""
+    pixels = ("lockstep/GridWorldPixels-v0", *SMALL, "--reduction", "fast", "--collectives", "backend", "--nproc", 3)
+    whole, stopped = trained(*pixels), trained(*pixels, "--stop-at-step", 384)
+    same(whole, resume(copy_of(stopped, tmp_path / "run"), "--collectives", "backend", "--nproc", 3))
+
+
 def test_an_environment_that_no_seed_repeats_is_restarted_and_named(trained, tmp_path):
     stopped = trained("forgetful:ForgetfulCartPole-v0", *SMALL, "--stop-at-step", 384)
     shards = read_checkpoint(stopped.path / "checkpoints" / "step_384").env_shards

@@ -50,11 +50,12 @@ class Stillness:
 class Silence:
     """Says when nobody among the ranks has made progress for longer than ``limit`` seconds, and some of them wait.
 
-    Time in which this process was itself stopped, or its machine asleep, doesn't count.
+    Where waits aren't ``marked``, because ranks launch collectives and meet them wherever they next look at a device,
+    some of them are taken to. Time in which this process was itself stopped, or its machine asleep, doesn't count.
     """
 
-    def __init__(self, rank: int, limit: float) -> None:
-        self._rank, self._limit, self._most = rank, limit, 2 * look_seconds(limit)
+    def __init__(self, rank: int, limit: float, marked: bool = True) -> None:
+        self._rank, self._limit, self._most, self._marked = rank, limit, 2 * look_seconds(limit), marked
         self._seen: list[int] = []
         self._looked, self._silent = time.monotonic(), 0.0
 
@@ -62,7 +63,7 @@ class Silence:
         """Takes what every rank has shown, in rank order; returns one line if all have been silent for too long."""
         counts, now = [sign.count for sign in signs], time.monotonic()
         passed, self._looked = min(now - self._looked, self._most), now
-        if counts != self._seen or not any(sign.waits for sign in signs):
+        if counts != self._seen or (self._marked and not any(sign.waits for sign in signs)):
             self._seen, self._silent = counts, 0.0
             return None
         self._silent += passed
@@ -90,18 +91,23 @@ class Watch:
     """Ends this process, from a thread, when nobody has made progress for longer than ``limit`` seconds.
 
     For ranks that wait where nothing can be looked at: in a library's collective, in a compiled program. ``signs``
-    tells what every rank has shown, in rank order.
+    tells what every rank has shown, in rank order; ``marked`` as for :class:`Silence`.
     """
 
     def __init__(
-        self, rank: int, limit: float, signs: Callable[[], Sequence[Sign]], relay: Relay | None = None
+        self,
+        rank: int,
+        limit: float,
+        signs: Callable[[], Sequence[Sign]],
+        relay: Relay | None = None,
+        marked: bool = True,
     ) -> None:
-        self._rank, self._limit, self._signs, self._relay = rank, limit, signs, relay
+        self._rank, self._limit, self._signs, self._relay, self._marked = rank, limit, signs, relay, marked
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="silence", daemon=True).start()
 
     def _look(self) -> None:
-        silence, seconds = Silence(self._rank, self._limit), look_seconds(self._limit)
+        silence, seconds = Silence(self._rank, self._limit, self._marked), look_seconds(self._limit)
         while (said := silence.listen(self._signs())) is None:
             if self._closed.wait(seconds):
                 return
@@ -175,11 +181,11 @@ def look_seconds(limit: float) -> float:
     return min(1.0, limit / _LOOKS)
 
 
-def watch(topology: Topology, limit: float, put: Put, get: Get) -> Watch:
+def watch(topology: Topology, limit: float, put: Put, get: Get, marked: bool = True) -> Watch:
     """Watches the ranks: in the memory that those of a host share, else through a store, see :class:`Relay`."""
     memory = life.memory
     if memory is not None:
-        return Watch(topology.rank, limit, lambda: shared_signs(memory, topology.world_size))
+        return Watch(topology.rank, limit, lambda: shared_signs(memory, topology.world_size), marked=marked)
     relay = Relay(topology, look_seconds(limit), put, get)
     atexit.register(relay.close)  # a thread in a library's store must not meet the end of Python
-    return Watch(topology.rank, limit, relay.signs, relay)
+    return Watch(topology.rank, limit, relay.signs, relay, marked)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, dropout, minibatch_loss
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
-from lockstep.torch_engine.nets.functions import Columns, in_pieces, shard_gradients
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Columns, in_pieces, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
 from lockstep.torch_engine.nets.shards import Mode, part_of, parts_of
@@ -169,7 +169,7 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
     keep_local = getattr(module, "no_sync", contextlib.nullcontext)
     pieces = config.ppo.gradient_accumulation
 
-    def reduced(columns: Columns, count: Any) -> Gradient:
+    def taken(columns: Columns, count: Any) -> Gradient:
         inner.zero_grad(set_to_none=True)
         all_terms = []
         for number, piece in enumerate(in_pieces(as_one_shard(columns), pieces), 1):
@@ -180,6 +180,20 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
         gradient = torch.cat([_gradient(p).flatten() for p in inner.parameters()])
         terms = communicator.all_reduce(distributions.sum_in_order(all_terms))
         return Gradient(gradient, terms, norm_of(gradient))
+
+    laid_out = communicator.alone or state.net.custom is not None  # whose unused parameters keep DDP from that
+
+    def reduced(columns: Columns, count: Any) -> Gradient:
+        """Takes the first gradient of a process twice, for a resumed run to add as one that never stopped.
+
+        DDP orders its buckets anew after its first backward pass, and where a number lies in one decides in which order
+        a backend adds those of three and more ranks.
+        """
+        nonlocal laid_out
+        if not laid_out:
+            taken(columns, count)
+            laid_out = True
+        return taken(columns, count)
 
     return reduced
 
@@ -215,8 +229,8 @@ def sharded_gradient(state: TrainState, config: Config, communicator: Communicat
 
 
 def _forward(module: nn.Module, net: PolicyNet, columns: Columns, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    with dropout(net, columns):
-        return module(columns, settings)
+    with dropout(net, columns):  # whose seed stays here: DDP and FSDP copy to the device what they are called with
+        return module({name: x for name, x in columns.items() if name != DROPOUT_SEED}, settings)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from lockstep.runs.directory import RunDirectory
 from lockstep.torch_engine.accelerated.update import AwaitedUpdate
 from lockstep.torch_engine.announcement import start_lines
 from lockstep.torch_engine.batch import Batch, make_batch
-from lockstep.torch_engine.distributed.process_group import close_process_group
+from lockstep.torch_engine.distributed.process_group import left_at_the_end
 from lockstep.torch_engine.evaluation import evaluate_policy
 from lockstep.torch_engine.groups import begin_groups, finished_episodes
 from lockstep.torch_engine.minibatches import (
@@ -240,15 +240,13 @@ def train(
         PeerFailureError: another rank is gone.
     """
     started = time.monotonic()
-    with stop_requests() as request:
-        try:
-            return record_training(
-                run,
-                started,
-                checkpoint,
-                lambda: open_session(config, topology, checkpoint),
-                lambda session: start_lines(session, options),
-                lambda session, recorder: Trainer(session, recorder, options, request).loop(),
-            )
-        finally:  # the session is gone by now: with FSDP it holds process groups
-            close_process_group()
+    # the session is gone when the group is left: with FSDP it holds process groups
+    with stop_requests() as request, left_at_the_end(config):
+        return record_training(
+            run,
+            started,
+            checkpoint,
+            lambda: open_session(config, topology, checkpoint),
+            lambda session: start_lines(session, options),
+            lambda session, recorder: Trainer(session, recorder, options, request).loop(),
+        )

@@ -38,7 +38,8 @@ class Setting:
 REPEATABLE = (Setting("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS repeats its bits", PYTORCH_REPEATABLE),)
 COLLECTIVES = (
     Setting("NCCL_DEBUG", "WARN", "errors say what they are", NCCL_GUIDE),
-    Setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", "a dead peer ends the collective", PYTORCH_NCCL),
+    Setting("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", "torchrun's store keeps errors of ranks that are no more", PYTORCH_NCCL),
+    Setting("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "500", "a rank without its peers ends soon", PYTORCH_NCCL),
 )
 
 FAST_ETHERNET = Setting("NCCL_SOCKET_NTHREADS", "4", "for generic 100G networks", NCCL_GUIDE)

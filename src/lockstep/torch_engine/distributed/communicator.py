@@ -100,9 +100,12 @@ class Communicator:
         def get() -> dict[int, str]:  # they are all there since the ranks have met
             return {rank: text.decode() for rank, text in enumerate(store.multi_get(names))}
 
-        self._watch = watch(self.topology, config.silence, store.set, get)
+        marked = self.own_backend is None  # what is launched is waited for wherever the host looks next
+        self._watch = watch(self.topology, config.silence, store.set, get, marked)
         with life.waiting():
-            join_process_group(self.topology, self.own_backend, WITHOUT_LIMIT, store.clone())
+            own = store.clone()
+            own.set_timeout(WITHOUT_LIMIT)  # by which a backend waits for the first rank's part in its first collective
+            join_process_group(self.topology, self.own_backend, WITHOUT_LIMIT, own)
 
     @property
     def alone(self) -> bool:
@@ -121,7 +124,7 @@ class Communicator:
             self.open_slots(datetime.timedelta(seconds=config.silence))
             if self.slots is not None and self._watch is not None:  # ranks see one another without the store
                 self._watch.close()
-                self._watch = watch(self.topology, config.silence, lambda *_: None, dict)
+                self._watch = watch(self.topology, config.silence, lambda *_: None, dict, self.own_backend is None)
         if config.collectives == "shared" and self.slots is None:
             raise NoSharedMemoryError(f"collectives: shared can't be had: {self.no_slots}; use collectives auto")
 
@@ -164,10 +167,11 @@ class Communicator:
             result = operation(*args)
             if self.waits:
                 accelerator.synchronize(device)
-        except PeerFailureError:
+        except (PeerFailureError, *accelerator.OWN_ERRORS):
             raise
         except RuntimeError as error:
-            raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {str(error).splitlines()[0]}") from error
+            said = " ".join(str(error).split()) if isinstance(error, dist.DistError) else str(error).splitlines()[0]
+            raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {said}") from error
         life.go_on()
         self.durations.append(time.perf_counter() - started)
         self.traffic = Traffic(self.traffic.sent + moved.sent, self.traffic.received + moved.received)

@@ -7,13 +7,15 @@ import datetime
 import gc
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from lockstep.config.run import Config
-from lockstep.core.errors import RankMismatchError
+from lockstep.core.errors import RankMismatchError, UnavailableError
 from lockstep.core.process import ended_by_signals
 from lockstep.core.silence import sign_name
 from lockstep.core.topology import Topology
@@ -107,10 +109,34 @@ def store_of_round(store: Store, topology: Topology, timeout: datetime.timedelta
 
 
 def own_backend(config: Config) -> str | None:
-    """Names the backend by which tensors on an accelerator travel; None: they go through the host, by gloo."""
+    """Names the backend by which tensors on an accelerator travel; None: they go through the host, by gloo.
+
+    Raises:
+        ValueError: this PyTorch doesn't have the one that the config names; one line.
+    """
     if config.device == "cpu" or config.backend == "gloo":
         return None
-    return config.backend if config.backend != "auto" else device_backend(config.device)
+    if config.backend == "auto":
+        return device_backend(config.device)
+    if not dist.is_backend_available(config.backend):
+        raise UnavailableError(f"backend: {config.backend} isn't in PyTorch {torch.__version__}; use auto or gloo")
+    return config.backend
+
+
+@contextlib.contextmanager
+def left_at_the_end(config: Config) -> Iterator[None]:
+    """Leaves the process group, if there is one, when the block is over.
+
+    An accelerator's backend is left by all ranks together, each of which waits for what it has launched. So after a
+    failure of this rank alone, of which the others don't know, it isn't: the process ends with it.
+    """
+    try:
+        yield
+    except BaseException:
+        if config.device == "cpu" or config.backend == "gloo":
+            close_process_group()
+        raise
+    close_process_group()
 
 
 def close_process_group() -> None:

@@ -1,0 +1,113 @@
+"""How ranks join PyTorch's process group, what becomes of its errors, and how they leave it."""
+
+import datetime
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lockstep.config.run import Config
+from lockstep.core.errors import PeerFailureError, UnavailableError
+from lockstep.core.topology import Topology
+from lockstep.torch_engine.distributed import communicator as communicator_module
+from lockstep.torch_engine.distributed import process_group
+from lockstep.torch_engine.distributed.communicator import Communicator
+from lockstep.torch_engine.distributed.ordered import Traffic
+from lockstep.torch_engine.distributed.process_group import WITHOUT_LIMIT, left_at_the_end, own_backend
+
+CPU, GPU = Config(), Config(device="cuda")
+THROUGH_THE_HOST = Config(device="cuda", backend="gloo")
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Times that the group was left."""
+    times: list[bool] = []
+    monkeypatch.setattr(process_group, "close_process_group", lambda: times.append(True))
+    return times
+
+
+@pytest.mark.parametrize("config", [CPU, GPU, THROUGH_THE_HOST])
+def test_a_rank_that_is_done_leaves_the_group(config, left):
+    with left_at_the_end(config):
+        assert not left
+    assert len(left) == 1
+
+
+@pytest.mark.parametrize(("config", "times"), [(CPU, 1), (GPU, 0), (THROUGH_THE_HOST, 1)])
+def test_one_that_fails_leaves_a_gpus_backend_to_the_end_of_its_process(config, times, left):
+    """All ranks leave NCCL together; the others don't know of the failure yet, and wait in a collective."""
+    with pytest.raises(OSError, match="No space left"), left_at_the_end(config):
+        raise OSError("No space left on device")
+    assert len(left) == times
+
+
+def test_a_backend_that_this_pytorch_lacks_is_one_line(monkeypatch):
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: name != "nccl")
+    with pytest.raises(UnavailableError, match=r"^backend: nccl isn't in PyTorch \S+; use auto or gloo$"):
+        own_backend(Config(device="cuda", backend="nccl"))
+    assert own_backend(GPU) is None
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
+    assert own_backend(Config(device="cuda", backend="nccl")) == own_backend(GPU) == "nccl"
+
+
+class Store:
+    """Notes what its copies may wait."""
+
+    def __init__(self):
+        self.limits: list[datetime.timedelta] = []
+
+    def clone(self):
+        return self
+
+    def set(self, name, value):
+        del name, value
+
+    def set_timeout(self, limit):
+        self.limits.append(limit)
+
+
+@pytest.mark.parametrize(("backend", "marked"), [("nccl", False), (None, True)])
+def test_ranks_watch_each_other_and_the_backend_has_no_limit_of_its_own(backend, marked, monkeypatch):
+    watched, joined, store = [], [], Store()
+    monkeypatch.setattr(communicator_module, "meet", lambda *_: store)
+    monkeypatch.setattr(communicator_module, "join_process_group", lambda *given: joined.append(given))
+    monkeypatch.setattr(communicator_module, "watch", lambda *given: watched.append(given) or SimpleNamespace())
+    communicator = Communicator(Topology(0, 2), None, torch.device("cpu"), backend)
+    communicator._open_backend(GPU)
+    assert [given[-1] for given in watched] == [
+        marked
+    ]  # collectives of a device's backend are launched, not waited for
+    assert store.limits == [WITHOUT_LIMIT]
+    assert joined == [(communicator.topology, backend, WITHOUT_LIMIT, store)]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("Connection closed by peer\nsome/file.cc:12"), "Connection closed by peer"),
+        (dist.DistError("NCCL error\nDuplicate GPU detected : rank 1"), "NCCL error Duplicate GPU detected : rank 1"),
+    ],
+)
+def test_what_a_backend_says_of_others_is_said(error, said):
+    with pytest.raises(PeerFailureError) as caught:
+        failed_in_a_collective(error)
+    assert str(caught.value) == f"rank 0 lost its peers: {said}"
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError, PeerFailureError])
+def test_what_a_device_says_of_itself_is_no_loss_of_peers(kind):
+    error = kind("CUDA out of memory. Tried to allocate 2.00 GiB")
+    with pytest.raises(kind) as caught:
+        failed_in_a_collective(error)
+    assert caught.value is error
+
+
+def failed_in_a_collective(error: Exception) -> None:
+    """A collective of two ranks that raises in this one."""
+
+    def operation():
+        raise error
+
+    Communicator(Topology(0, 2), None, torch.device("cpu"))._timed(Traffic(0, 0), torch.device("cpu"), operation)
