@@ -19,7 +19,7 @@ def _relu(x: np.ndarray) -> np.ndarray:
 
 
 def _tanh_back(d: np.ndarray, h: np.ndarray) -> np.ndarray:
-    slope = h * h
+    slope = np.multiply(h, h, out=h)  # nobody needs the output any more
     np.subtract(1.0, slope, out=slope)
     return np.multiply(d, slope, out=d)
 
@@ -41,7 +41,7 @@ ACTIVATIONS: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray
     "relu": (_relu, _relu_back),
     "elu": (_elu, _elu_back),
 }
-"""By name: the activation, and its derivative as a function of its output; both may work in place."""
+"""By name: the activation, and its derivative as a function of its output, whose memory may be used up."""
 
 
 CHEAP_COPY = 8192  # numbers of a weight; larger ones are copied for longer than that saves
@@ -93,8 +93,9 @@ class Mlp:
         return x
 
     def backward(self, kept: list[np.ndarray], d: np.ndarray, out: np.ndarray, into: bool = False) -> np.ndarray:
-        """Writes parameters' gradients into ``out`` ``[k, width]``; ``d`` is the result's, whose memory is used up.
+        """Writes parameters' gradients into ``out`` ``[k, width]``; ``d`` is the result's.
 
+        The memory of ``d`` and of what was ``kept`` is used up.
         Returns the gradient of the input ``[k, rows, in]`` if it is to go ``into`` that, else of the first layer.
         """
         ones = self._ones.get(d.shape[1])
