@@ -240,10 +240,10 @@ def test_activations_and_their_derivatives_are_autograds(name):
     h, d = activations.ACTIVATIONS[name](x), torch.linspace(-1, 2, 98, dtype=torch.float64)
     (expected,) = torch.autograd.grad(h, x, d)
     activate, derive = ACTIVATIONS[name]
-    ours = activate(x.detach().numpy().copy())
+    ours = activate(x.detach().numpy().copy())  # whose memory a derivative may use up
     np.testing.assert_allclose(ours, h.detach().numpy(), rtol=1e-12, atol=1e-15)
-    np.testing.assert_allclose(derive(d.numpy().copy(), ours), expected.numpy(), rtol=1e-9, atol=1e-12)
-    others = [other(d.numpy().copy(), ours) for which, (_, other) in ACTIVATIONS.items() if which != name]
+    np.testing.assert_allclose(derive(d.numpy().copy(), ours.copy()), expected.numpy(), rtol=1e-9, atol=1e-12)
+    others = [other(d.numpy().copy(), ours.copy()) for which, (_, other) in ACTIVATIONS.items() if which != name]
     assert not any(np.allclose(other, expected.numpy()) for other in others)
 
 
