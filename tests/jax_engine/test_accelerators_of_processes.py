@@ -4,6 +4,7 @@ import re
 import shutil
 import types
 
+import jax
 import pytest
 from command_line import error_line, lockstep
 
@@ -25,6 +26,30 @@ def machine(monkeypatch):
     return has
 
 
+@pytest.fixture
+def begun(monkeypatch):
+    """What is done until JAX starts on GPUs, in order: variables, what is joined with, GPUs that JAX sees."""
+    visible = jax.config.values["jax_cuda_visible_devices"]
+    done = []
+    monkeypatch.setattr(processes, "configure", lambda *args: None)
+    monkeypatch.setattr(processes, "has_started", lambda: False)
+    monkeypatch.setattr(processes, "apply", lambda settings: done.append({s.name: s.value for s in settings}))
+    monkeypatch.setattr(processes, "_join_processes", lambda topology, gpus, silence: done.append(gpus))
+    monkeypatch.setattr(processes, "_keep_every_process_programs", lambda: None)
+    monkeypatch.setattr(
+        processes, "check_device", lambda platform: done.append(jax.config.values["jax_cuda_visible_devices"])
+    )
+
+    def of(topology, each=None, platform="cuda"):
+        done.clear()
+        jax.config.update("jax_cuda_visible_devices", "all")
+        processes.set_up_jax(1, platform, None, topology, accelerators=each)
+        return list(done)
+
+    yield of
+    jax.config.update("jax_cuda_visible_devices", visible)
+
+
 def place(rank, size, local, here):
     return Topology(rank, size, local, here, launched=True)
 
@@ -36,6 +61,14 @@ def test_a_process_takes_its_own_part_of_the_hosts_gpus(machine):
     assert processes._own_gpus(place(2, 3, 2, 3), None) == [4, 5]
     assert processes._own_gpus(place(2, 3, 2, 3), 1) == [2]
     assert processes._own_gpus(place(1, 2, 0, 1), None) is None
+
+
+def test_gpus_of_engine_jax_are_told_their_interface_before_processes_meet(machine, begun):
+    machine(8)
+    variables, joined, _ = begun(place(1, 2, 1, 2))
+    assert (variables["NCCL_SOCKET_IFNAME"], joined) == ("lo", [4, 5, 6, 7])
+    assert begun(Topology())[0]["NCCL_SOCKET_IFNAME"] == "lo"  # they meet in one process, too
+    assert begun(place(1, 2, 1, 2), platform="cpu") == [None, "all"]
 
 
 def test_too_few_gpus_for_the_processes_are_named(machine):

@@ -13,6 +13,7 @@ from lockstep.training.rank_environment import (
     link_speed,
     machine_class,
     settings_of,
+    settings_of_xla,
 )
 
 HERE = Topology(world_size=2, local_world_size=2)
@@ -73,6 +74,19 @@ def test_on_one_host_too_the_address_that_a_launcher_names_decides(interface):
         "ens1",
         "=ens1",
     )
+
+
+def test_gpus_of_engine_jax_meet_where_those_of_engine_torch_do(interface):
+    """By NCCL alone, for JAX tells gloo itself; the GPUs of one process meet by NCCL, too."""
+    interface(100_000)
+
+    def found(device, topology, kind=None):
+        return {s.name: s.value for s in settings_of_xla(device, topology, kind or machine_class(topology))}
+
+    assert found("cuda", HERE) == found("cuda", Topology()) == {"NCCL_SOCKET_IFNAME": "lo"}
+    assert found("cuda", APART, ETHERNET) == {"NCCL_SOCKET_IFNAME": "=ens1", "NCCL_SOCKET_NTHREADS": "4"}
+    assert found("cuda", APART, INFINIBAND) == {}
+    assert found("cpu", HERE) == found("tpu", APART, ETHERNET) == {}
 
 
 def test_a_link_says_its_speed_or_nothing(tmp_path):

@@ -7,7 +7,7 @@ import dataclasses
 from lockstep.config.run import Config, RunOptions
 from lockstep.launch.spawn import threads_of
 from lockstep.launch.world import topology_of, world_of
-from lockstep.training.rank_environment import Setting, in_lines, machine_class, settings_of
+from lockstep.training.rank_environment import Setting, in_lines, machine_class, settings_of, settings_of_xla
 
 
 def environment_lines(config: Config, options: RunOptions) -> list[str]:
@@ -16,8 +16,10 @@ def environment_lines(config: Config, options: RunOptions) -> list[str]:
     Under a launcher they are those of this rank; else of the ranks that would be started here.
     """
     topology = topology_of(options)
-    if config.engine != "torch":
-        return ["# engine jax: XLA's own, none is set"]
+    if config.engine == "jax":
+        kind = machine_class(topology)
+        settings = settings_of_xla(config.device, topology, kind)
+        return in_lines(settings, kind) if settings else ["# engine jax: XLA's own, none is set"]
     if not topology.launched:
         world = world_of(options, config, topology)
         topology = dataclasses.replace(

@@ -87,6 +87,13 @@ def settings_of(device: str, topology: Topology, kind: str) -> tuple[Setting, ..
     return out if topology.world_size == 1 else (*out, *interface_settings(topology, kind))
 
 
+def settings_of_xla(device: str, topology: Topology, kind: str) -> tuple[Setting, ...]:
+    """Collects what a process of engine jax gets: of NCCL, by which XLA's GPUs meet, those of a single process too."""
+    if device != "cuda":
+        return ()
+    return tuple(s for s in interface_settings(topology, kind) if s.name.startswith("NCCL_"))
+
+
 def apply(settings: tuple[Setting, ...], environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets what is not set; what the user set stays."""
     for setting in settings:

@@ -23,7 +23,8 @@ from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.setup.accelerators import on_this_machine
-from lockstep.jax_engine.setup.set_up import check_device, configure, machine_facts
+from lockstep.jax_engine.setup.set_up import check_device, configure, has_started, machine_facts
+from lockstep.training.rank_environment import apply, machine_class, settings_of_xla
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
 LOOPBACK_ADDRESS = "127.0.0.1"
@@ -64,6 +65,8 @@ def set_up_jax(
         RankMismatchError: the processes can't meet.
     """
     configure(threads, platform, simulate_devices, pool)
+    if platform == "cuda" and not has_started():
+        apply(settings_of_xla(platform, topology, machine_class(topology)))
     if topology.world_size > 1 and not jax.distributed.is_initialized():
         _join_processes(topology, _own_gpus(topology, accelerators) if platform == "cuda" else None, silence)
         if platform == "cpu":

@@ -1,0 +1,22 @@
+"""What ``lockstep train … --print-environment`` shows of each engine."""
+
+import pytest
+
+from lockstep.config.run import Config, RunOptions
+from lockstep.launch.environment import environment_lines
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    for name in ("NCCL_SOCKET_IFNAME", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def names(engine, device):
+    config = Config.model_validate({"engine": engine, "device": device, "env": {"id": "CartPole-v1"}})
+    return [line.partition("=")[0] for line in environment_lines(config, RunOptions())]
+
+
+def test_engine_jax_tells_nccl_alone_and_cpus_nothing():
+    assert names("jax", "cuda") == ["# one host", "NCCL_SOCKET_IFNAME"]
+    assert names("jax", "cpu") == ["# engine jax: XLA's own, none is set"]
