@@ -8,7 +8,7 @@ from lockstep.launch.environment import environment_lines
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch):
-    for name in ("NCCL_SOCKET_IFNAME", "RANK", "WORLD_SIZE"):
+    for name in ("NCCL_ALGO", "NCCL_SOCKET_IFNAME", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -18,5 +18,5 @@ def names(engine, device):
 
 
 def test_engine_jax_tells_nccl_alone_and_cpus_nothing():
-    assert names("jax", "cuda") == ["# one host", "NCCL_SOCKET_IFNAME"]
+    assert names("jax", "cuda") == ["# one host", "NCCL_ALGO", "NCCL_SOCKET_IFNAME"]
     assert names("jax", "cpu") == ["# engine jax: XLA's own, none is set"]

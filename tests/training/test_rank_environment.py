@@ -50,6 +50,13 @@ def test_a_gpu_repeats_its_bits_and_a_cpu_needs_nothing():
     assert values("cpu", Topology(), ONE_HOST) == {}
 
 
+def test_sums_on_gpus_are_kept_out_of_a_switch_which_may_not_repeat_them():
+    for topology in (Topology(), HERE, APART):
+        for kind in (ONE_HOST, ETHERNET, INFINIBAND):
+            assert values("cuda", topology, kind)["NCCL_ALGO"] == "^NVLS,NVLSTree"
+            assert "NCCL_ALGO" not in values("cpu", topology, kind) | values("xpu", topology, kind)
+
+
 def test_ranks_of_one_host_meet_on_loopback():
     assert values("cpu", HERE, ONE_HOST) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
@@ -83,9 +90,10 @@ def test_gpus_of_engine_jax_meet_where_those_of_engine_torch_do(interface):
     def found(device, topology, kind=None):
         return {s.name: s.value for s in settings_of_xla(device, topology, kind or machine_class(topology))}
 
-    assert found("cuda", HERE) == found("cuda", Topology()) == {"NCCL_SOCKET_IFNAME": "lo"}
-    assert found("cuda", APART, ETHERNET) == {"NCCL_SOCKET_IFNAME": "=ens1", "NCCL_SOCKET_NTHREADS": "4"}
-    assert found("cuda", APART, INFINIBAND) == {}
+    repeats = {"NCCL_ALGO": "^NVLS,NVLSTree"}
+    assert found("cuda", HERE) == found("cuda", Topology()) == repeats | {"NCCL_SOCKET_IFNAME": "lo"}
+    assert found("cuda", APART, ETHERNET) == repeats | {"NCCL_SOCKET_IFNAME": "=ens1", "NCCL_SOCKET_NTHREADS": "4"}
+    assert found("cuda", APART, INFINIBAND) == repeats
     assert found("cpu", HERE) == found("tpu", APART, ETHERNET) == {}
 
 

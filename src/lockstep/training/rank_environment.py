@@ -1,7 +1,7 @@
 """Environment variables that ranks on GPUs get where the user set none: by class of machine, each with its source.
 
 They are those whose value follows from what is known here. What NVIDIA's guide files under debugging, and what NCCL
-finds out by itself (topology, NVLink, GPUDirect, algorithms), is left to NCCL.
+finds out by itself (topology, NVLink, GPUDirect, which algorithm of those that repeat), is left to NCCL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Setting:
 
 
 REPEATABLE = (Setting("CUBLAS_WORKSPACE_CONFIG", ":4096:8", "cuBLAS repeats its bits", PYTORCH_REPEATABLE),)
+NO_SWITCH_SUMS = Setting("NCCL_ALGO", "^NVLS,NVLSTree", "sums inside an NVSwitch may not repeat", NCCL_GUIDE)
 COLLECTIVES = (
+    NO_SWITCH_SUMS,
     Setting("NCCL_DEBUG", "WARN", "errors say what they are", NCCL_GUIDE),
     Setting("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", "torchrun's store keeps errors of ranks that are no more", PYTORCH_NCCL),
     Setting("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "500", "a rank without its peers ends soon", PYTORCH_NCCL),
@@ -91,7 +93,7 @@ def settings_of_xla(device: str, topology: Topology, kind: str) -> tuple[Setting
     """Collects what a process of engine jax gets: of NCCL, by which XLA's GPUs meet, those of a single process too."""
     if device != "cuda":
         return ()
-    return tuple(s for s in interface_settings(topology, kind) if s.name.startswith("NCCL_"))
+    return NO_SWITCH_SUMS, *(s for s in interface_settings(topology, kind) if s.name.startswith("NCCL_"))
 
 
 def apply(settings: tuple[Setting, ...], environ: MutableMapping[str, str] = os.environ) -> None:

@@ -23,7 +23,7 @@ def test_a_variable_that_chooses_kernels_is_the_only_fact_that_differs(name, mon
     "name",
     [
         *("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_TUNABLEOP_ENABLED", "TORCHINDUCTOR_MAX_AUTOTUNE"),
-        *("TORCH_BLAS_PREFER_CUBLASLT", "LIBTPU_INIT_ARGS"),
+        *("TORCH_BLAS_PREFER_CUBLASLT", "LIBTPU_INIT_ARGS", "NCCL_ALGO", "NCCL_NVLS_ENABLE"),
     ],
 )
 def test_what_chooses_kernels_on_accelerators_is_among_them(name):
