@@ -8,6 +8,7 @@ import jax
 import pytest
 from command_line import error_line, lockstep
 
+from lockstep.core.errors import RankMismatchError
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.distributed import devices, processes
 from lockstep.jax_engine.setup import accelerators, set_up
@@ -18,10 +19,12 @@ from lockstep.launch.defaults import request_of
 
 @pytest.fixture
 def machine(monkeypatch):
+    """A machine with so many GPUs, of which CUDA's driver tells, and where no process is started to count them."""
+
     def has(count):
-        found = Accelerators(count, "H100", 7)
-        for module in (processes, devices):
-            monkeypatch.setattr(module, "on_this_machine", lambda device: found)
+        monkeypatch.setattr(accelerators, "_gpus_of_driver", lambda: count)
+        monkeypatch.setattr(accelerators, "on_this_machine", None)
+        monkeypatch.setattr(devices, "on_this_machine", lambda device: Accelerators(count, "H100", 7))
 
     return has
 
@@ -61,6 +64,22 @@ def test_a_process_takes_its_own_part_of_the_hosts_gpus(machine):
     assert processes._own_gpus(place(2, 3, 2, 3), None) == [4, 5]
     assert processes._own_gpus(place(2, 3, 2, 3), 1) == [2]
     assert processes._own_gpus(place(1, 2, 0, 1), None) is None
+    assert processes._own_gpus(place(1, 2, 0, 1), 3) == [0, 1, 2]  # hosts may have different numbers of them
+
+
+def test_a_process_holds_no_gpu_beyond_those_that_it_was_told_to_take(machine, begun):
+    machine(8)
+    assert begun(Topology(), 2)[-1] == "0,1"
+    assert begun(Topology())[-1] == "all"
+    assert begun(place(1, 2, 0, 1), 3)[1:] == [[0, 1, 2], "0,1,2"]
+    assert begun(place(1, 2, 1, 2))[1:] == [[4, 5, 6, 7], "4,5,6,7"]
+
+
+def test_the_users_own_choice_of_gpus_is_shared_out(machine, monkeypatch):
+    machine(8)
+    monkeypatch.setitem(jax.config._value_holders, "jax_cuda_visible_devices", types.SimpleNamespace(value="6,2,3"))
+    assert processes._own_gpus(Topology(), 2) == [6, 2]
+    assert processes._own_gpus(place(2, 3, 2, 3), None) == [3]
 
 
 def test_gpus_of_engine_jax_are_told_their_interface_before_processes_meet(machine, begun):
@@ -75,6 +94,50 @@ def test_too_few_gpus_for_the_processes_are_named(machine):
     machine(1)
     with pytest.raises(ValueError, match="2 processes share this machine and each sees 1 of its GPUs; start at most 1"):
         processes._own_gpus(place(1, 2, 1, 2), None)
+
+
+def test_more_gpus_than_there_are_is_one_line(machine):
+    machine(8)
+    with pytest.raises(ValueError, match=r"^devices: 9 asked for and this machine has 8 GPUs; use at most 8$"):
+        processes._own_gpus(Topology(), 9)
+    with pytest.raises(
+        ValueError, match=r"^devices: 5 for each of 2 processes asked for and this machine has 8 GPUs; use at most 4$"
+    ):
+        processes._own_gpus(place(0, 2, 0, 2), 5)
+
+
+def test_processes_that_hold_unlike_numbers_of_devices_are_told_what_to_give(monkeypatch):
+    owners = [0] * 8 + [1] * 4
+    monkeypatch.setattr(processes.jax, "devices", lambda: [types.SimpleNamespace(process_index=n) for n in owners])
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "gather_json", None)
+    with pytest.raises(
+        RankMismatchError, match=r"^rank 1 holds 4 devices and rank 0 8; every process needs as many: use --devices 4$"
+    ):
+        processes.check_ranks_alike("")
+
+
+def driver(status):
+    """CUDA's driver, which shows four GPUs, if it can be begun with."""
+
+    def count(found):
+        found._obj.value = 4
+        return 0
+
+    return types.SimpleNamespace(cuInit=lambda flags: status, cuDeviceGetCount=count)
+
+
+def test_cudas_driver_tells_how_many_gpus_there_are(monkeypatch):
+    monkeypatch.setattr(accelerators, "on_this_machine", lambda device: Accelerators(3, "H100", 7))
+    for status, numbers in ((0, [0, 1, 2, 3]), (100, [0, 1, 2])):
+        monkeypatch.setattr(accelerators.ctypes, "CDLL", lambda name, status=status: driver(status))
+        assert accelerators.gpus_of_this_host() == numbers
+
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(accelerators.ctypes, "CDLL", missing)
+    assert accelerators.gpus_of_this_host() == [0, 1, 2]
 
 
 def test_what_is_shared_is_what_each_has_times_the_processes(machine, monkeypatch):

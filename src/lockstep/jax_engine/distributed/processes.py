@@ -22,7 +22,7 @@ from lockstep.core.network import own_address
 from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
-from lockstep.jax_engine.setup.accelerators import on_this_machine
+from lockstep.jax_engine.setup.accelerators import gpus_of_this_host
 from lockstep.jax_engine.setup.set_up import check_device, configure, has_started, machine_facts
 from lockstep.training.rank_environment import apply, machine_class, settings_of_xla
 
@@ -56,8 +56,8 @@ def set_up_jax(
 ) -> None:
     """Sets JAX up, before anything uses a device, and joins the processes of the run; what is done is done once.
 
-    With one of the ``threads`` XLA's own operations are single-threaded. ``accelerators`` are the GPUs of each process
-    where several share a host, an equal share by default. When no process makes progress for ``silence`` seconds, each
+    With one of the ``threads`` XLA's own operations are single-threaded. ``accelerators`` are the GPUs that each
+    process holds, by default an equal share of its host's. When no process makes progress for ``silence`` seconds, each
     of them ends. For the rest see :func:`~lockstep.jax_engine.setup.set_up.configure`.
 
     Raises:
@@ -65,10 +65,14 @@ def set_up_jax(
         RankMismatchError: the processes can't meet.
     """
     configure(threads, platform, simulate_devices, pool)
+    gpus = None
     if platform == "cuda" and not has_started():
         apply(settings_of_xla(platform, topology, machine_class(topology)))
+        gpus = _own_gpus(topology, accelerators)
+        if gpus is not None:
+            jax.config.update("jax_cuda_visible_devices", ",".join(map(str, gpus)))
     if topology.world_size > 1 and not jax.distributed.is_initialized():
-        _join_processes(topology, _own_gpus(topology, accelerators) if platform == "cuda" else None, silence)
+        _join_processes(topology, gpus, silence)
         if platform == "cpu":
             _keep_every_process_programs()
     check_device(platform)
@@ -77,17 +81,20 @@ def set_up_jax(
 def _own_gpus(topology: Topology, each: int | None) -> list[int] | None:
     """Says which of the host's GPUs a process takes: the ``local_rank``-th ``each`` of them; None: all there are."""
     here = topology.local_world_size
-    if here == 1:
+    if here == 1 and each is None:
         return None
-    if each is None:
-        visible = on_this_machine("cuda").count
-        each = visible // here
-        if not each:
-            raise ValueError(
-                f"devices: {here} processes share this machine and each sees {visible} of its GPUs; start at most "
-                f"{visible}, or let every process see all of them"
-            )
-    return list(range(topology.local_rank * each, (topology.local_rank + 1) * each))
+    present = gpus_of_this_host()
+    most = len(present) // here
+    if not most:
+        raise ValueError(
+            f"devices: {here} processes share this machine and each sees {len(present)} of its GPUs; start at most "
+            f"{len(present)}, or let every process see all of them"
+        )
+    if each is not None and each > most:
+        wanted = f"{each} for each of {here} processes" if here > 1 else f"{each}"
+        raise ValueError(f"devices: {wanted} asked for and this machine has {len(present)} GPUs; use at most {most}")
+    each = each or most
+    return present[topology.local_rank * each : (topology.local_rank + 1) * each]
 
 
 def processes_here() -> int:
@@ -296,5 +303,12 @@ def broadcast_bytes(payload: bytes) -> bytes:
 
 
 def check_ranks_alike(config_sha256: str) -> None:
-    """Raises a ``RankMismatchError`` in every process if machines, versions or configs differ."""
+    """Raises a ``RankMismatchError`` in every process if devices, machines, versions or configs differ."""
+    held = [sum(d.process_index == process for d in jax.devices()) for process in range(jax.process_count())]
+    if max(held) > min(held):  # what processes tell one another travels by all devices, as many of each
+        least, most = held.index(min(held)), held.index(max(held))
+        raise RankMismatchError(
+            f"rank {least} holds {held[least]} devices and rank {most} {held[most]}; every process needs as many: use "
+            f"--devices {held[least]}"
+        )
     check_facts_alike(gather_json(machine_facts() | {"config": config_sha256}))

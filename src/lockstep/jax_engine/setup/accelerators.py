@@ -6,6 +6,7 @@ JAX also refuses to join processes once it has started, and to join them one mus
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -53,6 +54,31 @@ def on_this_machine(device: str) -> Accelerators:
     if "error" in found:
         raise ValueError(found["error"])
     return Accelerators(**found)
+
+
+def gpus_of_this_host() -> list[int]:
+    """Numbers the GPUs that every process of this host may take, for one that will hold some of them; starts no JAX.
+
+    CUDA's driver is asked, in this process: to ask in another one, as :func:`on_this_machine` does, is to hold a piece
+    of each GPU's memory, and a launcher's processes would all do it at a time.
+
+    Raises:
+        ValueError: there is none; one line.
+    """
+    told = jax.config.values["jax_cuda_visible_devices"]
+    if told != "all":
+        return [int(number) for number in told.split(",")]
+    return list(range(_gpus_of_driver() or on_this_machine("cuda").count))
+
+
+def _gpus_of_driver() -> int:
+    """Counts the GPUs that CUDA's driver shows this process, without a context on any; 0 without a driver."""
+    count = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        if driver.cuInit(0) == 0:
+            driver.cuDeviceGetCount(ctypes.byref(count))
+    return count.value
 
 
 def chosen_device() -> str:
