@@ -48,6 +48,7 @@ RANKS = ("rank", "local_rank", "global_rank", "node_rank")
 # what lockstep.train was given, from this user's own process
 HANDED_OVER = ("config/handed.py", "python/pickled.py")
 WRITERS = ("runs/", "launch/", "cli.py", "core/topology.py", "integrations/attach/process_group.py")
+WRITERS += ("jax_engine/distributed/programs.py",)  # of the cache of compiled programs
 UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
 UNSAFE_BUILTINS = ("eval", "exec", "compile", "__import__")
 UNSAFE_CALLS = ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "torch.save", "np.load", "numpy.load")

@@ -38,7 +38,7 @@ def begun(monkeypatch):
     monkeypatch.setattr(processes, "has_started", lambda: False)
     monkeypatch.setattr(processes, "apply", lambda settings: done.append({s.name: s.value for s in settings}))
     monkeypatch.setattr(processes, "_join_processes", lambda topology, gpus, silence: done.append(gpus))
-    monkeypatch.setattr(processes, "_keep_every_process_programs", lambda: None)
+    monkeypatch.setattr(processes, "keep_programs", lambda *args: None)
     monkeypatch.setattr(
         processes, "check_device", lambda platform: done.append(jax.config.values["jax_cuda_visible_devices"])
     )

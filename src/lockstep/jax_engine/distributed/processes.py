@@ -22,6 +22,7 @@ from lockstep.core.network import own_address
 from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
+from lockstep.jax_engine.distributed.programs import keep_programs
 from lockstep.jax_engine.setup.accelerators import gpus_of_this_host
 from lockstep.jax_engine.setup.set_up import check_device, configure, has_started, machine_facts
 from lockstep.training.rank_environment import apply, machine_class, settings_of_xla
@@ -73,8 +74,7 @@ def set_up_jax(
             jax.config.update("jax_cuda_visible_devices", ",".join(map(str, gpus)))
     if topology.world_size > 1 and not jax.distributed.is_initialized():
         _join_processes(topology, gpus, silence)
-        if platform == "cpu":
-            _keep_every_process_programs()
+        keep_programs(platform, topology, _client(), silence)
     check_device(platform)
 
 
@@ -175,28 +175,6 @@ def _keep_gloo_on(address: str) -> None:
         )
         make_client = functools.partial(xla_bridge.make_cpu_client, collectives=collectives)
         xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
-
-
-def _keep_every_process_programs() -> None:
-    """Lets every process keep the programs that it compiles for CPUs; JAX lets the first one alone.
-
-    On CPUs a program is kept under a key of its process, so that the others would compile theirs at every start. A
-    version without these internals compiles.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from jax._src import compiler, distributed
-
-        state, write = distributed.global_state, compiler._cache_write  # pyright: ignore[reportPrivateUsage]
-
-        @functools.wraps(write)
-        def written(*args: Any, **kwargs: Any) -> None:
-            own, state.process_id = state.process_id, 0
-            try:
-                write(*args, **kwargs)
-            finally:
-                state.process_id = own
-
-        compiler._cache_write = written  # pyright: ignore[reportPrivateUsage]
 
 
 @contextlib.contextmanager
