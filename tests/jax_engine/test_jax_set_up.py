@@ -186,3 +186,35 @@ def test_processors_that_differ_have_caches_of_their_own(monkeypatch, tmp_path):
     assert narrow != set_up.cache_directory()
     assert narrow is not None
     assert narrow.parent == tmp_path / "lockstep" / "jax"
+
+
+LOOKS = """
+import os
+before = dict(os.environ)
+import jax
+from lockstep.jax_engine.setup import set_up
+jax.config.update("jax_enable_x64", True)
+set_up.look_with_cpu()
+assert not jax.config.jax_enable_x64  # as runs have it
+from lockstep.jax_engine.envs.registry import make
+make("lockstep/CartPole-v1")
+assert (jax.config.jax_platforms, jax.default_backend()) == ("cpu", "cpu")
+names = ("XLA_FLAGS", "PJRT_NPROC", "OMP_NUM_THREADS", "JAX_PLATFORMS")
+print([name for name in names if os.environ.get(name) != before.get(name)])
+"""
+
+
+def test_who_looks_with_the_cpu_leaves_the_processes_that_it_starts_their_variables():
+    unset = ("XLA_FLAGS", "PJRT_NPROC", "JAX_PLATFORMS")
+    environment = {k: v for k, v in os.environ.items() if k not in unset} | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", LOOKS], env=environment, capture_output=True, text=True)
+    assert (done.stdout.splitlines(), done.returncode) == (["[]"], 0), done.stderr[-3000:]
+
+
+def test_who_has_started_jax_looks_with_what_it_has(monkeypatch):
+    import jax
+
+    monkeypatch.setattr(set_up, "settle_numbers", None)
+    before, devices = jax.config.values, jax.devices()
+    set_up.look_with_cpu()
+    assert (jax.config.values, jax.devices()) == (before, devices)

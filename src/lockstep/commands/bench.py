@@ -18,6 +18,7 @@ from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.defaults import described_run
+from lockstep.launch.jax_start import look_with_cpu
 from lockstep.runs.curves import MISSING_PLOT, can_plot
 from lockstep.scaling.ledger import Ledger, locked_directory, measure_job, open_ledger, sweep_directory, write_results
 from lockstep.scaling.measure import Outcome
@@ -107,6 +108,7 @@ def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     plan.check()
     if config.device != "cpu":
         engine_module(config.engine).check_device(config.device, plan.world_sizes[-1])
+    look_with_cpu(config)
     describe(config.env)
     return plan, options
 

@@ -17,7 +17,7 @@ WORDS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep check ENV``: exit status 0, or 1 if there is a problem that a run would meet."""
     options, rest = _parser().parse_known_args(list(argv))
-    config = described_run("check", options.env, rest)
+    config = described_run("check", options.env, rest, starts_others=False)
     start_jax(config, RunOptions())
     tell_of_faults()
     problems = 0

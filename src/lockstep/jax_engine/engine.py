@@ -12,6 +12,7 @@ PACKAGES = ("jax", "equinox", "optax")
 """Packages that the engine needs."""
 _HOME = {
     "set_up_jax": "distributed.processes",
+    "look_with_cpu": "setup.set_up",
     "MOST_DEVICES": "setup.set_up",
     "pool_devices": "setup.set_up",
     "roomy_pool": "setup.set_up",

@@ -43,12 +43,16 @@ class RunRequest:
 
 
 def request_of(
-    argv: Sequence[str], needs_env: bool = True, bring: Callable[[Request], RunOptions] | None = None
+    argv: Sequence[str],
+    needs_env: bool = True,
+    bring: Callable[[Request], RunOptions] | None = None,
+    starts_others: bool = False,
 ) -> RunRequest:
     """Reads a command line, and completes its config by what its environment is; arguments and errors as below it.
 
     An environment without a preset is made once for that, but not for a run that is resumed; ``bring`` gives the
-    options of one that was brought here first, where a mirror has it.
+    options of one that was brought here first, where a mirror has it. A process that ``starts_others`` leaves
+    accelerators to them.
     """
     request, lines = read_request(argv, needs_env), list[str]()
     if (run := request.run) is not None:
@@ -62,7 +66,7 @@ def request_of(
     description, undescribed = None, None
     if not has_preset(config.env.id) and options.resume is None:
         try:
-            start_jax(config, options)
+            start_jax(config, options, starts_others)
             description = describe(config.env)
         except ValueError as error:  # whoever makes it for the run says so
             undescribed = error
@@ -149,15 +153,18 @@ def _as_begun(request: Request, options: RunOptions) -> dict[str, Any]:
     return overrides
 
 
-def described_run(command: str, target: str, rest: Sequence[str]) -> Config:
-    """Reads the config of a run that ``command`` starts by itself: of a file or environment id, and of options."""
+def described_run(command: str, target: str, rest: Sequence[str], starts_others: bool = True) -> Config:
+    """Reads the config of a run that ``command`` starts by itself: of a file or environment id, and of options.
+
+    ``starts_others``: in processes of their own; else it steps the environment in this one.
+    """
     positional, settings = parse_arguments(rest)
     for key in settings:
         if key in RunOptions.model_fields and key != "trust":
             raise ValueError(f"{key}: {command} starts its own runs; give only what describes the run")
     if positional:
         raise ValueError(f"{positional[0]!r}: one config file or environment id is enough, before the options")
-    return request_of([target, *rest]).config
+    return request_of([target, *rest], starts_others=starts_others).config
 
 
 def defaults_by_spaces(description: EnvDescription, request: Request) -> tuple[dict[str, Any], list[str]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 from lockstep.core.topology import available_cores
+from lockstep.envs.batched.twins import stepped_inside
+from lockstep.launch.apart import why_apart
 from lockstep.launch.world import topology_of
 from lockstep.policies.videos import has_screen
 
 
-def start_jax(config: Config, options: RunOptions) -> None:
+def start_jax(config: Config, options: RunOptions, starts_others: bool = False) -> None:
     """Sets JAX up for a run, if it is to be looked at by JAX or runs on accelerators; a second call does nothing.
+
+    In a process that ``starts_others``, and trains nothing itself, :func:`look_with_cpu` does.
 
     How many devices the run will use is known only when its environment is: a CPU becomes as many as could be meant,
     and the run takes the first ones. A launcher's processes meet here, which must be before JAX starts. A process that
@@ -23,11 +28,13 @@ def start_jax(config: Config, options: RunOptions) -> None:
     Raises:
         ValueError: this machine has no such device; one line.
     """
+    if starts_others or _is_of_groups(config, options):
+        look_with_cpu(config)
+        return
     device, by_jax = config.device, config.engine == "jax"
     if not (config.env.jax_only or (by_jax and (config.network.custom or config.ppo.loss or device != "cpu"))):
         return
-    if config.eval.record_video and not has_screen():
-        os.environ.setdefault("MUJOCO_GL", "egl")
+    _choose_graphics(config)
     try:
         engine = engine_module("jax")
     except MissingPackageError:
@@ -43,6 +50,30 @@ def start_jax(config: Config, options: RunOptions) -> None:
         device = "cpu"
     pool = engine.roomy_pool(max(devices or 1, engine.pool_devices(config.num_shards)))
     engine.set_up_jax(1, device, devices, topology, pool, accelerators, config.silence)
+
+
+def look_with_cpu(config: Config) -> None:
+    """Starts JAX with the CPU, if it has not started and this environment is to be looked at by it.
+
+    For processes that start others, which will need all of a GPU's memory.
+    """
+    if config.env.jax_only:
+        _choose_graphics(config)
+        with contextlib.suppress(MissingPackageError):  # whoever looks at the environment says what is missing
+            engine_module("jax").look_with_cpu()
+
+
+def _is_of_groups(config: Config, options: RunOptions) -> bool:
+    """Whether a request is for a new group of seeds, each in a process of its own."""
+    if not options.is_group or options.resume is not None:
+        return False
+    processes = options.nproc if isinstance(options.nproc, int) else 1
+    return why_apart(options, stepped_inside(config)[0], processes) is not None
+
+
+def _choose_graphics(config: Config) -> None:
+    if config.eval.record_video and not has_screen():
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def _most_devices(config: Config, options: RunOptions) -> int:

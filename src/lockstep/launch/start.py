@@ -19,6 +19,7 @@ from lockstep.core.process import end_with_parent, leave_at_once, say
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.envs.describe import describe
+from lockstep.launch.apart import why_apart
 from lockstep.launch.checks import check_company, check_limits, check_machine, with_reference
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.jax_start import start_jax
@@ -28,7 +29,7 @@ from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
 from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import facts_of_own_loss, open_directory
-from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds, why_apart
+from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds
 from lockstep.launch.seeds.group import start_group
 from lockstep.launch.seeds.places import resumed_run, say_move
 from lockstep.launch.seeds.words import words_of_seed

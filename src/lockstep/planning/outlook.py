@@ -10,6 +10,7 @@ from lockstep.core.machine import system_fact
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
+from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.sizing import MEMINFO
 from lockstep.planning import accelerators, this_machine
 from lockstep.planning.counting import can_compile, count_costs
@@ -33,6 +34,7 @@ def outlooks(request: PlanRequest, say: Say) -> Iterator[Outlook]:
         RunError: a compiler or a run that was to be measured failed.
     """
     envs = {env.id: env for env in (request.run_on(target).env for target in request.targets)}
+    look_with_cpu(request.config)
     descriptions = {name: describe(env) for name, env in envs.items()}  # engine jax may step another one inside
 
     @cache

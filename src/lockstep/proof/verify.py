@@ -17,6 +17,7 @@ from lockstep.core.process import command_that_ends_with_us, said_error
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
 from lockstep.envs.describe import describe
+from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.resume import CHANGEABLE, differences
 from lockstep.launch.world import world_words
 from lockstep.proof.lengths import first_length
@@ -208,6 +209,7 @@ def verify(
         config = recorded_config(against, config, iterations)
     for world_size, _ in worlds:
         resolve(config, world_size)
+    look_with_cpu(config)
     describe(config.env)
     proof = config.proof.model_copy(update={"trace": True, "interval": 1})
     log = LogConfig(tensorboard=False)

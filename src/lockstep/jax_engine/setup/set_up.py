@@ -205,6 +205,17 @@ def has_started() -> bool:
     return False
 
 
+def look_with_cpu() -> None:
+    """Starts JAX with the CPU, in a process that looks at environments and trains nothing; what has started stays.
+
+    No variable is set, for the processes that it starts would have it as well.
+    """
+    if not has_started():
+        jax.config.update("jax_platforms", PLATFORMS["cpu"])
+        settle_numbers("cpu")
+        jax.devices()
+
+
 def prepare_jax() -> bool:
     """Sets what :func:`configure` does for threads, last bits and compiled programs, for a user's own program.
 

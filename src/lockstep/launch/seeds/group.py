@@ -22,6 +22,7 @@ from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits, with_reference
 from lockstep.launch.defaults import RunRequest
+from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.making import has_trained, make_seeds, remove_if_empty, take_back
@@ -74,6 +75,7 @@ def start_group(
     named = names_in(request.config)
     config = request.config if path is None else resumed_config(path, request.overrides, options.trust, named=named)
     check_engine_options(options, config)
+    look_with_cpu(config)
     changed, stored, lines = dict[Path, Change](), None, list[str]()
     if path is None:
         description = functools.cache(lambda: request.description or describe(config.env))

@@ -1,0 +1,122 @@
+"""On which device JAX is started by who looks at an environment: processes that start others leave GPUs to them."""
+
+import types
+
+import pytest
+
+from lockstep.commands import bench
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.topology import Topology
+from lockstep.launch import defaults, jax_start
+from lockstep.launch.defaults import RunRequest, described_run, request_of
+from lockstep.launch.seeds import group
+from lockstep.launch.world import World
+from lockstep.planning import outlook
+from lockstep.planning.hardware import parse_target
+from lockstep.planning.request import PlanRequest
+from lockstep.proof import verify
+from lockstep.proof.verify import Trace
+
+STEPPED_BY_JAX = "gymnax/Acrobot-v1"
+ON_GPUS = ("--engine", "jax", "--device", "cuda")
+CONFIG = Config.model_validate({"env": {"id": STEPPED_BY_JAX}, "engine": "jax", "device": "cuda"})
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What JAX is started with, and when an environment is looked at, in order."""
+    done = []
+    door = types.SimpleNamespace(
+        MOST_DEVICES=8,
+        pool_devices=lambda shards: 8,
+        roomy_pool=lambda devices: 16,
+        set_up_jax=lambda threads, platform, *more: done.append(platform),
+        look_with_cpu=lambda: done.append("cpu, to look"),
+    )
+    monkeypatch.setattr(jax_start, "engine_module", lambda name: door)
+
+    def look(config):
+        done.append("looked")
+        raise ValueError("nothing is there to be seen")
+
+    for module in (defaults, bench, verify, outlook, group):
+        monkeypatch.setattr(module, "describe", look)
+    return done
+
+
+@pytest.mark.parametrize("command", ["verify", "bench", "plan"])
+def test_a_command_that_starts_runs_looks_with_the_cpu(asked, command):
+    assert described_run(command, STEPPED_BY_JAX, ON_GPUS).env.id == STEPPED_BY_JAX
+    assert asked == ["cpu, to look", "looked"]
+
+
+def test_a_run_and_the_check_of_an_environment_look_with_the_device_that_they_use(asked):
+    described_run("check", STEPPED_BY_JAX, ON_GPUS, starts_others=False)
+    request_of([STEPPED_BY_JAX, *ON_GPUS])
+    assert asked == ["cuda", "looked"] * 2
+
+
+def test_an_environment_of_the_host_is_looked_at_without_jax(asked):
+    described_run("verify", "Acrobot-v1", ON_GPUS)
+    assert asked == []  # it has a preset
+    jax_start.look_with_cpu(Config(engine="jax", device="cuda"))
+    jax_start.look_with_cpu(Config(engine="jax"))
+    assert asked == []
+
+
+def test_verify_looks_with_the_cpu_before_its_runs_start(asked, monkeypatch):
+    monkeypatch.setattr(verify, "run_trace", lambda config, size, *more: Trace(size, "untrained", [], []))
+    with pytest.raises(ValueError, match=r"^nothing is there to be seen$"):
+        verify.verify(CONFIG, [(1, 1), (2, 1)], 1)
+    assert asked == ["cpu, to look", "looked"]
+
+
+def test_bench_looks_with_the_cpu_before_its_runs_start(asked, monkeypatch):
+    counted = []
+    door = types.SimpleNamespace(check_device=lambda device, count: counted.append((device, count)))
+    monkeypatch.setattr(bench, "engine_module", lambda name: door)
+    monkeypatch.setattr(bench, "described_run", lambda *words: CONFIG)
+    with pytest.raises(ValueError, match=r"^nothing is there to be seen$"):
+        bench._read_plan([STEPPED_BY_JAX, "--world-sizes", "1,2"])
+    assert (asked, counted) == (["cpu, to look", "looked"], [("cuda", 2)])
+
+
+def test_plan_looks_with_the_cpu_before_engines_count(asked):
+    request = PlanRequest(CONFIG, (parse_target("h100:2"),))
+    with pytest.raises(ValueError, match=r"^nothing is there to be seen$"):
+        list(outlook.outlooks(request, print))
+    assert asked == ["cpu, to look", "looked"]
+
+
+@pytest.mark.parametrize(
+    ("words", "platform"),
+    [
+        ((), "cuda"),  # agents of one program, which is here
+        (("--eval.interval", "1"), "cpu, to look"),
+        (("--proof.trace",), "cpu, to look"),
+        (("--seeds-at-once", "2"), "cpu, to look"),
+        (("--nproc", "2"), "cpu, to look"),
+    ],
+)
+def test_a_group_of_seeds_is_looked_at_with_the_gpu_only_where_it_is_trained_here(asked, words, platform):
+    request = request_of([STEPPED_BY_JAX, *ON_GPUS, "--seeds", "0-1", *words])
+    assert asked == [platform, "looked"]
+    assert jax_start.start_jax(request.config, request.options) is None
+    assert asked[2:] == [platform]
+
+
+def test_a_group_looks_with_the_cpu_before_its_seeds_start(asked, monkeypatch, tmp_path):
+    options = RunOptions(seeds="0-1", seeds_at_once=1, runs_dir=str(tmp_path))
+    sized = CONFIG.model_copy(update={"num_envs_per_rank": "auto"})
+    monkeypatch.setattr(group, "resolved_here", lambda config, world, description: description())
+    with pytest.raises(ValueError, match=r"^nothing is there to be seen$"):
+        group.start_group(RunRequest(sized, options, {}), None, World(1, 1, 1), "as asked", None)
+    assert asked == ["cpu, to look", "looked"]
+    assert not any(tmp_path.iterdir())
+
+
+def test_processes_of_a_launcher_meet_before_they_look(asked, monkeypatch):
+    place = Topology(0, 2, 0, 2, launched=True)
+    monkeypatch.setattr(jax_start, "topology_of", lambda options: place)
+    request_of([STEPPED_BY_JAX, *ON_GPUS, "--max-restarts", "0"])
+    assert asked == ["cuda", "looked"]
