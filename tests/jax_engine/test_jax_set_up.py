@@ -218,3 +218,18 @@ def test_who_has_started_jax_looks_with_what_it_has(monkeypatch):
     before, devices = jax.config.values, jax.devices()
     set_up.look_with_cpu()
     assert (jax.config.values, jax.devices()) == (before, devices)
+
+
+def test_only_a_version_that_knows_the_limit_of_a_first_collective_is_told_it(monkeypatch):
+    name, usual = "xla_gpu_first_collective_call_terminate_timeout_seconds", set_up.GPU_FLAGS
+    monkeypatch.setattr(set_up.jaxlib.version, "__version__", "0.11.0")
+    assert set_up.gpu_flags() == usual
+    monkeypatch.setattr(set_up.jaxlib.version, "__version__", "0.10.2")
+    assert set_up.gpu_flags() == usual | {name: "600"}
+
+
+@pytest.mark.skipif(not set_up.jaxlib.version.__version__.startswith("0.10."), reason="these flags are 0.10's")
+def test_xla_knows_the_flags_that_it_is_given(tmp_path):
+    """It ends a process whose flags it doesn't know."""
+    flags = " ".join(f"--{name}={value}" for name, value in set_up.gpu_flags().items())
+    assert flags in child(tmp_path, XLA_FLAGS=flags)["flags"]

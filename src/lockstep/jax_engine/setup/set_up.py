@@ -40,6 +40,9 @@ MOST_DEVICES = 64
 
 ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
 GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
+FIRST_MEETING = {"xla_gpu_first_collective_call_terminate_timeout_seconds": "600"}
+"""XLA ends a process 40 seconds after one of its GPUs has come to a program's first collective, if another has not: one
+with more shards takes longer for its rollout. A version that doesn't know the flag would end it at once."""
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 MIN_COMPILE_SECONDS = 0.2
@@ -93,6 +96,11 @@ def add_xla_flags(flags: dict[str, str]) -> None:
     names = {flag.lstrip("-").partition("=")[0] for flag in present}
     added = [f"--{name}={value}" for name, value in flags.items() if name not in names]
     os.environ["XLA_FLAGS"] = " ".join(present + added)
+
+
+def gpu_flags() -> dict[str, str]:
+    """Gives the flags of XLA's for GPUs, as far as this version is known to have them."""
+    return GPU_FLAGS | (FIRST_MEETING if jaxlib.version.__version__.startswith("0.10.") else {})
 
 
 NUMBERS = {
@@ -165,7 +173,7 @@ def configure(threads: int, platform: str, devices: int | None, pool: int | None
             os.environ[POOL_VARIABLE] = str(pool or roomy_pool(devices or 1))
         add_xla_flags(ONE_THREAD_FLAGS if threads == 1 else {})
     elif platform == "cuda":
-        add_xla_flags(GPU_FLAGS)
+        add_xla_flags(gpu_flags())
     one_blas_thread()
     jax.config.update("jax_platforms", PLATFORMS[platform])
     settle_numbers(platform)
@@ -230,10 +238,10 @@ def prepare_jax() -> bool:
     threads = roomy_pool(pool_devices(_wanted_cpu_devices()))
     if not has_started():
         os.environ[POOL_VARIABLE] = str(threads)
-        add_xla_flags(ONE_THREAD_FLAGS | GPU_FLAGS)
+        add_xla_flags(ONE_THREAD_FLAGS | gpu_flags())
         return True
     platform, present = jax.default_backend(), os.environ.get("XLA_FLAGS", "").split()
-    flags = {"cpu": ONE_THREAD_FLAGS, "gpu": GPU_FLAGS}.get(platform, {})
+    flags = {"cpu": ONE_THREAD_FLAGS, "gpu": gpu_flags()}.get(platform, {})
     roomy = platform != "cpu" or int(os.environ.get(POOL_VARIABLE, 0)) >= threads
     return roomy and all(f"--{name}={value}" in present for name, value in flags.items())
 
