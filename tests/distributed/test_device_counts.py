@@ -94,6 +94,14 @@ def test_cartpole_is_the_same_in_two_processes(trained):
     same_agent(trained(*EVALUATED, *devices(1)), two)
 
 
+def test_processes_meet_where_downloads_go_through_a_proxy(tmp_path):
+    """gRPC would go through it as well, even to this host, and there is none."""
+    words = ("train", *EVALUATED, *TWO_PROCESSES, "--stop-at-step", 128)
+    ended = lockstep(*words, cwd=tmp_path, http_proxy="http://127.0.0.1:9", no_proxy="elsewhere.example")
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr == ""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("processes", "each"), [(3, 1), (2, 3)])
 def test_cartpole_is_the_same_in_processes_with_different_numbers_of_shards(trained, processes, each):

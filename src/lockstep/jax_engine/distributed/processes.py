@@ -28,6 +28,8 @@ from lockstep.jax_engine.setup.set_up import check_device, configure, has_starte
 from lockstep.training.rank_environment import apply, machine_class, settings_of_xla
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
+_NO_PROXY = "no_grpc_proxy"
+"""Hosts to which gRPC takes no proxy; without it those of ``no_proxy``."""
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 LONGER, HEARTBEAT_SECONDS = 1.5, 30
@@ -107,9 +109,12 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
     global _joined, _watch
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
+    with contextlib.suppress(AttributeError):  # of a JAX that knows of no proxies
+        jax.config.update("jax_check_proxy_envs", False)  # it would warn of what :func:`_without_proxy` sees to
     address = topology.coordinator
     try:
-        with ended_by_signals() if topology.starts_again else contextlib.nullcontext():
+        ended = ended_by_signals() if topology.starts_again else contextlib.nullcontext()
+        with ended, _without_proxy(topology.master_addr):
             jax.distributed.initialize(
                 address,
                 topology.world_size,
@@ -129,6 +134,24 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
     address = LOOPBACK_ADDRESS if topology.loopback else own_address(topology.master_addr)
     if address is not None:
         _keep_gloo_on(address)
+
+
+@contextlib.contextmanager
+def _without_proxy(host: str) -> Iterator[None]:
+    """Lets gRPC, by which processes meet, connect to a host by itself in the block.
+
+    It takes ``http_proxy`` and the like otherwise, even to loopback, and no proxy leads to the other ranks.
+    """
+    given = os.environ.get(_NO_PROXY)
+    others = given or os.environ.get("no_proxy")
+    os.environ[_NO_PROXY] = f"{others},{host}" if others else host
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[_NO_PROXY]
+        else:
+            os.environ[_NO_PROXY] = given
 
 
 def wait_for_all(what: str) -> None:
