@@ -22,6 +22,7 @@ from lockstep.core.network import own_address
 from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
+from lockstep.jax_engine.distributed.numbering import check_number, check_order
 from lockstep.jax_engine.distributed.programs import keep_programs
 from lockstep.jax_engine.setup.accelerators import gpus_of_this_host
 from lockstep.jax_engine.setup.set_up import check_device, configure, has_started, machine_facts
@@ -64,7 +65,8 @@ def set_up_jax(
     of them ends. For the rest see :func:`~lockstep.jax_engine.setup.set_up.configure`.
 
     Raises:
-        ValueError: the machine has no such device or too few, or JAX has started with other settings in this process.
+        ValueError: the machine has no such device or too few, JAX has started with other settings in this process, or
+            numbers the processes otherwise.
         RankMismatchError: the processes can't meet.
     """
     configure(threads, platform, simulate_devices, pool)
@@ -74,10 +76,15 @@ def set_up_jax(
         gpus = _own_gpus(topology, accelerators)
         if gpus is not None:
             jax.config.update("jax_cuda_visible_devices", ",".join(map(str, gpus)))
-    if topology.world_size > 1 and not jax.distributed.is_initialized():
+    joins = topology.world_size > 1 and not jax.distributed.is_initialized()
+    if joins:
         _join_processes(topology, gpus, silence)
         keep_programs(platform, topology, _client(), silence)
     check_device(platform)
+    if platform == "tpu":
+        check_number(topology)
+        if joins:
+            check_order(gather_json(topology.rank))
 
 
 def _own_gpus(topology: Topology, each: int | None) -> list[int] | None:
