@@ -31,7 +31,7 @@ from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
 from lockstep.jax.ppo import PPOTrainState, check_spaces, check_state
 from lockstep.jax.settings import SettingError, in_one_line, names_of
 from lockstep.jax.wrappers.single import innermost
-from lockstep.jax_engine.distributed.mesh import check_divisible, get_num_devices, make_mesh
+from lockstep.jax_engine.distributed.mesh import check_divisible, check_one_kind, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.adapter import FunctionalAdapter
@@ -97,6 +97,8 @@ class Training:
         self.runner, self.env = runner, env
         self.env_params = default_params(env) if env_params is None else env_params
         mesh = make_mesh(fsdp, devices, customs.axis_name)
+        if config.reduction == "exact":
+            check_one_kind(mesh)
         adapter = FunctionalAdapter(env, env_params, name=type(innermost(env)).__name__)
         if adapter.limit_note is not None:
             say(adapter.limit_note)

@@ -18,7 +18,7 @@ from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.jax_engine.check_loss import check_own_loss
-from lockstep.jax_engine.distributed.mesh import Mesh, cut_axis, fsdp_sharding, make_mesh
+from lockstep.jax_engine.distributed.mesh import Mesh, check_one_kind, cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.distributed.placement import connect, num_local_devices
 from lockstep.jax_engine.distributed.processes import (
     broadcast_bytes,
@@ -196,6 +196,7 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
         check_ranks_alike(config_digest(config))
         fsdp = options.fsdp_devices or devices or jax.device_count()
         mesh = make_mesh(fsdp if config.fsdp else 1, devices)
+        check_one_kind(mesh)
         if topology.world_size > 1:
             connect(mesh)
     description = description or describe(config.env)

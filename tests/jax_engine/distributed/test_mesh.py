@@ -2,6 +2,8 @@
 
 import contextlib
 import re
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +12,13 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import DesyncError
 from lockstep.core.topology import Topology
+from lockstep.jax import PPOConfig, RunnerConfig, make, training
 from lockstep.jax.checkpoint import load_checkpoint, save_checkpoint
+from lockstep.jax_engine import session
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, processes
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, TIME_SHARDED
@@ -122,6 +128,30 @@ def test_the_threshold_is_in_bytes():
     assert spec_of((1024, 1024), 2, jnp.bfloat16) == ()
     assert spec_of((1024, 1024), 2, jnp.bfloat16, min_size_mbytes=2) == ("fsdp", None)
     assert spec_of((8, 4), 2, min_size_mbytes=0) == ("fsdp", None)
+
+
+def mesh_of_kinds(*kinds) -> Any:
+    devices = np.array([types.SimpleNamespace(device_kind=kind) for kind in kinds]).reshape(-1, 1)
+    return types.SimpleNamespace(devices=devices, size=devices.size)
+
+
+def test_devices_of_different_kinds_are_no_mesh_of_a_run(monkeypatch):
+    meshes.check_one_kind(mesh_of_kinds("H100", "H100"))
+    mixed = mesh_of_kinds("H100", "A100", "H100")
+    line = error_of(meshes.check_one_kind, mixed)
+    assert line.startswith("num_devices: 3 devices of different kinds (1 x A100, 2 x H100)")
+    monkeypatch.setattr(session, "make_mesh", lambda *_: mixed)
+    config = resolve(Config.model_validate({"engine": "jax", "env": "lockstep/CartPole-v1"}), 3)
+    assert error_of(session.open_program, config, Topology(), RunOptions(simulate_devices=8)) == line
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_a_librarys_exact_training_is_on_devices_of_one_kind(reduction, monkeypatch):
+    checked = []
+    monkeypatch.setattr(training, "check_one_kind", checked.append)
+    runner = RunnerConfig(8, num_devices=2, num_envs=1, reduction=reduction)
+    made = training.Training(*make("CartPole-v1"), PPOConfig(n_steps=4), runner)
+    assert checked == [made.program.mesh] * (reduction == "exact")
 
 
 def test_an_fsdp_axis_of_one_cuts_nothing():
@@ -369,6 +399,12 @@ def test_facts_of_the_machine():
     assert facts["jax"] == jax.__version__
     assert FLAGS_OF_THE_USER in facts["xla flags"]
     processes.check_ranks_alike("config")
+
+
+def test_a_process_says_of_what_kinds_its_own_devices_are(monkeypatch):
+    """All processes' devices begin with those of the first, which each of them would tell alike."""
+    monkeypatch.setattr(jax, "local_devices", lambda: list(mesh_of_kinds("H100", "A100", "H100").devices.flat))
+    assert processes.machine_facts()["device"] == "A100, H100"
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A mesh has the axes ``("batch", "fsdp")``; data is cut over both, in the order o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -117,6 +118,17 @@ def mesh_of(devices: Sequence[Any], num_fsdp_devices: int = 1, axis_name: str = 
 def platform_of(mesh: Mesh) -> str:
     """Names the platform of a mesh's devices: ``cpu``, ``gpu`` or ``tpu``."""
     return mesh.devices.flat[0].platform
+
+
+def check_one_kind(mesh: Mesh) -> None:
+    """Raises a one-line ``ValueError`` if a mesh has devices of several kinds, whose results differ in last bits."""
+    found = Counter(device.device_kind for device in mesh.devices.flat)
+    if len(found) > 1:
+        kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(found.items()))
+        raise ValueError(
+            f"num_devices: {mesh.size} devices of different kinds ({kinds}), whose results differ in last bits; let "
+            "the run see those of one kind (CUDA_VISIBLE_DEVICES)"
+        )
 
 
 def check_mesh(mesh: Any) -> None:

@@ -299,7 +299,7 @@ def machine_facts() -> dict[str, str]:
         "cpu": processor(),
         "cpu capability": instruction_set(),
         "kernel variables": kernel_variables(JAX_VARIABLES),
-        "device": jax.devices()[0].device_kind,
+        "device": ", ".join(sorted({device.device_kind for device in jax.local_devices()})),
         "platform": jax.default_backend(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.version.__version__,
