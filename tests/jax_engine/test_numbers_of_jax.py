@@ -15,8 +15,10 @@ from net_cases import CASES
 from lockstep.config.run import Config
 from lockstep.core.machine import KERNEL_VARIABLES
 from lockstep.jax.pmap import task
+from lockstep.jax_engine import costs
 from lockstep.jax_engine.nets import distributions
 from lockstep.jax_engine.setup import set_up
+from lockstep.jax_engine.setup.targets import VARIABLES
 from lockstep.jax_engine.shards.keys import key_of
 from lockstep.jax_engine.state import make_net
 
@@ -121,10 +123,30 @@ def test_each_setting_decides_something_and_is_settled(name, monkeypatch):
 
 def test_every_settled_setting_is_tried_here():
     assert set(OTHERS) == {*set_up.NUMBERS, set_up.PRECISION}
-    set_up.settle_numbers("cuda")
-    assert jax.config.values[set_up.PRECISION] == "highest"
     set_up.settle_numbers("cpu")
     assert jax.config.values[set_up.PRECISION] is None
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_accelerators_multiply_in_float32_also_what_users_bring(platform):
+    """In plans, too, which are compiled for a TPU on a CPU."""
+
+    def lowered():
+        x = np.ones((2, 2), np.float32)
+        return jax.jit(lambda x: x @ x).trace(x).lower(lowering_platforms=(platform,)).as_text()
+
+    set_up.settle_numbers("cpu")
+    assert "HIGHEST" not in lowered()
+    set_up.settle_numbers(platform)
+    assert "HIGHEST" in lowered()
+
+
+def test_a_plan_for_tpus_multiplies_as_its_run_does(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "1")  # put back at the end
+    monkeypatch.setattr(costs, "set_up_jax", lambda _, platform, *__: set_up.settle_numbers(platform))
+    costs.start_compiler("tpu")
+    assert jax.config.values[set_up.PRECISION] == "highest"
 
 
 def test_a_version_without_a_setting_goes_without_it(monkeypatch):

@@ -49,9 +49,9 @@ def start_compiler(platform: str) -> None:
     os.environ.update(VARIABLES)
     if platform != "cuda":
         set_up_jax(1, "cpu", 1, Topology())
-        return
-    add_xla_flags(GPU_FLAGS)
-    jax.config.update("jax_platforms", "")  # the plugin is known only so; devices needn't be there
+    else:
+        add_xla_flags(GPU_FLAGS)
+        jax.config.update("jax_platforms", "")  # the plugin is known only so; devices needn't be there
     settle_numbers(platform)
 
 

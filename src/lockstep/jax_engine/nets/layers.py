@@ -4,7 +4,7 @@ Equinox's own layers take one example and are mapped over a batch, which puts th
 take rows, so that a layer is one product, one sum and one activation in the compiled program.
 
 A layer computes in the precision of its weights. Products are in full float32 where the weights are: on a GPU the
-default would be TF32.
+default would be TF32, on a TPU bfloat16.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ NUMBERS = {
 NEEDED = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "eager_constant_folding")
 """Those without which ``lockstep.jax`` fails, or trains another agent."""
 PRECISION = "jax_default_matmul_precision"
-PRECISIONS = {"cuda": "highest"}
-"""The same of products of matrices, by platform; no TF32. Elsewhere JAX chooses."""
+PRECISIONS = {"cuda": "highest", "tpu": "highest"}
+"""The same of products of matrices, by platform: no TF32, no bfloat16. On CPUs JAX chooses."""
 JAX_VARIABLES = (
     *("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_OPTIMIZATION_LEVEL", "JAX_EXEC_TIME_OPTIMIZATION_EFFORT"),
     *("JAX_MEMORY_FITTING_LEVEL", "JAX_MEMORY_FITTING_EFFORT", "JAX_COMPILER_ENABLE_REMAT_PASS"),
