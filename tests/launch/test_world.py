@@ -1,6 +1,7 @@
 """How many ranks a request makes, for both engines; and that the JAX engine is told its devices."""
 
 import json
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from lockstep.cli import main
 from lockstep.core.topology import Topology
-from lockstep.launch import start, world
+from lockstep.launch import jax_start, start, world
 from lockstep.launch.defaults import request_of
 from lockstep.launch.rank import Assignment
 from lockstep.launch.world import World, topology_of, world_of, world_words
@@ -93,12 +94,59 @@ def test_the_fsdp_axis_is_checked_against_all_devices(cores):
     assert refused(*words, "--fsdp-devices", "3").startswith("fsdp_devices: 3 doesn't divide the run's 4 devices")
 
 
-def test_accelerators_are_counted_by_the_engine(monkeypatch):
+@pytest.fixture
+def accelerators(monkeypatch):
+    """Eight of them."""
     engine = types.SimpleNamespace(visible_gpus=lambda device: 8)
     monkeypatch.setattr(world, "engine_module", lambda name: engine)
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_accelerators_are_counted_by_the_engine():
     assert asked(*JAX, "--device", "cuda").devices == 8
-    assert asked(*JAX, "--device", "tpu", "--nproc", "2").devices == 4
+    assert asked(*JAX, "--device", "cuda", "--nproc", "2").devices == 4
+    assert asked(*JAX, "--device", "tpu").devices == 8
     assert asked(*JAX, "--device", "cuda", "--devices", "2").devices == 2
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_one_process_holds_all_chips_of_a_tpus_host(monkeypatch):
+    monkeypatch.delenv("TPU_VISIBLE_CHIPS", raising=False)
+    tpu, two_a_host = (*JAX, "--device", "tpu"), Topology(1, 4, 1, 2, launched=True)
+    line = "device: tpu with 2 processes on this host, where one process holds all chips; start one a host"
+    assert refused(*tpu, "--nproc", "2") == line
+    assert refused(*tpu, topology=two_a_host) == line
+    assert asked(*tpu, topology=Topology(1, 4, 0, 1, launched=True)) == World(4, 1, 2)
+    monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0,1")
+    assert asked(*tpu, topology=two_a_host) == World(4, 2, 2)  # whose launcher has shared them out
+    assert refused(*tpu, "--nproc", "2") == line
+
+
+def test_launched_processes_ask_no_tpu_before_that_is_known(monkeypatch):
+    monkeypatch.delenv("TPU_VISIBLE_CHIPS", raising=False)
+    flags = ("--coordinator", "127.0.0.1:4000", "--num-processes", "2", "--process-id", "1")
+    request = request_of(["CartPole-v1", *JAX, "--device", "tpu", *flags])
+    engine = types.SimpleNamespace(MOST_DEVICES=8, pool_devices=lambda _: 8, roomy_pool=lambda _: 8)
+    engine.set_up_jax = lambda *_: pytest.fail("JAX was started")
+    monkeypatch.setattr(jax_start, "engine_module", lambda name: engine)
+    with pytest.raises(ValueError, match=r"^device: tpu with 2 processes on this host"):
+        jax_start.start_jax(request.config, request.options)
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (("train", "CartPole-v1", *JAX, "--device", "tpu", "--seeds", "0-3", "--seeds-at-once", "4"), 4),
+        (("verify", "CartPole-v1", *JAX, "--device", "tpu", "--world-sizes", "1,2x1"), 2),
+    ],
+)
+def test_runs_side_by_side_want_a_tpu_each(words, count, tmp_path, monkeypatch, capsys, request):
+    request.getfixturevalue("accelerators")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    assert main(list(words)) == 2
+    assert f"device: tpu with {count} processes on this host" in capsys.readouterr().err
+    assert not Path("runs").exists()
 
 
 def test_a_process_that_is_told_its_place():

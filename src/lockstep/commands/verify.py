@@ -14,6 +14,7 @@ from rich.table import Table
 from lockstep.commands.parser import CommandParser
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import parse_arguments
+from lockstep.config.engines import check_processes_here
 from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
@@ -43,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
     config = described_run("verify", str(run) if named else options.config, rest)
     _check_names(config)
     worlds = parse_worlds(options.world_sizes, config.engine)
+    check_processes_here(config.device, max(processes for _, processes in worlds))
     if options.setup and options.against is not None:
         raise ValueError("against: --setup trains nothing, so that there is nothing to compare; leave one out")
     if options.setup:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
@@ -14,6 +15,8 @@ from lockstep.core.shards import nearest_divisors
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 """The variable that says which devices of a kind a process sees, by number or name."""
+CHIPS = "TPU_VISIBLE_CHIPS"
+"""The same of a host's TPU chips, which all are the first process's that asks, unless a launcher gives each its own."""
 MOST_STEPS = 2**31 - 1
 """Of an episode that engine jax steps inside the program."""
 
@@ -140,6 +143,17 @@ def check_fsdp_devices(options: RunOptions, devices: int) -> None:
         raise ValueError(
             f"fsdp_devices: {wanted} doesn't divide the run's {devices} devices; nearest that work: "
             f"{nearest_divisors(devices, wanted)}"
+        )
+
+
+def check_processes_here(device: str, processes: int, launched: bool = False) -> None:
+    """Raise a one-line ``ValueError`` if several ``processes`` of this host want its TPU chips, which one holds.
+
+    A launcher that ``launched`` them may have given each chips of its own, by :data:`CHIPS`.
+    """
+    if device == "tpu" and processes > 1 and not (launched and CHIPS in os.environ):
+        raise ValueError(
+            f"device: tpu with {processes} processes on this host, where one process holds all chips; start one a host"
         )
 
 

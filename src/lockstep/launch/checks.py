@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.engines import engine_module
+from lockstep.config.engines import check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import stays_here
 from lockstep.envs.batched.envpool import check_envpool_options
@@ -27,6 +27,7 @@ def check_limits(options: RunOptions, config: Config, is_group: bool = False) ->
     """Raises a one-line ``ValueError`` if the name or the end of a run, or of a group of seeds, contradict the rest."""
     if options.seeds_at_once is not None and not is_group:
         raise ValueError(f"seeds_at_once: {options.seeds_at_once}, but there is one seed; give --seeds 0-4 as well")
+    check_processes_here(config.device, options.seeds_at_once or 1)
     if options.resume is not None and options.name is not None:
         raise ValueError(f"name: {options.name} with --resume {options.resume}; a resumed run keeps its name")
     stop = options.stop_at_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from lockstep.config.engines import MissingPackageError, engine_module
+from lockstep.config.engines import MissingPackageError, check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 from lockstep.core.topology import available_cores
@@ -26,7 +26,7 @@ def start_jax(config: Config, options: RunOptions, starts_others: bool = False) 
     pictures will be asked for, chooses its graphics library when it is imported: that is said here too.
 
     Raises:
-        ValueError: this machine has no such device; one line.
+        ValueError: this machine has no such device, or not for so many processes; one line.
     """
     if starts_others or _is_of_groups(config, options):
         look_with_cpu(config)
@@ -40,6 +40,7 @@ def start_jax(config: Config, options: RunOptions, starts_others: bool = False) 
     except MissingPackageError:
         return  # whoever looks at the environment says what is missing
     topology = topology_of(options)
+    check_processes_here(device, topology.local_world_size, topology.launched)
     devices = min(engine.MOST_DEVICES, _most_devices(config, options)) if device == "cpu" else None
     accelerators = None if device == "cpu" else options.devices
     if (

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.config.checks import envs_and_shards
-from lockstep.config.engines import check_existing, check_fsdp_devices, default_devices, engine_module
+from lockstep.config.engines import (
+    check_existing,
+    check_fsdp_devices,
+    check_processes_here,
+    default_devices,
+    engine_module,
+)
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology, available_cores, from_environment, from_flags
 
@@ -45,6 +51,7 @@ def world_of(options: RunOptions, config: Config, topology: Topology, places: in
     here = topology.local_world_size if topology.launched else processes
     if config.engine == "torch":
         return World(processes, here)
+    check_processes_here(config.device, here, topology.launched)
     world = World(processes, here, _devices(options, config, processes, here))
     check_fsdp_devices(options, world.ranks)
     return world
