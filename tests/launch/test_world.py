@@ -110,6 +110,19 @@ def test_accelerators_are_counted_by_the_engine():
 
 
 @pytest.mark.usefixtures("accelerators")
+def test_no_more_accelerators_are_taken_than_there_are_shards():
+    cuda = (*JAX, "--device", "cuda")
+    assert asked(*cuda, "--num-envs", "4") == World(1, 1, 4)
+    assert asked(*cuda, "--num-shards", "2") == World(1, 1, 2)
+    assert asked(*cuda, "--num-shards", "4", "--nproc", "2") == World(2, 2, 2)
+    assert asked(*cuda, "--num-shards", "8", topology=Topology(2, 4, 0, 2, launched=True)) == World(4, 2, 2)
+    assert asked(*cuda, "--num-envs", "24", "--num-shards", "12") == World(1, 1, 8)
+    per_rank = request_of(["CartPole-v1", *cuda, "--num-envs-per-rank", "3"])  # shards follow the devices
+    assert world_of(per_rank.options, per_rank.config, Topology()) == World(1, 1, 8)
+    assert asked(*cuda, "--num-shards", "2", "--devices", "4").devices == 4  # which is refused, with both numbers
+
+
+@pytest.mark.usefixtures("accelerators")
 def test_one_process_holds_all_chips_of_a_tpus_host(monkeypatch):
     monkeypatch.delenv("TPU_VISIBLE_CHIPS", raising=False)
     tpu, two_a_host = (*JAX, "--device", "tpu"), Topology(1, 4, 1, 2, launched=True)

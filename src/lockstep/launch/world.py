@@ -112,10 +112,17 @@ def _devices(options: RunOptions, config: Config, processes: int, processes_here
     """Devices of each process of the JAX engine."""
     if options.simulate_devices is not None:
         return options.devices or options.simulate_devices
+    shards = _num_shards(config)
     if config.device != "cpu":
-        return options.devices or max(1, engine_module(config.engine).visible_gpus(config.device) // processes_here)
+        return options.devices or _accelerators(config, shards, processes, processes_here)
     cores = available_cores()
     if options.devices is None:
-        return default_devices(_num_shards(config), processes_here, cores, processes)
-    check_existing(options.devices, cores, processes, _num_shards(config))
+        return default_devices(shards, processes_here, cores, processes)
+    check_existing(options.devices, cores, processes, shards)
     return options.devices
+
+
+def _accelerators(config: Config, num_shards: int | None, processes: int, processes_here: int) -> int:
+    """Accelerators of each process where the user gives none: its part of this machine's, but no more than shards."""
+    most = engine_module(config.engine).visible_gpus(config.device) // processes_here
+    return max(1, most if num_shards is None else min(most, num_shards // processes))
