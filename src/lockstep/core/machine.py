@@ -50,6 +50,8 @@ KERNEL_VARIABLES = (
 )
 """By which libraries choose how they compute, and so the last bits."""
 
+DEVICE_PACKAGES = ("nvidia_", "jax_cuda", "libtpu", "triton", "pytorch_triton", "jax_rocm", "intel_")
+"""What the names of packages begin with that compute on accelerators."""
 ENVIRONMENT_PACKAGES = (
     *("ale_py", "box2d", "box2d_py", "brax", "envpool", "equinox", "gymnax", "minigrid", "mujoco", "mujoco_mjx"),
     *("playground", "scipy"),
@@ -159,10 +161,22 @@ def kernel_variables(more: Sequence[str] = ()) -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
+def device_facts(device: str, driver: str) -> dict[str, str]:
+    """Gives the versions of what computes on a ``device`` besides its framework; nothing of a CPU.
+
+    cuBLAS, cuDNN and NCCL, XLA's plugin and TPUs' compiler are packages that are upgraded by themselves. ``driver`` is
+    what the framework says of the platform.
+    """
+    if device == "cpu":
+        return {}
+    return {"platform version": driver, "packages of devices": package_versions(DEVICE_PACKAGES)}
+
+
 @functools.cache
-def package_versions() -> str:
+def package_versions(beginnings: tuple[str, ...] | None = None) -> str:
     """The :data:`ENVIRONMENT_PACKAGES` that are installed, ``name version`` with commas between them.
 
+    With ``beginnings`` those whose names begin so, in small letters and with ``_`` where a name has ``-``.
     Read from names of folders, ``name-version.dist-info``: ``importlib.metadata`` would read and parse their files.
     """
     found: dict[str, str] = {}
@@ -170,8 +184,10 @@ def package_versions() -> str:
         with contextlib.suppress(OSError):
             for entry in os.listdir(path or "."):
                 name, _, version = entry.removesuffix(".dist-info").partition("-")
-                if entry.endswith(".dist-info") and name.lower() in ENVIRONMENT_PACKAGES:
-                    found.setdefault(name.lower(), version)
+                name = name.lower()
+                wanted = name.startswith(beginnings) if beginnings is not None else name in ENVIRONMENT_PACKAGES
+                if wanted and entry.endswith(".dist-info"):
+                    found.setdefault(name, version)
     return ", ".join(f"{name} {found[name]}" for name in sorted(found))
 
 

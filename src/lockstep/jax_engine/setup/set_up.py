@@ -17,6 +17,7 @@ import numpy as np
 from lockstep.core.life import life
 from lockstep.core.machine import (
     cpu_features,
+    device_facts,
     instruction_set,
     kernel_variables,
     one_blas_thread,
@@ -309,4 +310,5 @@ def machine_facts() -> dict[str, str]:
         "packages of environments": package_versions(),
         "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
         "python": ".".join(machine.python_version_tuple()[:2]),
+        **device_facts(jax.default_backend(), " ".join(jax.local_devices()[0].client.platform_version.split())),
     }

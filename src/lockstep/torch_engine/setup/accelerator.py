@@ -130,6 +130,15 @@ def _module(device: torch.device) -> Any:
     return None if device.type == "cpu" else torch.get_device_module(device)
 
 
+def platform_version(device: torch.device) -> str:
+    """Says which CUDA and cuDNN, or ROCm, PyTorch computes with on a device; empty for other kinds."""
+    if device.type != "cuda":
+        return ""
+    if torch.version.hip is not None:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+
+
 def name_of(device: torch.device) -> str:
     """Names a device as its maker does; ``cpu`` is the CPU."""
     return "cpu" if device.type == "cpu" else _module(device).get_device_name(device)

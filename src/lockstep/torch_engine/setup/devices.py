@@ -14,7 +14,14 @@ import torch
 
 from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
-from lockstep.core.machine import kernel_variables, one_blas_thread, package_versions, processor, steady_products
+from lockstep.core.machine import (
+    device_facts,
+    kernel_variables,
+    one_blas_thread,
+    package_versions,
+    processor,
+    steady_products,
+)
 from lockstep.core.private import user_cache
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
@@ -101,4 +108,5 @@ def machine_facts(device: torch.device) -> dict[str, str]:
         "packages of environments": package_versions(),
         "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
         "python": ".".join(platform.python_version_tuple()[:2]),
+        **device_facts(device.type, accelerator.platform_version(device)),
     }
