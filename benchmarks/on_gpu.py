@@ -194,7 +194,7 @@ def run_check(check: Check, seen: Mapping[str, Seen], run: Run) -> Result:
             if (outcomes[-1].code != 0) != check.fails:
                 break
     judged = verdict(check, outcomes)
-    figures = "; ".join([judged.figures, *warnings_of(outcomes)])
+    figures = "; ".join(filter(None, [judged.figures, *warnings_of(outcomes)]))
     return Result(check, judged, figures, time.perf_counter() - started)
 
 

@@ -66,8 +66,9 @@ def test_where_waits_are_not_marked_whoever_does_nothing_is_held_up(clock):
     heard = Silence(0, 10.0, marked=False)
     for step in range(5):
         assert clock.listen(heard, signs(5, step), 9.0) is None
-    assert (
-        clock.listen(heard, signs(5, 4), 10.3) == "rank 0 made no progress for 10 s in a rollout (collective_timeout)"
+    assert clock.listen(heard, signs(5, 4), 10.3) == (
+        "rank 0 has made no progress for 10 s, nor has any other (collective_timeout); it was in a rollout, "
+        "rank 1 was last heard of in a rollout"
     )
 
 

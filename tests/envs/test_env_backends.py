@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.heap import Arena
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.arrays import GridWorldPixels, Pendulum
 from lockstep.envs.batched.array_envs import ArrayEnvs
 from lockstep.envs.describe import describe
-from lockstep.envs.gymnasium import workers as workers_module
 from lockstep.envs.gymnasium.in_process import InProcessEnvs, Watchdog
 from lockstep.envs.gymnasium.workers import WorkerEnvs
 from lockstep.envs.host_envs import Buffers, HostEnvs
@@ -365,21 +365,25 @@ def test_time_in_which_workers_are_stopped_is_none_that_their_environments_take(
             envs.step()
 
 
-@pytest.mark.parametrize("patience", [60.0, 0.0])
-def test_what_a_worker_takes_to_start_is_none_of_its_environments_time(patience, tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1.3)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(workers_module, "START_SECONDS", patience)
-    config = EnvConfig(id="slow:SlowPendulum-v0", workers=1, timeout=1.0)
-    if not patience:
-        with pytest.raises(
-            EnvironmentFailureError, match=r"worker process 0, didn't answer within 1 s \(env.timeout\)"
-        ):
-            make_envs(config, describe(config), SEED, range(1), pytest.fail)
-        return
+def test_what_a_worker_takes_to_start_is_none_of_its_environments_time():
+    config = EnvConfig(id="slow:SlowPendulum-v0", workers=1)
     with contextlib.closing(make_envs(config, describe(config), SEED, range(1), pytest.fail)) as envs:
-        begin(envs).step()
-        assert envs.buffers.heartbeats.tolist() == [3]  # it has started, reset and stepped
+        assert isinstance(envs, WorkerEnvs)
+        workers = envs
+        assert workers.buffers.heartbeats.tolist() == [1]  # by which a worker says that it is there
+        workers._timeout = 2.0
+
+        def still_for(seconds: float) -> None:
+            workers._check_heartbeats({0: cast("Any", SimpleNamespace(look=lambda _: seconds))}, [0])
+
+        workers.buffers.heartbeats[0] = 0
+        still_for(59.0)
+        line = "worker process 0 of slow:SlowPendulum-v0 didn't start within 60 s; a longer env.timeout gives it more"
+        with pytest.raises(EnvironmentFailureError, match=f"^{line}$"):
+            still_for(61.0)
+        workers.buffers.heartbeats[0] = 1
+        with pytest.raises(EnvironmentFailureError, match=r"didn't answer within 2 s \(env.timeout\)"):
+            still_for(2.5)
 
 
 # --- Successes --------------------------------------------------------------------------------------------------------

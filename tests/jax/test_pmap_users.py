@@ -296,7 +296,7 @@ def test_the_update_that_is_verified_rounds_as_all_others(monkeypatch):
     seen: list[Any] = []
     dispatch = DeviceRun.dispatch
 
-    def looked_at(run: DeviceRun, *words: int) -> Any:
+    def looked_at(run: DeviceRun, *words: Any) -> Any:
         seen.append(jax.config.jax_default_matmul_precision)  # pyright: ignore[reportAttributeAccessIssue]
         return dispatch(run, *words)
 

@@ -43,9 +43,11 @@ def begun(monkeypatch):
         processes, "check_device", lambda platform: done.append(jax.config.values["jax_cuda_visible_devices"])
     )
 
-    def of(topology, each=None, platform="cuda"):
+    def of(topology, each=None, platform="cuda", again=False):
         done.clear()
-        jax.config.update("jax_cuda_visible_devices", "all")
+        if not again:
+            jax.config.update("jax_cuda_visible_devices", "all")
+            monkeypatch.setattr(accelerators, "_told", None)
         processes.set_up_jax(1, platform, None, topology, accelerators=each)
         return list(done)
 
@@ -73,6 +75,14 @@ def test_a_process_holds_no_gpu_beyond_those_that_it_was_told_to_take(machine, b
     assert begun(Topology())[-1] == "all"
     assert begun(place(1, 2, 0, 1), 3)[1:] == [[0, 1, 2], "0,1,2"]
     assert begun(place(1, 2, 1, 2))[1:] == [[4, 5, 6, 7], "4,5,6,7"]
+
+
+def test_a_process_that_sets_up_again_takes_the_same_gpus(machine, begun):
+    """JAX may not have started after the first time: it found no GPU, say, which the second time has to say again."""
+    machine(8)
+    first = begun(place(1, 2, 1, 2))
+    assert begun(place(1, 2, 1, 2), again=True) == first
+    assert first[1:] == [[4, 5, 6, 7], "4,5,6,7"]
 
 
 def test_the_users_own_choice_of_gpus_is_shared_out(machine, monkeypatch):

@@ -116,7 +116,10 @@ def test_a_group_looks_with_the_cpu_before_its_seeds_start(asked, monkeypatch, t
 
 
 def test_processes_of_a_launcher_meet_before_they_look(asked, monkeypatch):
-    place = Topology(0, 2, 0, 2, launched=True)
+    place, joined = Topology(0, 2, 0, 2, launched=True), []
     monkeypatch.setattr(jax_start, "topology_of", lambda options: place)
-    request_of([STEPPED_BY_JAX, *ON_GPUS, "--max-restarts", "0"])
-    assert asked == ["cuda", "looked"]
+    door = jax_start.engine_module("jax")
+    monkeypatch.setattr(door, "set_up_jax", lambda threads, platform, devices, topology, *_: joined.append(topology))
+    request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"])
+    assert joined == [place]
+    assert asked == ["looked"]

@@ -74,6 +74,17 @@ class NoSharedMemoryError(ValueError):
     everywhere = True
 
 
+DEVICE_ERROR = "AcceleratorError"
+"""The class, by its name, of what PyTorch raises where an accelerator itself reports an error."""
+
+
+def device_failed(error: BaseException) -> str | None:
+    """Says in one line what an accelerator reported, None of other errors."""
+    if type(error).__name__ != DEVICE_ERROR:
+        return None
+    return f"the device reported an error, its own or of a kernel that ran there: {str(error).partition(chr(10))[0]}"
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 FULL = ("out of memory", "out_of_memory", "resource_exhausted", "unable to allocate", "can't allocate memory")

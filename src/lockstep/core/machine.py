@@ -50,8 +50,11 @@ KERNEL_VARIABLES = (
 )
 """By which libraries choose how they compute, and so the last bits."""
 
-DEVICE_PACKAGES = ("nvidia_", "jax_cuda", "libtpu", "triton", "pytorch_triton", "jax_rocm", "intel_")
-"""What the names of packages begin with that compute on accelerators."""
+CUDA_PACKAGES = ("nvidia_cu", "nvidia_nccl", "nvidia_nvjitlink", "nvidia_nvshmem")
+TORCH_PACKAGES = (*CUDA_PACKAGES, "triton", "pytorch_triton", "onemkl_sycl", "oneccl", "dpcpp_cpp_rt", "intel_sycl_rt")
+JAX_PACKAGES = (*CUDA_PACKAGES, "jax_cuda", "jax_rocm", "libtpu")
+"""What the names of packages begin with by which a framework computes on accelerators."""
+
 ENVIRONMENT_PACKAGES = (
     *("ale_py", "box2d", "box2d_py", "brax", "envpool", "equinox", "gymnax", "minigrid", "mujoco", "mujoco_mjx"),
     *("playground", "scipy"),
@@ -161,15 +164,15 @@ def kernel_variables(more: Sequence[str] = ()) -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
-def device_facts(device: str, driver: str) -> dict[str, str]:
+def device_facts(device: str, driver: str, packages: tuple[str, ...]) -> dict[str, str]:
     """Gives the versions of what computes on a ``device`` besides its framework; nothing of a CPU.
 
     cuBLAS, cuDNN and NCCL, XLA's plugin and TPUs' compiler are packages that are upgraded by themselves. ``driver`` is
-    what the framework says of the platform.
+    what the framework says of the platform, ``packages`` what names of those by which it computes begin with.
     """
     if device == "cpu":
         return {}
-    return {"platform version": driver, "packages of devices": package_versions(DEVICE_PACKAGES)}
+    return {"platform version": driver, "packages of devices": package_versions(packages)}
 
 
 @functools.cache
@@ -182,7 +185,7 @@ def package_versions(beginnings: tuple[str, ...] | None = None) -> str:
     found: dict[str, str] = {}
     for path in sys.path:
         with contextlib.suppress(OSError):
-            for entry in os.listdir(path or "."):
+            for entry in sorted(os.listdir(path or ".")):
                 name, _, version = entry.removesuffix(".dist-info").partition("-")
                 name = name.lower()
                 wanted = name.startswith(beginnings) if beginnings is not None else name in ENVIRONMENT_PACKAGES

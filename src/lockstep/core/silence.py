@@ -70,6 +70,11 @@ class Silence:
         if self._silent <= self._limit:
             return None
         own = signs[self._rank]
+        if not self._marked:
+            return (
+                f"rank {self._rank} has made no progress for {self._limit:g} s, nor has any other ({SETTING}); it was "
+                f"in {own.part}, {_who(signs, self._rank)}"
+            )
         if not own.waits:
             return f"rank {self._rank} made no progress for {self._limit:g} s in {own.part} ({SETTING})"
         return (

@@ -83,10 +83,10 @@ class Buffers:
     task solved, -1 where it didn't, 0 where the environment doesn't say; ``scores`` float64 ``[E]``, points of the
     episode up to this step, NaN where the environment has none; ``episodes`` int64 ``[E]``, the index of each
     environment's live episode; ``stepping`` int64 ``[1 or workers]``, which row is being stepped now, -1 for none, and
-    ``heartbeats`` likewise, counted up whenever all are stepped and at each reset; ``lost`` bool ``[E]``, where a life
-    was lost: for the learner that terminates an episode, while the game, its score and its replay go on; ``dead`` bool
-    ``[E]``, where a back end that resets one step late (:attr:`HostEnvs.late_reset`) began an episode instead of taking
-    a step. Rewards are the environment's own.
+    ``heartbeats`` likewise, counted up when a worker starts, whenever all are stepped and at each reset; ``lost`` bool
+    ``[E]``, where a life was lost: for the learner that terminates an episode, while the game, its score and its replay
+    go on; ``dead`` bool ``[E]``, where a back end that resets one step late (:attr:`HostEnvs.late_reset`) began an
+    episode instead of taking a step. Rewards are the environment's own.
     A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
     observation of the next one.
     """

@@ -47,6 +47,7 @@ from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import check_numbers, prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
+from lockstep.training.rank_environment import NO_SWITCH_SUMS, apply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,8 @@ class Training:
         check_numbers()
         prepared = prepare_jax()
         devices, fsdp = devices_of(runner)
+        if jax.default_backend() == "gpu":
+            apply((NO_SWITCH_SUMS,))  # which NCCL asks for when devices meet
         config = run_config(ppo, runner, name, devices, jax.default_backend(), customs.synchronize is not None)
         if devices > 1 and not prepared:
             say(

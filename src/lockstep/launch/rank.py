@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.errors import PeerFailureError, RunError, memory_full
+from lockstep.core.errors import PeerFailureError, RunError, device_failed, memory_full
 from lockstep.core.life import Part, life
 from lockstep.core.machine import collect_as_usual, collect_seldom, keep_freed_memory, steady_products
 from lockstep.core.process import (
@@ -150,7 +150,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
 def _failed(error: Exception, device: str, writer: bool) -> int:
     """Reports an error that is being handled: in a line, or with its traceback if nobody foresaw it."""
     foreseen = isinstance(error, RunError | OSError) or _is_bad_input(error)
-    line = " ".join(str(error).split()) if foreseen else memory_full(error, device)
+    line = " ".join(str(error).split()) if foreseen else memory_full(error, device) or device_failed(error)
     if line is None:
         report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
         return EXIT_FAILURE

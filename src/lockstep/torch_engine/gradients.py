@@ -181,7 +181,8 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
         terms = communicator.all_reduce(distributions.sum_in_order(all_terms))
         return Gradient(gradient, terms, norm_of(gradient))
 
-    laid_out = communicator.alone or state.net.custom is not None  # whose unused parameters keep DDP from that
+    in_memory = communicator.slots is not None and communicator.own_backend is None  # by a tree, wherever numbers lie
+    laid_out = world_size < 3 or in_memory or state.net.custom is not None  # whose unused parameters keep DDP from that
 
     def reduced(columns: Columns, count: Any) -> Gradient:
         """Takes the first gradient of a process twice, for a resumed run to add as one that never stopped.

@@ -241,7 +241,7 @@ def train(
     """
     started = time.monotonic()
     # the session is gone when the group is left: with FSDP it holds process groups
-    with stop_requests() as request, left_at_the_end(config):
+    with stop_requests() as request, left_at_the_end():
         return record_training(
             run,
             started,

@@ -53,7 +53,14 @@ def test_every_process_refuses_another_order_and_is_told_its_own_number(set_up, 
     line = refused(set_up, place(ranks[own]), own, ranks)
     assert line.startswith("process_id: JAX numbers 2 of 4 processes otherwise")
     assert "number 1 was started as 2" in line
-    assert line.endswith(f"this one with --process-id {own}")
+    assert line.endswith(f"JAX's number, which is {own} here, and --coordinator on the host of number 0")
+
+
+def test_what_was_refused_once_is_refused_again(set_up, monkeypatch):
+    """A command looks at an environment first, and takes a refusal there for one of the environment."""
+    refused(set_up, place(1), 2, [0, 2, 1, 3])
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert refused(set_up, place(1), 2, [0, 2, 1, 3]).startswith("process_id: JAX numbers 2 of 4")
 
 
 def test_the_same_order_is_trained_in(set_up):

@@ -1,6 +1,7 @@
 """How ranks join PyTorch's process group, what becomes of its errors, and how they leave it."""
 
 import datetime
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,37 +10,49 @@ import torch.distributed as dist
 
 from lockstep.config.run import Config
 from lockstep.core.errors import PeerFailureError, UnavailableError
+from lockstep.core.life import Life
 from lockstep.core.topology import Topology
 from lockstep.torch_engine.distributed import communicator as communicator_module
-from lockstep.torch_engine.distributed import process_group
+from lockstep.torch_engine.distributed import scripts
 from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.distributed.ordered import Traffic
 from lockstep.torch_engine.distributed.process_group import WITHOUT_LIMIT, left_at_the_end, own_backend
 
-CPU, GPU = Config(), Config(device="cuda")
-THROUGH_THE_HOST = Config(device="cuda", backend="gloo")
+GPU = Config(device="cuda")
+HOSTS, NCCL = "cpu:gloo,cuda:gloo,xpu:gloo", "cpu:gloo,cuda:nccl"
 
 
 @pytest.fixture
 def left(monkeypatch):
-    """Times that the group was left."""
+    """Times that a group was left."""
     times: list[bool] = []
-    monkeypatch.setattr(process_group, "close_process_group", lambda: times.append(True))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: times.append(True))
     return times
 
 
-@pytest.mark.parametrize("config", [CPU, GPU, THROUGH_THE_HOST])
-def test_a_rank_that_is_done_leaves_the_group(config, left):
-    with left_at_the_end(config):
+@pytest.mark.parametrize("backends", [HOSTS, NCCL])
+def test_a_rank_that_is_done_leaves_the_group(backends, left, monkeypatch):
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
+    with left_at_the_end():
         assert not left
     assert len(left) == 1
 
 
-@pytest.mark.parametrize(("config", "times"), [(CPU, 1), (GPU, 0), (THROUGH_THE_HOST, 1)])
-def test_one_that_fails_leaves_a_gpus_backend_to_the_end_of_its_process(config, times, left):
+@pytest.mark.parametrize(("backends", "times"), [(HOSTS, 1), (NCCL, 0), ("cpu:gloo,xpu:xccl", 0)])
+def test_one_that_fails_leaves_a_gpus_backend_to_the_end_of_its_process(backends, times, left, monkeypatch):
     """All ranks leave NCCL together; the others don't know of the failure yet, and wait in a collective."""
-    with pytest.raises(OSError, match="No space left"), left_at_the_end(config):
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
+    with pytest.raises(OSError, match="No space left"), left_at_the_end():
         raise OSError("No space left on device")
+    assert len(left) == times
+
+
+@pytest.mark.parametrize(("error", "times"), [(None, 1), (ValueError("a script's"), 0)])
+def test_a_script_that_fails_likewise(error, times, left, monkeypatch):
+    monkeypatch.setattr(dist, "get_backend_config", lambda: NCCL)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    scripts._leave()
     assert len(left) == times
 
 
@@ -110,4 +123,6 @@ def failed_in_a_collective(error: Exception) -> None:
     def operation():
         raise error
 
-    Communicator(Topology(0, 2), None, torch.device("cpu"))._timed(Traffic(0, 0), torch.device("cpu"), operation)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator_module, "life", Life())  # of which it would be known for good that it waits
+        Communicator(Topology(0, 2), None, torch.device("cpu"))._timed(Traffic(0, 0), torch.device("cpu"), operation)

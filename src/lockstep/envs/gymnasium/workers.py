@@ -32,8 +32,8 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 CLOSE_SECONDS = 2.0
 """So long workers may take to close their environments before they are killed; after a failure, ``HUNG_SECONDS``."""
 START_SECONDS = 60.0
-"""So long a worker may take to start Python and load what it needs, where ``env.timeout`` is less: no environment is
-asked for anything yet."""
+"""So long a worker may take to start Python and load Lockstep, where ``env.timeout`` is less: no environment is asked
+for anything yet."""
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -210,6 +210,11 @@ class WorkerEnvs(HostEnvs):
             elif seconds > limit:
                 name = self._name(slot)
                 self.close(HUNG_SECONDS)
+                if not heartbeats:
+                    raise EnvironmentFailureError(
+                        f"worker process {slot} of {self.description.id} didn't start within {limit:g} s; a longer "
+                        "env.timeout gives it more"
+                    )
                 raise EnvironmentFailureError(f"{name}, didn't answer within {limit:g} s (env.timeout)")
 
     def _receive(self, slot: int) -> Any:

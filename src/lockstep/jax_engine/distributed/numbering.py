@@ -30,6 +30,6 @@ def check_order(ranks: Sequence[int]) -> None:
         rank, index = apart[0]
         raise ValueError(
             f"process_id: JAX numbers {len(apart)} of {len(ranks)} processes otherwise, as the TPU's runtime does "
-            f"(number {index} was started as {rank}); start each under JAX's number, this one with --process-id "
-            f"{jax.process_index()}"
+            f"(number {index} was started as {rank}); start each under JAX's number, which is {jax.process_index()} "
+            "here, and --coordinator on the host of number 0"
         )

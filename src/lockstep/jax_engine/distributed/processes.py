@@ -24,7 +24,7 @@ from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.distributed.numbering import check_number, check_order
 from lockstep.jax_engine.distributed.programs import keep_programs
-from lockstep.jax_engine.setup.accelerators import gpus_of_this_host
+from lockstep.jax_engine.setup.accelerators import gpus_of_this_host, take_gpus
 from lockstep.jax_engine.setup.set_up import check_device, configure, has_started, machine_facts
 from lockstep.training.rank_environment import apply, machine_class, settings_of_xla
 
@@ -75,16 +75,15 @@ def set_up_jax(
         apply(settings_of_xla(platform, topology, machine_class(topology)))
         gpus = _own_gpus(topology, accelerators)
         if gpus is not None:
-            jax.config.update("jax_cuda_visible_devices", ",".join(map(str, gpus)))
-    joins = topology.world_size > 1 and not jax.distributed.is_initialized()
-    if joins:
+            take_gpus(gpus)
+    if topology.world_size > 1 and not jax.distributed.is_initialized():
         _join_processes(topology, gpus, silence)
         keep_programs(platform, topology, _client(), silence)
     check_device(platform)
     if platform == "tpu":
         check_number(topology)
-        if joins:
-            check_order(gather_json(topology.rank))
+        if topology.world_size > 1:
+            check_order(gather_json(topology.rank))  # at each call: what one refuses the next must not let through
 
 
 def _own_gpus(topology: Topology, each: int | None) -> list[int] | None:

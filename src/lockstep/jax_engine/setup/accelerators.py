@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import jax
@@ -19,6 +20,10 @@ import jax
 from lockstep.core.machine import peak_resident
 from lockstep.core.topology import without_launcher
 from lockstep.jax_engine.setup import set_up
+
+_VISIBLE = "jax_cuda_visible_devices"
+_told: str | None = None
+"""What it was before this process's own GPUs were set there; None: they weren't."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,17 @@ def gpus_of_this_host() -> list[int]:
     Raises:
         ValueError: there is none; one line.
     """
-    told = jax.config.values["jax_cuda_visible_devices"]
+    told = jax.config.values[_VISIBLE] if _told is None else _told
     if told != "all":
         return [int(number) for number in told.split(",")]
     return list(range(_gpus_of_driver() or on_this_machine("cuda").count))
+
+
+def take_gpus(numbers: Sequence[int]) -> None:
+    """Has JAX hold these GPUs when it starts; :func:`gpus_of_this_host` says the same after as before."""
+    global _told
+    _told = _told or jax.config.values[_VISIBLE]
+    jax.config.update(_VISIBLE, ",".join(map(str, numbers)))
 
 
 def _gpus_of_driver() -> int:

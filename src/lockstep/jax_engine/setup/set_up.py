@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep.core.life import life
 from lockstep.core.machine import (
+    JAX_PACKAGES,
     cpu_features,
     device_facts,
     instruction_set,
@@ -239,10 +240,10 @@ def prepare_jax() -> bool:
     threads = roomy_pool(pool_devices(_wanted_cpu_devices()))
     if not has_started():
         os.environ[POOL_VARIABLE] = str(threads)
-        add_xla_flags(ONE_THREAD_FLAGS | gpu_flags())
+        add_xla_flags(ONE_THREAD_FLAGS | GPU_FLAGS)
         return True
     platform, present = jax.default_backend(), os.environ.get("XLA_FLAGS", "").split()
-    flags = {"cpu": ONE_THREAD_FLAGS, "gpu": gpu_flags()}.get(platform, {})
+    flags = {"cpu": ONE_THREAD_FLAGS, "gpu": GPU_FLAGS}.get(platform, {})
     roomy = platform != "cpu" or int(os.environ.get(POOL_VARIABLE, 0)) >= threads
     return roomy and all(f"--{name}={value}" in present for name, value in flags.items())
 
@@ -310,5 +311,9 @@ def machine_facts() -> dict[str, str]:
         "packages of environments": package_versions(),
         "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
         "python": ".".join(machine.python_version_tuple()[:2]),
-        **device_facts(jax.default_backend(), " ".join(jax.local_devices()[0].client.platform_version.split())),
+        **device_facts(jax.default_backend(), _platform_version(), JAX_PACKAGES),
     }
+
+
+def _platform_version() -> str:
+    return " ".join(jax.local_devices()[0].client.platform_version.split())

@@ -167,8 +167,8 @@ class Communicator:
             result = operation(*args)
             if self.waits:
                 accelerator.synchronize(device)
-        except (PeerFailureError, *accelerator.OWN_ERRORS):
-            raise
+        except (PeerFailureError, torch.OutOfMemoryError, torch.AcceleratorError):
+            raise  # what a device says of itself isn't that others are gone
         except RuntimeError as error:
             said = " ".join(str(error).split()) if isinstance(error, dist.DistError) else str(error).splitlines()[0]
             raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {said}") from error

@@ -124,24 +124,25 @@ def own_backend(config: Config) -> str | None:
 
 
 @contextlib.contextmanager
-def left_at_the_end(config: Config) -> Iterator[None]:
-    """Leaves the process group, if there is one, when the block is over.
-
-    An accelerator's backend is left by all ranks together, each of which waits for what it has launched. So after a
-    failure of this rank alone, of which the others don't know, it isn't: the process ends with it.
-    """
+def left_at_the_end() -> Iterator[None]:
+    """Leaves the process group, if there is one, when the block is over; see :func:`close_process_group`."""
     try:
         yield
     except BaseException:
-        if config.device == "cpu" or config.backend == "gloo":
-            close_process_group()
+        close_process_group(failed=True)
         raise
     close_process_group()
 
 
-def close_process_group() -> None:
-    """Leaves the process group, if there is one."""
-    if dist.is_initialized():
+def close_process_group(failed: bool = False) -> None:
+    """Leaves the process group, if there is one.
+
+    An accelerator's backend is left by all ranks together, each of which waits for what it has launched. So where this
+    rank has ``failed``, of which the others don't know, it isn't left: the process ends with it.
+    """
+    if not dist.is_initialized():
+        return
+    if not failed or not any(backend in dist.get_backend_config() for backend in DEVICE_BACKENDS.values()):
         gc.collect()  # FSDP's modules hold groups in cycles; their threads must end before the process does
         dist.destroy_process_group()
 

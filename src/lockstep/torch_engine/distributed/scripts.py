@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import sys
 from dataclasses import replace
 
 import torch
@@ -50,12 +51,17 @@ def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator
         if backend is not None:
             accelerator.take_own(topology.local_rank)
         join_process_group(topology, backend, timeout)
-        atexit.register(close_process_group)
+        atexit.register(_leave)
     device = torch.device("cpu") if backend is None else accelerator.current_accelerator()
     communicator = Communicator(topology, None, device, backend, group)
     communicator.open_slots(timeout)
     atexit.register(communicator.close)  # before the process group: what was registered last is called first
     return communicator
+
+
+def _leave() -> None:
+    """Leaves the process group at Python's end, which an exception may have brought about."""
+    close_process_group(failed=getattr(sys, "last_value", None) is not None)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

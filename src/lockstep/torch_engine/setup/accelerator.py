@@ -228,10 +228,6 @@ class Download:
         return self._buffer
 
 
-OWN_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""What an accelerator says of itself: in a collective, too, it isn't that others are gone."""
-
-
 def read_at_once(*tensors: Tensor) -> list[np.ndarray]:
     """Reads a device's tensors in one copy, as arrays of their shapes and dtypes."""
     packed = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in tensors]).cpu()

@@ -15,6 +15,7 @@ import torch
 from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
 from lockstep.core.machine import (
+    TORCH_PACKAGES,
     device_facts,
     kernel_variables,
     one_blas_thread,
@@ -108,5 +109,5 @@ def machine_facts(device: torch.device) -> dict[str, str]:
         "packages of environments": package_versions(),
         "mujoco": str(getattr(sys.modules.get("mujoco"), "__version__", "not loaded")),
         "python": ".".join(platform.python_version_tuple()[:2]),
-        **device_facts(device.type, accelerator.platform_version(device)),
+        **device_facts(device.type, accelerator.platform_version(device), TORCH_PACKAGES),
     }
