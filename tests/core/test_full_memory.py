@@ -1,11 +1,11 @@
-"""Errors by which memory is full are told in a line, with what takes less; others aren't taken for them."""
+"""Errors by which memory is full are told in a line, with what takes less, and so are a device's own; others aren't."""
 
 import numpy as np
 import pytest
 import torch
 from jax.errors import JaxRuntimeError
 
-from lockstep.core.errors import memory_full
+from lockstep.core.errors import device_failed, memory_full
 
 TORCH = (
     "CUDA out of memory. Tried to allocate 18.00 GiB. GPU 0 has a total capacity of 15.77 GiB of which 7.62 GiB is "
@@ -54,3 +54,12 @@ def test_other_programs_are_named_where_they_can_hold_the_memory():
 )
 def test_other_errors_are_not_taken_for_it(error):
     assert memory_full(error, "cuda") is None
+
+
+def test_what_a_device_reports_is_one_line():
+    error = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be …")
+    line = "the device reported an error, its own or of a kernel that ran there: CUDA error: uncorrectable ECC error "
+    assert device_failed(error) == f"{line}encountered"
+    assert memory_full(error, "cuda") is None
+    assert device_failed(RuntimeError("CUDA error: of nobody knows whom")) is None
+    assert memory_full(torch.AcceleratorError(CUDA), "cuda") is not None

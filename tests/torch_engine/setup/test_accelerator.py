@@ -182,3 +182,14 @@ def test_what_fails_while_it_warms_up_is_no_capture_that_fails(monkeypatch):
     with pytest.raises(RuntimeError, match="shapes") as caught:
         accelerator.capture(torch.device("cuda"), work)
     assert not isinstance(caught.value, accelerator.CaptureError)
+
+
+def test_what_a_device_computes_with_has_a_version(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
+    gpu = torch.device("cuda", 0)
+    assert accelerator.platform_version(gpu) == "CUDA 13.0, cuDNN 92000"
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    assert accelerator.platform_version(gpu) == "ROCm 7.1"
+    assert accelerator.platform_version(torch.device("cpu")) == ""

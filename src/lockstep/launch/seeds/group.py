@@ -101,11 +101,8 @@ def start_group(
         write_changes(changed, options.trust)
         paths = make_seeds(directory, config, seeds, options.trust)
         at_once = min(len(paths), side_by_side(options, config, world))
-        how = "in turn" if at_once == 1 else f"{at_once} side by side"
-        numbers = [each.name.removeprefix(SEED) for each in paths]
-        line = f"{config.env.id} · {config.engine} · {len(paths)} seeds, {numbers[0]} … {numbers[-1]}, {how} ({why})"
         progress = make_progress(config.total_steps * len(paths), options.quiet)
-        for each in [*lines, line]:
+        for each in [*lines, f"{_in_words(config, paths, at_once)} ({why})"]:
             progress.message(each)
         words = None if command is None else functools.partial(words_of_seed, command, options)
         return directory.path, Group(directory, paths, settings_of(options), words, at_once, progress).train()
@@ -118,6 +115,13 @@ def start_group(
         raise
     finally:
         directory.unlock()
+
+
+def _in_words(config: Config, paths: Sequence[Path], at_once: int) -> str:
+    """Says which seeds are trained, and how many at a time."""
+    how = "in turn" if at_once == 1 else f"{at_once} side by side"
+    first, last = (path.name.removeprefix(SEED) for path in (paths[0], paths[-1]))
+    return f"{config.env.id} · {config.engine} · {len(paths)} seeds, {first} … {last}, {how}"
 
 
 def side_by_side(options: RunOptions, config: Config, world: World) -> int:
