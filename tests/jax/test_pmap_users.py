@@ -13,6 +13,7 @@ import pmap_walking
 import pytest
 
 import lockstep.jax as ljax
+from lockstep.jax import training
 from lockstep.jax.pmap.config import settings_of
 from lockstep.jax.pmap.rewards import terms_of
 from lockstep.jax.training import Training
@@ -307,6 +308,20 @@ def test_the_update_that_is_verified_rounds_as_all_others(monkeypatch):
     task.train()
     assert len(seen) > 1
     assert set(seen) == {"highest"}
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("gpu", ["NCCL_ALGO"]), ("cpu", [])])
+def test_gpus_are_kept_from_adding_up_inside_a_switch(backend, expected, monkeypatch):
+    applied: list[str] = []
+
+    def far_enough(*_: Any) -> None:
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(training, "apply", lambda settings: applied.extend(setting.name for setting in settings))
+    monkeypatch.setattr(training, "run_config", far_enough)
+    monkeypatch.setattr(training.jax, "default_backend", lambda: backend)
+    assert "far enough" in error_of(Plain(pmap_periodic.config(grad_sync_period=1)).train)
+    assert applied == expected
 
 
 def test_the_set_up_is_logged(caplog):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 PROGRAM = """
+import os
 import sys
 import types
 from pathlib import Path
@@ -18,7 +19,7 @@ from lockstep.launch import rank
 
 
 def train(*_):
-    raise RuntimeError(sys.argv[1])
+    raise type(os.environ.get("KIND", "SomeError"), (RuntimeError,), {})(sys.argv[1])
 
 
 rank.engine_module = lambda engine: types.SimpleNamespace(train=train)
@@ -58,3 +59,16 @@ def test_its_traceback_is_shown_where_it_is_asked_for(tmp_path):
 def test_what_nobody_foresaw_is_told_with_its_traceback(tmp_path):
     errors = said_after("index out of range", tmp_path)
     assert "lockstep: error: this is a bug in lockstep or in a custom part\nTraceback" in errors
+
+
+@pytest.mark.usefixtures("plain")
+def test_what_a_device_reports_is_no_bug_of_ours(tmp_path):
+    """PyTorch's class, by its name: the same words in another error would be one."""
+    said = "CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA`"
+    errors = said_after(said, tmp_path, KIND="AcceleratorError")
+    assert errors.startswith(
+        "lockstep: error: the device reported an error, its own or of a kernel that ran there: CUDA"
+    )
+    assert errors.count("\n") == 1
+    (tmp_path / "run").rmdir()
+    assert "this is a bug in lockstep" in said_after(said, tmp_path)
