@@ -5,8 +5,8 @@ from lockstep.torch_engine import gradients
 _exact_gradient = gradients.exact_gradient
 
 
-def exact_gradient(state, config, communicator, mode, together=1):
-    source = _exact_gradient(state, config, communicator, mode, together)
+def exact_gradient(state, config, communicator, mode, together=1, beside=False):
+    source = _exact_gradient(state, config, communicator, mode, together, beside)
 
     def reduced(columns, count):
         own = int(columns["valid"].sum()) * communicator.topology.world_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, dropout, minibatch_loss
 from lockstep.torch_engine.nets.compiled import LossFunction, compiled
-from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Columns, in_pieces, shard_gradients
+from lockstep.torch_engine.nets.functions import DROPOUT_SEED, Columns, ShardGradients, in_pieces, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import Parameters, PolicyNet
-from lockstep.torch_engine.nets.shards import Mode, part_of, parts_of
+from lockstep.torch_engine.nets.shards import Mode, independently, one_by_one, part_of, parts_of
 from lockstep.torch_engine.state import TrainState, optimizer_options
 from lockstep.training.losses import LossSettings, loss_settings
 
@@ -47,11 +48,11 @@ optimiser gets."""
 
 
 def choose_source(
-    state: TrainState, config: Config, communicator: Communicator, mode: Mode, together: int
+    state: TrainState, config: Config, communicator: Communicator, mode: Mode, together: int, beside: bool = False
 ) -> GradientSource:
     """Chooses how gradients are reduced; with FSDP this turns the state's parameters and optimiser into slices."""
     if config.reduction == "exact":
-        return exact_gradient(state, config, communicator, mode, together)
+        return exact_gradient(state, config, communicator, mode, together, beside)
     if config.sync_period > 1:
         return local_gradient(state, config, communicator)
     if config.fsdp and not communicator.alone:
@@ -77,11 +78,17 @@ def split(row: Tensor, settings: LossSettings) -> Gradient:
 
 
 def exact_gradient(
-    state: TrainState, config: Config, communicator: Communicator, mode: Mode, together: int = 1
+    state: TrainState,
+    config: Config,
+    communicator: Communicator,
+    mode: Mode,
+    together: int = 1,
+    beside: bool = False,
 ) -> GradientSource:
     """Takes gradients shard by shard and sums them by a fixed tree: the same bits for every world size.
 
-    In a loop, ``together`` says how many shards a call may take at most, a power of two.
+    In a loop, ``together`` says how many shards a call may take at most, a power of two, and ``beside`` whether the
+    calls may be branches of a graph, each of which holds what its loss keeps.
     """
     settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
@@ -93,11 +100,18 @@ def exact_gradient(
             return split(communicator.sum_shards(gradients(columns, count)), settings)
         shards, size = len(columns["actions"]), state.parameters.flat.numel() + len(settings.terms)
         rows = state.parameters.flat.new_empty((shards, size)) if rows is None else rows
-        for first, last in parts_of(shards, together):
-            gradients(part_of(dict(columns), first, last), count, rows[first:last])
+        put = partial(_put, gradients, dict(columns), count, rows)
+        (independently.get() if beside else one_by_one)([partial(put, *part) for part in parts_of(shards, together)])
         return split(communicator.sum_shards(rows), settings)
 
     return reduced
+
+
+def _put(
+    gradients: ShardGradients, columns: dict[str, Tensor], count: Any, rows: Tensor, first: int, last: int
+) -> None:
+    """Puts the gradients of some shards in their rows of ``[k, P + T]``."""
+    gradients(part_of(columns, first, last), count, rows[first:last])
 
 
 def as_one_shard(columns: Columns) -> dict[str, Tensor]:

@@ -35,7 +35,12 @@ from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode
 from lockstep.torch_engine.rollout import Collector, HostCollector, Rollout
-from lockstep.torch_engine.setup.choose_mode import choose_mode, choose_rollout_mode, choose_together
+from lockstep.torch_engine.setup.choose_mode import (
+    choose_mode,
+    choose_rollout_mode,
+    choose_together,
+    takes_few_operations,
+)
 from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch, uses_graphs
 from lockstep.torch_engine.state import (
     TrainState,
@@ -206,7 +211,8 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     mode = choose_mode(state, config, communicator)
     rollout_mode = choose_rollout_mode(state, config, communicator, mode)
     together = choose_together(state, config, communicator, mode)
-    source = choose_source(state, config, communicator, mode, together)
+    beside = takes_few_operations(state.parameters.flat.numel(), config)
+    source = choose_source(state, config, communicator, mode, together, beside)
     session = Session(
         config=config,
         topology=topology,

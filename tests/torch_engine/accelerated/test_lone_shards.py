@@ -80,9 +80,9 @@ def test_a_lone_shard_is_one_of_two_where_only_so_it_has_its_bits(monkeypatch, p
 @pytest.mark.usefixtures("device")
 def test_large_shards_are_not_computed_twice(monkeypatch):
     """116 parameters with two samples."""
-    monkeypatch.setattr(choose_mode, "PAIRED_OPERATIONS", 6 * 116 * 2)
+    monkeypatch.setattr(choose_mode, "FEW_OPERATIONS", 6 * 116 * 2)
     assert chosen(monkeypatch, PAIRS) == ("batched", True, [ALONE, PAIRS])
-    monkeypatch.setattr(choose_mode, "PAIRED_OPERATIONS", 6 * 116 * 2 - 1)
+    monkeypatch.setattr(choose_mode, "FEW_OPERATIONS", 6 * 116 * 2 - 1)
     assert chosen(monkeypatch, PAIRS) == ("loop", False, [ALONE])
 
 

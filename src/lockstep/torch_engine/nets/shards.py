@@ -8,6 +8,8 @@ alignment may decide the last bits too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +18,17 @@ from torch import Tensor
 
 Mode = Literal["batched", "loop"]
 ShardFunction = Callable[..., Any]
+Calls = Sequence[Callable[[], Any]]
+
+
+def one_by_one(calls: Calls) -> list[Any]:
+    """Calls functions one after the other."""
+    return [call() for call in calls]
+
+
+independently: ContextVar[Callable[[Calls], list[Any]]] = ContextVar("independently", default=one_by_one)
+"""How functions are called that need nothing of one another, the calls of a loop over shards: one after the other, or,
+where a graph is captured, as branches of it (:func:`lockstep.torch_engine.setup.accelerator.capture`)."""
 
 
 def by_shard(mode: Mode, function: ShardFunction, *arguments: Any) -> Any:
@@ -27,7 +40,11 @@ def by_shard(mode: Mode, function: ShardFunction, *arguments: Any) -> Any:
         return function(*arguments)
     first = arguments[0]
     count = len(next(iter(first.values()))) if isinstance(first, dict) else len(first)
-    results = [function(*(part_of(a, s, s + 1) for a in arguments)) for s in range(count)]
+
+    def called(shard: int) -> Any:
+        return function(*(part_of(a, shard, shard + 1) for a in arguments))
+
+    results = independently.get()([partial(called, shard) for shard in range(count)])
     if isinstance(results[0], tuple):
         return tuple(_joined(parts) for parts in zip(*results, strict=True))
     return _joined(results)

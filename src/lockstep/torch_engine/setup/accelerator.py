@@ -8,6 +8,7 @@ starts (:func:`check_accelerator`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from lockstep.config.engines import VISIBLE
 from lockstep.torch_engine.nets.memory import on_host
+from lockstep.torch_engine.nets.shards import Calls, independently
 
 TYPES = {"cuda": "cuda", "xpu": "xpu"}
 """PyTorch's type of each ``device`` of a config that is an accelerator of this engine; tests put theirs in."""
@@ -26,6 +28,9 @@ NEEDED = ("device_count", "current_device", "set_device", "synchronize", "get_de
 """What a run asks of a device's module whatever its settings."""
 WARM_UP = 3
 """Calls before one is captured in a graph, so that libraries have chosen and allocated what they keep."""
+BRANCHES = 4
+"""Of a graph, in which calls that need nothing of one another lie; the device may run as many beside one another. Each
+has a stream, for which the library of products keeps memory of its own."""
 
 
 # --- before anything starts -------------------------------------------------------------------------------------------
@@ -264,7 +269,11 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
     graph = next(getattr(module, name) for name in GRAPHS if hasattr(module, name))()
     try:
         with module.stream(current), module.graph(graph):  # a capture that fails would leave the stream that it was on
-            work()
+            token = independently.set(partial(_in_branches, device))
+            try:
+                work()
+            finally:
+                independently.reset(token)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -272,6 +281,30 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
             raise
         raise CaptureError(str(error).partition("\n")[0] or type(error).__name__) from error
     return graph.replay
+
+
+@lru_cache
+def _branches(device: torch.device) -> list[Any]:
+    """The streams of a device's branches: always the same, for libraries keep memory for each that they have seen."""
+    return [_module(device).Stream(device) for _ in range(BRANCHES)]
+
+
+def _in_branches(device: torch.device, calls: Calls) -> list[Any]:
+    """Calls functions while a graph is captured, in branches that begin and end together.
+
+    The bits are those of a branch alone: its kernels are, and so is the memory that libraries keep for its stream. What
+    a branch makes lies in memory that no other branch gets.
+    """
+    module, results = _module(device), []
+    current, streams = module.current_stream(device), _branches(device)[: len(calls)]
+    for stream in streams:
+        stream.wait_stream(current)
+    for number, call in enumerate(calls):
+        with module.stream(streams[number % len(streams)]):
+            results.append(call())
+    for stream in streams:
+        current.wait_stream(stream)
+    return results
 
 
 # --- scripts of users -------------------------------------------------------------------------------------------------

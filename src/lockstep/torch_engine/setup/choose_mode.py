@@ -36,9 +36,10 @@ MOST_DRAWS = 8
 """Of gradients of images."""
 LOOP, ALONE, PAIRS = range(3)
 """How networks may be called: shard by shard, for several at once, and so with a single one twice."""
-PAIRED_OPERATIONS = 2e9
-"""Of the gradient of a shard's minibatch, up to which a lone shard may be computed twice on an accelerator: to launch
-the kernels takes longer than that. It depends on the run alone, for how a shard is called decides its bits."""
+FEW_OPERATIONS = 2e9
+"""Of the gradient of a shard's minibatch, up to which an accelerator takes longer to launch kernels than to compute: a
+lone shard may be computed twice there, and several beside one another. It depends on the run alone, for how a shard is
+called decides its bits."""
 
 
 def choose_mode(state: TrainState, config: Config, communicator: Communicator) -> Mode:
@@ -63,7 +64,7 @@ def choose_mode(state: TrainState, config: Config, communicator: Communicator) -
 def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config, communicator: Communicator) -> Mode:
     """Chooses whether shards are batched and a lone one is computed as one of two, on all ranks alike."""
     flat, passed = state.parameters.flat, LOOP
-    paired = not on_host(flat.device) and may_be_paired(flat.numel(), config)
+    paired = not on_host(flat.device) and takes_few_operations(flat.numel(), config)
     for how in (ALONE, PAIRS) if paired else (ALONE,):
         policy.pairs = how == PAIRS
         if shards_invariant_here(state, config):
@@ -77,9 +78,9 @@ def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config
     return "batched" if batched else "loop"
 
 
-def may_be_paired(parameters: int, config: Config) -> bool:
-    """Tells whether a lone shard is small enough to be computed twice, by :data:`PAIRED_OPERATIONS`."""
-    return 6 * parameters * _samples(config) <= PAIRED_OPERATIONS
+def takes_few_operations(parameters: int, config: Config) -> bool:
+    """Tells whether the gradient of a shard's minibatch takes no more than :data:`FEW_OPERATIONS`."""
+    return 6 * parameters * _samples(config) <= FEW_OPERATIONS
 
 
 def choose_rollout_mode(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> Mode:
@@ -136,7 +137,7 @@ def expected_modes(config: Config, net: PolicyNet, platform: str) -> Modes:
     on_cpu, half = platform == "cpu", config.precision == "bf16"
     loops = net.convolutional or net.custom is not None or config.compile or (on_cpu and half)
     if not on_cpu:  # where a lone shard has other bits
-        loops = loops or not may_be_paired(sum(map(math.prod, net.shapes().values())), config)
+        loops = loops or not takes_few_operations(sum(map(math.prod, net.shapes().values())), config)
     if config.reduction == "fast" or not loops:
         return Modes("batched", "batched", 1)
     if not net.convolutional or net.custom is not None or (on_cpu and half):
