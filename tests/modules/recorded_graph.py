@@ -1,13 +1,15 @@
 """A graph of operations without a GPU: what work launches is recorded, and replayed on the same memory.
 
 As with a CUDA graph no Python runs when it is replayed, and every operation reads and writes the memory that it had
-when it was recorded. Who looks at a number meanwhile, or brings one from the host, gets CUDA's error.
+when it was recorded. Who looks at a number meanwhile, or brings one from the host, gets CUDA's error. Branches are
+replayed the last one first, and by turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -15,10 +17,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lockstep.torch_engine.nets.shards import Calls, independently
 from lockstep.torch_engine.setup.accelerator import WARM_UP, CaptureError
 
 LOOKS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero", "aten::masked_select")
 INDEXING = ("aten::index.", "aten::index_put")
+forks: list[int] = []
+"""How many branches each fork of a captured graph had; for tests to clear."""
 DOWN, UP = ("cpu", "numpy", "tolist"), ("tensor", "asarray", "from_numpy")
 """Methods that copy to the host, and functions that make tensors of what is there."""
 
@@ -47,6 +52,18 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.operations.append((func, args, kwargs or {}, out))
         return out
+
+    def in_branches(self, calls: Calls) -> list[Any]:
+        """Records calls so that their operations are replayed by turns, those of the last call first."""
+        forks.append(len(calls))
+        first, branches, results = len(self.operations), [], []
+        for call in calls:
+            results.append(call())
+            branches.append(self.operations[first:])
+            del self.operations[first:]
+        by_turns = zip_longest(*reversed(branches))
+        self.operations.extend(operation for turn in by_turns for operation in turn if operation is not None)
+        return results
 
     def replay(self) -> None:
         """Does the operations once more, on the same tensors."""
@@ -81,9 +98,12 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
     for _ in range(WARM_UP):
         work()
     recorder = Recorder()
+    token = independently.set(recorder.in_branches)
     try:
         with nothing_passes(), recorder:
             work()
     except Exception as error:
         raise CaptureError(str(error)) from error
+    finally:
+        independently.reset(token)
     return recorder.replay

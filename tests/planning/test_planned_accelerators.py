@@ -130,6 +130,20 @@ def test_a_graph_of_one_rank_launches_what_python_would():
     assert none == two == pytest.approx(1000 * 30e-6)
 
 
+def test_branches_of_a_graph_run_beside_one_another_as_far_as_there_are_shards():
+    def seconds(devices, grows="count", graphs=None):
+        parts = (Part("gradients", (Kernel(0.0, 0.0, 1000),), grows, beside=4),)
+        config = CONFIG.model_copy(update={"engine": "torch", "cuda_graphs": graphs})
+        return predict(work(devices, config=config, costs=replace(COSTS, parts=parts))).parts["gradients"]
+
+    assert COSTS.shards == 1
+    assert resolve(CONFIG, 1).shards == 8
+    assert seconds(1) == pytest.approx(8 * 1000 * 3e-6 / 4)
+    assert seconds(1, "not") == pytest.approx(1000 * 3e-6)
+    assert seconds(1, graphs=False) == pytest.approx(8 * 1000 * 30e-6)
+    assert seconds(8) == pytest.approx(1000 * 30e-6)
+
+
 def test_steps_of_rollouts_are_replayed_on_any_number_of_ranks():
     kernels = (Kernel(0.0, 0.0, 1000),)
     many = replace(COSTS, parts=(Part("rollout", kernels, "not"), Part("environments", kernels, "not")))

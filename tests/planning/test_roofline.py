@@ -27,6 +27,11 @@ def test_a_part_sums_its_kernels_by_what_limits_them():
     assert ROOF.part(part) == {"compute": 10.0, "memory": 12.0, "launches": 7.0}
 
 
+def test_kernels_that_run_beside_one_another_save_launches_alone():
+    part = Part("gradients", (Kernel(500.0, 5.0, 2, "matmul"), Kernel(0.0, 20.0, 3), Kernel(0.0, 0.0, 8)), "count")
+    assert ROOF.part(part, 4) == {"compute": 10.0, "memory": 12.0, "launches": 2.0}
+
+
 def test_a_chips_roof_is_its_peaks_times_what_is_assumed():
     chip, assumed = chips()["h100"], assumptions("likely")
     roof = Roofline.of(chip, "torch", assumed)

@@ -75,6 +75,18 @@ def test_gradients_of_images_are_taken_shard_by_shard_on_a_gpu():
     assert products(found, "gradients") > 0
 
 
+def test_gradients_of_images_are_branches_of_a_graph_that_hold_what_each_takes():
+    found, launched = costs_of(**IMAGES), costs_of(cuda_graphs=False, **IMAGES)
+    parts = [x for x in found.parts if x.grows == "count"]
+    assert [(x.name, x.beside) for x in parts] == [("evaluate", 1), ("gradients", 4)]
+    size = found.memory["parameters"]
+    assert (found.memory["gradients"], launched.memory["gradients"]) == (size * (2 * 4 + 8), size * (2 + 8))
+    assert found.memory["activations"] > 3 * launched.memory["activations"]
+    assert costs_of(2, **IMAGES).memory["gradients"] == size * (2 + 4)  # launched, on several ranks
+    many: dict[str, Any] = {"num_envs": 65536, **IMAGES}
+    assert [x.beside for x in costs_of(**many).parts if x.name == "gradients"] == [1, 1]
+
+
 def test_a_step_of_a_rollout_takes_the_images_of_all_shards():
     exact, fast = costs_of(**IMAGES), costs_of(reduction="fast", **IMAGES)
     assert of_part(exact, "rollout", 8, "calls") == of_part(fast, "rollout", 8, "calls")

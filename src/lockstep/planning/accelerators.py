@@ -171,7 +171,8 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
         if part.name == "optimizer" and config.fsdp:
             one = Part(part.name, tuple(k._replace(bytes=k.bytes / work.devices) for k in part.kernels), "not")
         by_graph = part.name in graphed and (part.sampling or "environments" in graphed)
-        for limit, seconds in (replayed if by_graph else roofline).part(one).items():
+        beside = min(part.beside, work.shards) if by_graph and part.grows == "count" else 1
+        for limit, seconds in (replayed if by_graph else roofline).part(one, beside).items():
             times.add(part.name, limit, seconds)
             queued += seconds if part.name in STEP and (by_graph or limit != "launches") else 0.0
     if "rollout" in graphed:

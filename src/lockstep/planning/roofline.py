@@ -37,10 +37,13 @@ class Roofline:
         longest = max(times)
         return longest, LIMITS[times.index(longest)]
 
-    def part(self, part: Part) -> dict[str, float]:
-        """Computes seconds of a part of an iteration by what limits its kernels."""
+    def part(self, part: Part, beside: int = 1) -> dict[str, float]:
+        """Computes seconds of a part of an iteration by what limits its kernels.
+
+        So many kernels run ``beside`` one another, which makes those faster that are limited by their launches.
+        """
         out: dict[str, float] = dict.fromkeys(LIMITS, 0.0)
         for kernel in part.kernels:
             seconds, limit = self.kernel(kernel)
-            out[limit] += seconds * kernel.calls
+            out[limit] += seconds * kernel.calls / (beside if limit == "launches" else 1)
         return out

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.config.checks import ungraphed
 from lockstep.config.run import Config
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import ShardPlan
@@ -33,7 +34,8 @@ from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode, parts_of, to_shards
-from lockstep.torch_engine.setup.choose_mode import expected_modes
+from lockstep.torch_engine.setup.accelerator import BRANCHES
+from lockstep.torch_engine.setup.choose_mode import expected_modes, takes_few_operations
 from lockstep.torch_engine.setup.traced import StillActor, counted, in_bf16, scaled, written
 from lockstep.torch_engine.state import make_net
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
@@ -123,6 +125,7 @@ class _Traced:
         whole, modes = [(0, self.update_shards)], self.modes
         cut = whole if modes.mode == "batched" else parts_of(self.update_shards, modes.together)
         self.gradient_calls = Counter(last - first for first, last in cut)
+        self.beside = BRANCHES if takes_few_operations(self.parameters.flat.numel(), config) else 1
         scheduled = dict.fromkeys(scheduled_coefficients(config, 0), torch.empty((), device=META))
         self.settings = loss_settings(config).scheduled(scheduled)
         self.report = Report(len(self.settings.terms), 4 * config.shards, META)
@@ -156,7 +159,7 @@ class _Traced:
             *self._rollout(),
             Part("evaluate", evaluate, grows),
             Part("evaluate", batch, "size"),
-            Part("gradients", gradients, grows),
+            Part("gradients", gradients, grows, beside=self.beside),
             Part("gradients", taken, "size"),
             Part("optimizer", optimizer + decided, "not"),
             *self._sums(steps),
@@ -200,7 +203,7 @@ class _Traced:
         least = 2 if single and grows == "size" else 1
         with torch.no_grad():
             kernels = scaled(self._act(max(shards, least)), self.config.num_steps * calls)
-        sampled = Part("rollout", kernels, grows, max(self.plan.local_num_shards, least), least)
+        sampled = Part("rollout", kernels, grows, max(self.plan.local_num_shards, least), least, beside=BRANCHES)
         return (sampled,) if self.net.core is None else (sampled, self._forgotten())
 
     def _act(self, shards: int) -> tuple[Kernel, ...]:
@@ -298,7 +301,8 @@ class _Traced:
 
         Gradients are of every shard, once as autograd gives them and once side by side; with FSDP whole as well, until
         they are scattered, as are the parameters that were ``gathered``. Activations are what the loss of one minibatch
-        keeps until its gradient is taken, or, if that is more, half of what the values of a whole rollout take.
+        (or of each branch of a graph) keeps until its gradient is taken, or, if that is more, half of what the values
+        of a whole rollout take.
         """
         config, size = self.config, self.parameters.flat.numel()
         cut = config.fsdp and devices > 1
@@ -306,7 +310,9 @@ class _Traced:
         samples = self.plan.local_num_envs * config.num_steps
         width = self.net.observation.width * self.dtype.itemsize
         summed = self.update_shards if self.modes.mode == "loop" else 1
-        gradients = FLOAT * size * (max(self.gradient_calls) * 2 + summed)
+        graphed = devices == 1 and config.cuda_graphs is not False and ungraphed(config) is None
+        beside = min(self.beside, self.gradient_calls.total()) if graphed else 1
+        gradients = FLOAT * size * (max(self.gradient_calls) * 2 * beside + summed)
         with torch.no_grad():
             evaluated = written(lambda: self._evaluate(self._calls(self.modes.mode)[1])) / 2
         return {
@@ -315,7 +321,7 @@ class _Traced:
             "gathered": float(FLOAT * size) if cut else 0.0,
             "gradients": gradients,
             "rollout": samples * (float(self._copies()) * width + 10 * FLOAT),
-            "activations": max(self._loss_bytes(), evaluated),
+            "activations": max(self._loss_bytes() * beside, evaluated),
         }
 
     def _copies(self) -> int:

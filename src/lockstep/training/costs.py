@@ -38,6 +38,7 @@ class Part:
         at_least: shards whose size a device with fewer computes too.
         sampling: false of what a rollout launches beside the sampling of actions, which is a graph alone where the host
             steps environments.
+        beside: where further shards add kernels, those of how many may run beside one another, as branches of a graph.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Part:
     shards: int | None = None
     at_least: int = 1
     sampling: bool = True
+    beside: int = 1
 
     @property
     def flops(self) -> float:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import accelerated_runs
 import numpy as np
 import pytest
 import recorded_graph
@@ -22,6 +23,8 @@ from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import TensorCollector
 from lockstep.torch_engine.nets import distributions
+from lockstep.torch_engine.nets.shards import independently
+from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.setup.accelerator import CaptureError
 from lockstep.torch_engine.setup.devices import uses_graphs
 
@@ -80,6 +83,39 @@ def test_replayed_steps_have_the_bits_of_launched_ones(run, graphed, capsys):
     assert_same(replayed, launched)
     assert [str(record) for record in seen] == [str(record) for record in records]
     assert "can't be captured" not in capsys.readouterr().err
+
+
+LOOPED = {"plain": [4, 4], "GRU": [4, 4], "host": [4, 4], "host, LSTM": [4, 4], "host, images": [4], "images": [4]}
+"""Branches of the graphs of a rollout's step and of an optimiser step; a rollout's step takes all images at once."""
+
+
+@pytest.mark.parametrize("run", LOOPED)
+def test_shards_that_are_called_one_by_one_are_branches_in_any_order(run, graphed, monkeypatch):
+    case, changes = RUNS[run]
+    config, ends = config_of(case, num_shards=4, **changes), []
+    invariant = case == "images"
+    monkeypatch.setattr(accelerated_runs, "_checked_once", lambda state, config: invariant)
+    for on in (False, True):
+        recorded_graph.forks.clear()
+        graphed(on)
+        ends.append(trained(config, 3)[0])
+    assert_same(*ends)
+    assert recorded_graph.forks == LOOPED[run]
+
+
+@pytest.mark.parametrize(("operations", "branches"), [(6 * 55 * 3, [4, 4]), (6 * 55 * 3 - 1, [4])])
+def test_gradients_of_large_minibatches_are_no_branches(operations, branches, graphed, monkeypatch):
+    monkeypatch.setattr(accelerated_runs, "_checked_once", lambda state, config: False)
+    monkeypatch.setattr(choose_mode, "FEW_OPERATIONS", operations)
+    recorded_graph.forks.clear()
+    graphed(True)
+    config = config_of("plain", num_shards=4)
+    with opened(config) as (session, trainer, _):
+        assert session.state.parameters.flat.numel() == 55
+        assert config.num_steps // config.ppo.num_minibatches == 3  # samples of a shard's one environment
+        trainer.iterate()
+        trainer.take()
+    assert recorded_graph.forks == branches
 
 
 @pytest.mark.parametrize("name", ARRAY_ENVIRONMENTS)
@@ -184,10 +220,11 @@ def test_environments_that_look_at_a_number_are_launched_with_a_warning(graphed,
     ends, _ = trained(config)
     assert_same(ends, launched)
     (line,) = capsys.readouterr().err.splitlines()
+    raised = recorded_graph.refused.__code__.co_firstlineno + 2
     assert line == (
         "lockstep: warning: a step of a rollout can't be captured as a graph here, and is launched (environments "
         "(lockstep/CartPole-v1) raised in step: RuntimeError: CUDA error: operation not permitted when stream is "
-        "capturing (recorded_graph.py:28)); --no-cuda-graphs leaves this out"
+        f"capturing (recorded_graph.py:{raised})); --no-cuda-graphs leaves this out"
     )
 
 
@@ -306,3 +343,17 @@ def test_the_recorder_refuses_what_passes_between_host_and_device(work):
     x = torch.zeros(3)
     with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
         recorded_graph.capture(torch.device("cpu"), lambda: work(x))
+
+
+def test_the_recorder_tells_branches_that_need_one_another():
+    x = torch.ones(2)
+
+    def work():
+        x.fill_(1.0)
+        independently.get()([lambda: x.add_(1.0), lambda: x.mul_(3.0)])
+
+    replay = recorded_graph.capture(torch.device("cpu"), work)
+    work()
+    assert x.tolist() == [6.0, 6.0]
+    replay()
+    assert x.tolist() == [4.0, 4.0]

@@ -2,10 +2,12 @@
 
 import contextlib
 import types
+from functools import partial
 
 import pytest
 import torch
 
+from lockstep.torch_engine.nets.shards import independently
 from lockstep.torch_engine.setup import accelerator
 from lockstep.torch_engine.setup.devices import check_device, chosen_device, device_memory, visible_gpus
 
@@ -170,6 +172,35 @@ def test_a_capture_ends_on_the_stream_that_it_began_on(error, raised, monkeypatc
     assert caught is None or type(caught.value) is raised
     assert made.current_stream(device) is first
     assert first.waited == ["side"]
+
+
+@pytest.mark.parametrize(("calls", "streams"), [(3, 3), (6, 4)])
+def test_calls_of_a_capture_are_branches_that_begin_and_end_together(calls, streams, monkeypatch):
+    made, device, told = Streams().module(None), torch.device("cuda"), []
+    names = iter(["warms up", *(f"branch {number}" for number in range(4))])
+    made.Stream = lambda device: Streams(next(names))
+    monkeypatch.setattr(accelerator, "_module", lambda device: made)
+    accelerator._branches.cache_clear()
+
+    def call(number: int) -> int:
+        told.append((number, made.current_stream(device)))
+        return number
+
+    def work():
+        told.clear()
+        results = independently.get()([partial(call, number) for number in range(calls)])
+        assert results == list(range(calls))
+        told.append(made.current_stream(device))
+        assert independently.get()([lambda: made.current_stream(device)]) == [told[-1]]  # a lone call needs none
+
+    accelerator.capture(device, work)
+    *called, graph = told
+    assert [(number, stream.name) for number, stream in called] == [(n, f"branch {n % 4}") for n in range(calls)]
+    assert [stream.waited for _, stream in called[:streams]] == [["of the graph"]] * streams
+    assert graph.waited == [f"branch {number}" for number in range(streams)]
+    accelerator._branches.cache_clear()
+    work()
+    assert {stream.name for _, stream in told[:-1]} == {"first"}  # outside of a capture one follows the other
 
 
 def test_what_fails_while_it_warms_up_is_no_capture_that_fails(monkeypatch):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lockstep.config.engines import VISIBLE
 from lockstep.torch_engine.nets.memory import on_host
-from lockstep.torch_engine.nets.shards import Calls, independently
+from lockstep.torch_engine.nets.shards import Calls, independently, one_by_one
 
 TYPES = {"cuda": "cuda", "xpu": "xpu"}
 """PyTorch's type of each ``device`` of a config that is an accelerator of this engine; tests put theirs in."""
@@ -295,6 +295,8 @@ def _in_branches(device: torch.device, calls: Calls) -> list[Any]:
     The bits are those of a branch alone: its kernels are, and so is the memory that libraries keep for its stream. What
     a branch makes lies in memory that no other branch gets.
     """
+    if len(calls) == 1:
+        return one_by_one(calls)
     module, results = _module(device), []
     current, streams = module.current_stream(device), _branches(device)[: len(calls)]
     for stream in streams:
