@@ -22,6 +22,7 @@ from benchmarks.gpu_judges import (
     refuses,
     resumes,
     rises,
+    same_bits_in_branches,
     same_bits_replayed,
     same_bytes,
     same_bytes_by_nccl,
@@ -32,6 +33,8 @@ from benchmarks.gpu_judges import (
     stays_on_gpu,
 )
 
+BRANCHES = 4
+"""Of a graph, as engine torch has them: :data:`lockstep.torch_engine.setup.accelerator.BRANCHES`."""
 SCRIPTS = "{root}/benchmarks/gpu_scripts"
 CUDA = "--device cuda"
 JAX = f"--engine jax {CUDA}"
@@ -112,8 +115,17 @@ SHARED = {
         "lockstep/CartPole-v1 --env.backend tensor --num-envs 512 --total-steps 65536 --normalize.observations "
         "--normalize.returns"
     ),
+    "wide": f"CartPole-v1 --total-steps 2048 {WIDE}",
 }
 """Runs of which each is trained by several numbers of ranks on one GPU, by name."""
+LSTM = "--network.recurrent lstm --network.recurrent-size 128"
+BRANCHED = (
+    f"CartPole-v1 {CUDA} --total-steps 10240 {WIDE}",
+    f"CartPole-v1 {CUDA} --total-steps 10240 {WIDE} --precision bf16",
+    f"CartPole-v1 {CUDA} --total-steps 4096 {LSTM}",
+    f"ALE/Pong-v5 {CUDA} --total-steps 8192",
+)
+"""Runs whose shards an H200 takes one by one, each trained with branches of graphs and with one."""
 
 CHECKS: tuple[Check, ...] = (
     Check(
@@ -149,6 +161,18 @@ CHECKS: tuple[Check, ...] = (
         "the same of a step of environments on the GPU, normalised and with a GRU",
         same_bits_replayed,
         timed=True,
+    ),
+    Check(
+        "branches",
+        tuple(
+            f"python {SCRIPTS}/branches.py {branches} train {words} --name {name}-{number}"
+            for number, words in enumerate(BRANCHED)
+            for name, branches in (("with", BRANCHES), ("without", 1))
+        ),
+        "shards that are taken one by one are branches of a graph, with the bits of one after the other; speed of both",
+        same_bits_in_branches,
+        timed=True,
+        modules=("ale_py",),
     ),
     Check(
         "too-few-gpus",

@@ -145,6 +145,18 @@ def same_bits_replayed(run: Outcome, base: Outcome) -> Verdict:
     return Verdict(same and captured, figures + ("" if same else "; the bits are others"))
 
 
+def same_bits_in_branches(*runs: Outcome) -> Verdict:
+    """Of each kind of run, with branches and without."""
+    passed, said = len(runs) > 0, []
+    for run, base in zip(runs[::2], runs[1::2], strict=True):
+        same = run.summary["state_sha256"] == base.summary["state_sha256"]
+        forks = int(run.last_line.removeprefix("forks "))
+        passed &= same and forks > 0
+        shards = run.summary["shards_on_a_rank"]
+        said.append(f"{speeds(run, base).figures} (shards {shards})" + ("" if same else "; the bits are others"))
+    return Verdict(passed, "; ".join(said))
+
+
 def speeds(run: Outcome, base: Outcome) -> Verdict:
     return Verdict(True, f"{run.rate:,.0f} against {base.rate:,.0f} steps/s: {run.rate / base.rate:.2f} ×")
 

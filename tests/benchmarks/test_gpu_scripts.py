@@ -2,8 +2,9 @@
 
 import torch
 
-from benchmarks.gpu_scripts import bits_by_shards, ranks_of_one_gpu, replayed_steps
-from lockstep.torch_engine.setup import choose_mode
+from benchmarks import gpu_checks
+from benchmarks.gpu_scripts import bits_by_shards, branches, ranks_of_one_gpu, replayed_steps
+from lockstep.torch_engine.setup import accelerator, choose_mode
 from lockstep.torch_engine.setup.accelerator import capture
 
 
@@ -47,3 +48,13 @@ def test_graphs_and_their_replays_are_counted(monkeypatch):
     assert (replayed_steps.graphs, replayed_steps.replays, len(done)) == (1, 2, 2)
     assert replayed_steps.original is not replayed_steps.counted
     assert replayed_steps.captures.capture is capture
+
+
+def test_forks_are_where_several_branches_begin(monkeypatch):
+    monkeypatch.setattr(branches, "original", lambda device, calls: [call() for call in calls])
+    monkeypatch.setattr(branches, "forks", 0)
+    for count, forks in ((1, 0), (3, 1), (1, 1), (2, 2)):
+        assert branches.counted(torch.device("cuda"), [lambda: 1] * count) == [1] * count
+        assert branches.forks == forks
+    assert gpu_checks.BRANCHES == accelerator.BRANCHES
+    assert branches.accelerator._in_branches is not branches.counted

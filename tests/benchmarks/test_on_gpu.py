@@ -53,6 +53,13 @@ def shared(*digests, sizes=gpu_judges.SHARING, said="cuda:0"):
     return [ended(said, world_size=n, state_sha256=state, shards_on_a_rank="batched") for n, state in named]
 
 
+def branched(*states, forks=2):
+    """Runs of some kinds with branches and without, with a letter for the state of each."""
+    said = [f"forks {forks}", "forks 0"]
+    pairs = [zip(letters, said, strict=True) for letters in states]
+    return [ended(line, state_sha256=letter * 64, shards_on_a_rank="loop") for pair in pairs for letter, line in pair]
+
+
 TIMELESS = ended(metrics=[{"global_step": row["global_step"]} for row in ROWS])
 STATE_A, STATE_B = ended(global_step=8, state_sha256="a" * 64), ended(global_step=8, state_sha256="b" * 64)
 STOPPED = ended(global_step=4)
@@ -76,6 +83,12 @@ JUDGED = {
         ([replace(STATE_A, output="graphs 1 replays 160"), STATE_A], False),
         ([replace(STATE_A, output="graphs 2 replays 7"), STATE_A], False),
         ([STATE_A, STATE_A], False),
+    ],
+    "branches": [
+        (branched("aa", "bb"), True),
+        (branched("aa", "bc"), False),
+        (branched("aa", forks=0), False),
+        ([], False),
     ],
     "graphs-of-environments": [
         ([replace(STATE_A, output="graphs 2 replays 160"), STATE_A], True),
