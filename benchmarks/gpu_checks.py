@@ -33,7 +33,7 @@ from benchmarks.gpu_judges import (
     stays_on_gpu,
 )
 
-BRANCHES = 4
+BRANCHES = 8
 """Of a graph, as engine torch has them: :data:`lockstep.torch_engine.setup.accelerator.BRANCHES`."""
 SCRIPTS = "{root}/benchmarks/gpu_scripts"
 CUDA = "--device cuda"

@@ -78,10 +78,10 @@ def test_gradients_of_images_are_taken_shard_by_shard_on_a_gpu():
 def test_gradients_of_images_are_branches_of_a_graph_that_hold_what_each_takes():
     found, launched = costs_of(**IMAGES), costs_of(cuda_graphs=False, **IMAGES)
     parts = [x for x in found.parts if x.grows == "count"]
-    assert [(x.name, x.beside) for x in parts] == [("evaluate", 1), ("gradients", 4)]
+    assert [(x.name, x.beside) for x in parts] == [("evaluate", 1), ("gradients", 8)]
     size = found.memory["parameters"]
-    assert (found.memory["gradients"], launched.memory["gradients"]) == (size * (2 * 4 + 8), size * (2 + 8))
-    assert found.memory["activations"] > 3 * launched.memory["activations"]
+    assert (found.memory["gradients"], launched.memory["gradients"]) == (size * (2 * 8 + 8), size * (2 + 8))
+    assert found.memory["activations"] > 6 * launched.memory["activations"]
     assert costs_of(2, **IMAGES).memory["gradients"] == size * (2 + 4)  # launched, on several ranks
     many: dict[str, Any] = {"num_envs": 65536, **IMAGES}
     assert [x.beside for x in costs_of(**many).parts if x.name == "gradients"] == [1, 1]
@@ -104,7 +104,7 @@ def test_a_single_image_goes_through_the_networks_twice():
 
 
 def test_gradients_of_images_are_taken_of_several_shards_at_once_on_a_cpu():
-    here, there = costs_of(platform="cpu", **IMAGES), costs_of(**IMAGES)
+    here, there = costs_of(platform="cpu", **IMAGES), costs_of(cuda_graphs=False, **IMAGES)
     assert of_part(here, "gradients", 8, "calls") < of_part(there, "gradients", 8, "calls") / 2
     assert products(here, "gradients") == pytest.approx(products(there, "gradients"), rel=0.05)
     assert here.memory["activations"] > there.memory["activations"]

@@ -174,10 +174,10 @@ def test_a_capture_ends_on_the_stream_that_it_began_on(error, raised, monkeypatc
     assert first.waited == ["side"]
 
 
-@pytest.mark.parametrize(("calls", "streams"), [(3, 3), (6, 4)])
+@pytest.mark.parametrize(("calls", "streams"), [(3, 3), (10, 8)])
 def test_calls_of_a_capture_are_branches_that_begin_and_end_together(calls, streams, monkeypatch):
     made, device, told = Streams().module(None), torch.device("cuda"), []
-    names = iter(["warms up", *(f"branch {number}" for number in range(4))])
+    names = iter(["warms up", *(f"branch {number}" for number in range(8))])
     made.Stream = lambda device: Streams(next(names))
     monkeypatch.setattr(accelerator, "_module", lambda device: made)
     accelerator._branches.cache_clear()
@@ -195,7 +195,7 @@ def test_calls_of_a_capture_are_branches_that_begin_and_end_together(calls, stre
 
     accelerator.capture(device, work)
     *called, graph = told
-    assert [(number, stream.name) for number, stream in called] == [(n, f"branch {n % 4}") for n in range(calls)]
+    assert [(number, stream.name) for number, stream in called] == [(n, f"branch {n % 8}") for n in range(calls)]
     assert [stream.waited for _, stream in called[:streams]] == [["of the graph"]] * streams
     assert graph.waited == [f"branch {number}" for number in range(streams)]
     accelerator._branches.cache_clear()

@@ -28,7 +28,7 @@ NEEDED = ("device_count", "current_device", "set_device", "synchronize", "get_de
 """What a run asks of a device's module whatever its settings."""
 WARM_UP = 3
 """Calls before one is captured in a graph, so that libraries have chosen and allocated what they keep."""
-BRANCHES = 4
+BRANCHES = 8
 """Of a graph, in which calls that need nothing of one another lie; the device may run as many beside one another. Each
 has a stream, for which the library of products keeps memory of its own."""
 
