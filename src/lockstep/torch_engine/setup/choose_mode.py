@@ -38,8 +38,7 @@ LOOP, ALONE, PAIRS = range(3)
 """How networks may be called: shard by shard, for several at once, and so with a single one twice."""
 FEW_OPERATIONS = 2e9
 """Of the gradient of a shard's minibatch, up to which an accelerator takes longer to launch kernels than to compute: a
-lone shard may be computed twice there, and several beside one another. It depends on the run alone, for how a shard is
-called decides its bits."""
+lone shard may be computed twice there, which decides its bits, so it depends on the run alone; several go beside."""
 
 
 def choose_mode(state: TrainState, config: Config, communicator: Communicator) -> Mode:
