@@ -16,7 +16,7 @@ COPIES = "two independent runs, 64 envs each"
 CALLS = 40
 """Calls of a program that JAX compiled, each of which is one line; ``peers/settings.py`` has the same number."""
 MANY_ENVS = 64
-"""So many CartPoles are stepped faster as arrays than by CleanRL in a pool, on both cores by a third (T2x2)."""
+"""So many CartPoles are stepped faster as arrays than by CleanRL in a pool, by a tenth to a half on both cores."""
 SEQUENCE = 32
 """Steps of a training sequence of a recurrent policy of ours, the default; sb3-contrib's end with episodes alone."""
 JAX_SHARDS = 2
