@@ -14,7 +14,10 @@ WEAK = "two ranks, 64 envs each"
 STRONG = "two ranks, 32 envs each"
 COPIES = "two independent runs, 64 envs each"
 CALLS = 40
-"""Calls of a program that JAX compiled, each of which is one line; ``peers/settings.py`` has the same number."""
+"""Calls of a program that JAX compiled, each of which is one line: at least so many if it has as many iterations.
+
+``peers/settings.py`` has the same number.
+"""
 MANY_ENVS = 64
 """So many CartPoles are stepped faster as arrays than by CleanRL in a pool, by a tenth to a half on both cores."""
 SEQUENCE = 32

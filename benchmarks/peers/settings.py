@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 CALLS = 40
-"""Calls of a program that JAX compiled whole; each is a line."""
+"""Calls of a program that JAX compiled whole; each is a line. At least so many if it has as many iterations."""
 
 
 @dataclass(frozen=True)
