@@ -177,7 +177,8 @@ class RunOptions(Section):
     devices: int | None = Field(
         default=None,
         ge=1,
-        description="jax: devices of each process (default: on a CPU one a core, if that helps, else all)",
+        description="jax: devices of each process (default: all, but no more than shards; on a CPU one a core, if that "
+        "helps)",
     )
     simulate_devices: int | None = Field(
         default=None, ge=1, description="jax on a CPU: make it this many devices, more than it has cores too"
