@@ -189,6 +189,17 @@ def test_a_decision_has_its_four_sections(path):
     assert headings == ["Context", "Decision", "Figures", "Consequences"]
 
 
+def decided_on(text: str) -> str | None:
+    """The day that a decision's third line says, below its numbered heading; None if it says none."""
+    found = re.match(r"# \d{3}\. .+\n\nDecided (\d{4}-\d{2}-\d{2})\b", text)
+    return found[1] if found else None
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")), ids=lambda path: path.stem)
+def test_a_decision_says_when_it_was_taken(path):
+    assert decided_on(path.read_text()) is not None
+
+
 def relative_links(text: str) -> list[str]:
     """Links and pictures that lead nowhere where a page stands alone, as on a package index."""
     targets = [*LINK.findall(prose(text)), *re.findall(r"(?:src|href)=\"([^\"]+)", prose(text))]
@@ -236,6 +247,13 @@ def test_a_link_that_a_package_index_breaks_is_found():
     text = '[a](docs/x.md) ![b](y.png) [c](#here) <img src="z.png"> [d](https://x.y)'
     assert relative_links(text) == ["docs/x.md", "y.png", "#here", "z.png"]
     assert pictures_of_pages("![a](https://github.com/x/y.png)") == ["https://github.com/x/y.png"]
+
+
+def test_a_decision_without_a_day_is_found():
+    assert decided_on("# 001. Shards\n\nDecided 2026-11-20, 2026-11-21\n\n## Context\n") == "2026-11-20"
+    assert decided_on("# 001. Shards\n\n## Context\nDecided 2026-11-20\n") is None
+    assert decided_on("# 001. Shards\n\nDecided in November\n") is None
+    assert decided_on("# 001: Shards\n\nDecided 2026-11-20\n") is None
 
 
 def test_a_file_that_has_moved_is_found():
