@@ -236,8 +236,7 @@ class Update:
     def _tallied(self, result: UpdateResult) -> Tallied:
         """Packs a result for its way from step to step.
 
-        With FSDP its numbers stay apart: packed, XLA rounds the gradient's norm differently, and an agent would differ
-        from 0.1.0's.
+        With FSDP its numbers stay apart: packed, XLA rounds the gradient's norm differently, and agents get other bits.
         """
         return result if self.layout.axes else Tally.of(result)
 
