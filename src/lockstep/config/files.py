@@ -16,43 +16,19 @@ from lockstep.config.algorithms import CLIPPED
 from lockstep.config.keys import FREE, FREE_NAMES, LEAVES
 from lockstep.config.switches import Switch, read_switch, switch_named
 from lockstep.config.words import ALIASES, VALUES, plain
+from lockstep.config.yaml_text import check_once, read_yaml, write_yaml
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
-_MERGED = "tag:yaml.org,2002:merge"
 SPOKEN = {"true": True, "false": False, "none": None}
 """What words of the command line are in a file."""
 
 
-def _yaml(text: str) -> Any:
-    import yaml
-
-    class Once(yaml.SafeLoader):
-        """Refuses a key that a mapping has twice, of which YAML's own loader takes the last one."""
-
-        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
-            written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGED]
-            _check_once(written, f" (from line {node.start_mark.line + 1} on)")
-            return node
-
-    try:
-        return Once(text).get_single_data()
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-
-
 def _json(text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _check_once([key for key, _ in pairs])
+        check_once([key for key, _ in pairs])
         return dict(pairs)
 
     return json.loads(text, object_pairs_hook=once)
-
-
-def _check_once(keys: Sequence[str], where: str = "") -> None:
-    twice = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
-    if twice is not None:
-        raise ValueError(f"{twice} stands twice in one mapping{where}; put it together, or leave one out")
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -67,7 +43,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: no such config file" + (f"; did you mean {path.parent / close[0]}?" if close else "")
         )
-    readers = {".toml": tomllib.loads, ".json": _json, ".yaml": _yaml, ".yml": _yaml}
+    readers = {".toml": tomllib.loads, ".json": _json, ".yaml": read_yaml, ".yml": read_yaml}
     if path.suffix not in readers:
         raise ValueError(f"{path}: a config file ends in {', '.join(FILE_SUFFIXES)}")
     try:
@@ -208,13 +184,11 @@ PRESET_NUMBERS = ("num_shards", "env.max_episode_steps", "ppo.value_clip_range")
 
 def config_text(config: BaseModel) -> str:
     """Writes a config as YAML that a command reads again, without what is None by default and in presets."""
-    import yaml
-
     values = _said(config)
     for instead_of, given in TURNS:
         if _found(values, given) is not None:
             _section(values, instead_of).pop(instead_of.rpartition(".")[2], None)
-    return yaml.safe_dump(values, sort_keys=False, default_flow_style=None)
+    return write_yaml(values)
 
 
 def _said(section: BaseModel, prefix: str = "") -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""YAML as config files have it: numbers and their writing as YAML 1.2 has them, and no key twice in a mapping."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+_MERGED = "tag:yaml.org,2002:merge"
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_NUMBERS = (
+    (_INT, re.compile(r"[-+]?(?:[0-9][0-9_]*|0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+)$"), "-+0123456789"),
+    (
+        _FLOAT,
+        re.compile(
+            r"(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]{1,3})?"
+            r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]{1,3}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
+        "-+0123456789.",
+    ),
+)
+"""``1e-3`` is a number and ``2:8`` a text, which PyYAML, at YAML 1.1, takes for a text and for 128."""
+
+
+def check_once(keys: Sequence[str], where: str = "") -> None:
+    """Refuses a key that a mapping has twice, of which parsers take the last one; raises a one-line ``ValueError``."""
+    twice = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
+    if twice is not None:
+        raise ValueError(f"{twice} stands twice in one mapping{where}; put it together, or leave one out")
+
+
+def read_yaml(text: str) -> Any:
+    """Parses a text, of which nothing is executed.
+
+    Raises:
+        ValueError: it is no YAML, or a mapping has a key twice; one line.
+    """
+    import yaml
+
+    try:
+        return _loader()(text).get_single_data()
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def write_yaml(values: Any) -> str:
+    """Writes what :func:`read_yaml` reads as the same, and other parsers too."""
+    import yaml
+
+    return yaml.dump(values, Dumper=_dumper(), sort_keys=False, default_flow_style=None)
+
+
+@functools.cache
+def _loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Takes each key once, and numbers as YAML 1.2 has them."""
+
+        yaml_implicit_resolvers: ClassVar = {
+            first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT)]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.tag != _MERGED]
+            check_once(written, f" (from line {node.start_mark.line + 1} on)")
+            return node
+
+        def whole(self, node: Any) -> int:
+            text = self.construct_scalar(node).replace("_", "")
+            return int(text, 0 if re.match("[-+]?0[box]", text) else 10)
+
+    for tag, pattern, first in _NUMBERS:
+        Loader.add_implicit_resolver(tag, pattern, list(first))
+    Loader.add_constructor(_INT, Loader.whole)
+    return Loader
+
+
+@functools.cache
+def _dumper() -> Any:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Puts texts into quotes which YAML 1.1 or 1.2 would take for numbers."""
+
+    for tag, pattern, first in _NUMBERS:
+        Dumper.add_implicit_resolver(tag, pattern, list(first))
+    return Dumper
