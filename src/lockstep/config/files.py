@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from lockstep.config.algorithms import CLIPPED
 from lockstep.config.keys import FREE, FREE_NAMES, LEAVES
+from lockstep.config.redact import shown_value
 from lockstep.config.switches import Switch, read_switch, switch_named
 from lockstep.config.words import ALIASES, VALUES, plain
 from lockstep.config.yaml_text import check_once, read_yaml, write_yaml
@@ -35,7 +36,8 @@ def read_file(path: Path) -> dict[str, Any]:
     """Reads a YAML, JSON or TOML config file; keys may be nested or dotted.
 
     Raises:
-        ValueError: the file is missing, of another kind, or doesn't parse; one line that says so.
+        ValueError: the file is missing, of another kind, doesn't parse, or gives a setting twice; one line that says
+            so.
     """
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []
@@ -52,17 +54,33 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: can't be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a config is a mapping of keys to values, not {type(values).__name__}")
-    return nested(values)
+    try:
+        return nested(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
-def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turns dotted keys into nested dicts, and aliases, at the top or in their section, into what they stand for.
 
     Raises:
-        ValueError: a switch and the setting that it stands for are both given, and differ; one line.
+        ValueError: a setting is given under two names, or beside a switch that stands for it, and both differ; one
+            line.
+    """
+    switches: list[Switch] = []
+    out = _nested(values, "", {}, switches)
+    add_switches(out, switches)
+    return out
+
+
+def _nested(
+    values: Mapping[str, Any], prefix: str, said: dict[str, tuple[str, Any]], switches: list[Switch]
+) -> dict[str, Any]:
+    """Does so below a prefix, but for switches, which are added to their list.
+
+    ``said`` has what was given before, by its path: under which name, and the value.
     """
     out: dict[str, Any] = {}
-    switches: list[Switch] = []
     for key, value in values.items():
         name = str(key).replace("-", "_")
         word = switch_named(prefix + name) if isinstance(value, bool) else None
@@ -72,29 +90,40 @@ def nested(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             continue
         path = _unaliased(name, prefix)
         if isinstance(value, dict) and prefix + path not in FREE:
-            path, found = name, nested(value, f"{prefix}{name}.")
+            path, found = name, _nested(value, f"{prefix}{name}.", said, switches)
         else:
             found = in_our_words(prefix + path, value)
+            _check_alone(prefix + path, prefix + name, found, said)
         merge(out, nest(path.split("."), found))
-    add_switches(out, switches, prefix)
     return out
 
 
-def add_switches(settings: dict[str, Any], switches: Sequence[Switch], prefix: str = "") -> None:
-    """Adds what switches say to the settings below ``prefix`` that were given beside them, in place.
+def _check_alone(path: str, name: str, value: Any, said: dict[str, tuple[str, Any]]) -> None:
+    """Refuses a setting that was given before under another name, and is another."""
+    before, other = said.setdefault(path, (name, value))
+    if str(other) != str(value) and not _are_equal_numbers(other, value):
+        given = f"{name} {shown_value(value, path)} given together with {before} {shown_value(other, path)}"
+        raise ValueError(f"{given}; give one")
+
+
+def _are_equal_numbers(first: Any, second: Any) -> bool:
+    return isinstance(first, int | float) and isinstance(second, int | float) and first == second
+
+
+def add_switches(settings: dict[str, Any], switches: Sequence[Switch]) -> None:
+    """Adds what switches say to the settings that were given beside them, in place.
 
     Raises:
         ValueError: a switch and a setting say two things; one line.
     """
     for switch in switches:
-        path = switch.path.removeprefix(prefix)
-        section, name = _section(settings, path), path.rpartition(".")[2]
-        if not path:
+        if not switch.path:
             continue
+        section, name = _section(settings, switch.path), switch.path.rpartition(".")[2]
         if name in section and not _agree(switch.value, section[name]):
             other = "none" if section[name] is None else section[name]
             raise ValueError(f"{switch.words} given together with {switch.path} {other}; give one")
-        merge(settings, nest(path.split("."), SPOKEN.get(switch.value, switch.value)))
+        merge(settings, nest(switch.path.split("."), SPOKEN.get(switch.value, switch.value)))
 
 
 def _agree(said: str, other: Any) -> bool:

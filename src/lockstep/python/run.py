@@ -265,8 +265,8 @@ class Run:
             ValueError: a setting would change what the run is a function of; one line.
         """
         callbacks, observe_only = settings.pop("callbacks", ()), settings.pop("observe_only", False)
+        settings |= {} if total_steps is None else {"total_steps": total_steps}
         asked = nested(settings) | {"resume": str(self.path)}
-        asked |= {} if total_steps is None else {"total_steps": total_steps}
         asked |= {"trust": True} if self._trust else {}
         given = with_objects(asked, self._given)
         return start(asked, given, lambda path: Run(path, given, self._trust), callbacks, observe_only)

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import FILE_SUFFIXES, lay_over, merge, nested, read_file
+from lockstep.config.files import FILE_SUFFIXES, lay_over, nested, read_file
 from lockstep.config.run import Config
 from lockstep.core.files import path_of
 from lockstep.python.environments import refusal, registered_here_alone
@@ -81,10 +81,6 @@ def train(
     asked = lay_over({}, _settings_of(config))
     if seeds is not None:
         asked.pop("seed", None)  # as a run's config has one
-    lay_over(asked, nested(settings))
-    if env is not None:
-        merge(asked, {"env": {"id": given[0].id if given else str(env)}})
-    given = with_objects(asked, given)
     options = {"engine": engine, "nproc": nproc, "quiet": quiet or None, "name": name}
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
         seeds = ",".join(map(str, seeds))
@@ -94,7 +90,11 @@ def train(
     options |= {
         key: None if value is None else path_of(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
     }
-    merge(asked, {key: value for key, value in options.items() if value is not None})
+    if env is not None:
+        settings["env.id"] = given[0].id if given else str(env)
+    options = {key: value for key, value in options.items() if value is not None}
+    lay_over(asked, nested(settings | options))
+    given = with_objects(asked, given)
     try:
         return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
     except ValueError as error:
