@@ -72,3 +72,15 @@ def test_a_printed_config_reads_the_same(request_of, tmp_path):
     config = request_of(f"env.kwargs: {kwargs}\nlr: 1e-5\ntotal_steps: 1e6").config
     (tmp_path / "b.yaml").write_text(config_text(config))
     assert read_request([str(tmp_path / "b.yaml")]).config == config
+
+
+@pytest.mark.parametrize("text", ["off", "'off'", "OFF", "no", "false"])
+def test_off_is_a_value_where_there_is_one(request_of, text):
+    found = request_of(f"ppo.advantage_normalization: {text}\nquiet: yes\nlog: {{tensorboard: off}}")
+    assert found.config.ppo.advantage_normalization == "off"
+    assert (found.options.quiet, found.config.log.tensorboard) == (True, False)
+
+
+def test_on_isn_t(request_of):
+    with pytest.raises(ValueError, match=r"ppo\.advantage_normalization: True: a number or text is wanted"):
+        request_of("ppo: {advantage_normalization: on}")

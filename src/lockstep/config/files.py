@@ -6,6 +6,7 @@ import copy
 import difflib
 import json
 import tomllib
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from lockstep.config.yaml_text import check_once, read_yaml, write_yaml
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 SPOKEN = {"true": True, "false": False, "none": None}
 """What words of the command line are in a file."""
+OFF = "off"
+"""A value of some settings; in YAML it is false."""
 
 
 def _json(text: str) -> Any:
@@ -140,7 +143,9 @@ def _unaliased(name: str, prefix: str) -> str:
 
 
 def in_our_words(path: str, value: Any) -> Any:
-    """Replaces a value that goes by another name elsewhere: ``precision: amp``."""
+    """Replaces a value that goes by another name elsewhere: ``precision: amp``, and YAML's false, which is ``off``."""
+    if value is False and path in LEAVES and OFF in typing.get_args(LEAVES[path].annotation):
+        return OFF
     return VALUES.get(path, {}).get(value, value) if isinstance(value, str) else value
 
 
