@@ -67,8 +67,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turns dotted keys into nested dicts, and aliases, at the top or in their section, into what they stand for.
 
     Raises:
-        ValueError: a setting is given under two names, or beside a switch that stands for it, and both differ; one
-            line.
+        ValueError: a setting is given under two names, or beside a switch that stands for it, and both differ, or a
+            key is no text; one line.
     """
     switches: list[Switch] = []
     out = _nested(values, "", {}, switches)
@@ -97,6 +97,7 @@ def _nested(
         else:
             found = in_our_words(prefix + path, value)
             _check_alone(prefix + path, prefix + name, found, said)
+            _check_keys(prefix + path, found)
         merge(out, nest(path.split("."), found))
     return out
 
@@ -107,6 +108,18 @@ def _check_alone(path: str, name: str, value: Any, said: dict[str, tuple[str, An
     if str(other) != str(value) and not _are_equal_numbers(other, value):
         given = f"{name} {shown_value(value, path)} given together with {before} {shown_value(other, path)}"
         raise ValueError(f"{given}; give one")
+
+
+def _check_keys(path: str, value: Any) -> None:
+    """Refuses keys that a run, whose config is JSON, would be given as texts when it is resumed, or on other ranks."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{path}: key {key!r} is {type(key).__name__}; keys are text, {str(key)!r}")
+            _check_keys(f"{path}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(path, inner)
 
 
 def _are_equal_numbers(first: Any, second: Any) -> bool:

@@ -114,7 +114,7 @@ def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict
     if config is None:
         return {}
     if isinstance(config, Config):
-        return config.model_dump(mode="json", exclude_unset=True)
+        return nested(config.model_dump(exclude_unset=True))
     found = nested(config) if isinstance(config, Mapping) else read_file(Path(config))
     if isinstance(found.get("env"), str):
         found["env"] = {"id": found["env"]}
