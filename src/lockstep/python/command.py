@@ -32,6 +32,8 @@ READ_SECONDS = 2.0
 """How long what a command has printed may take to be read, once it has ended and somebody else may hold its output."""
 STOPPED = range(129, 160)
 """Exit statuses of a command that a signal stopped."""
+KEPT = 1000
+"""Characters of standard error that are kept, of which a message shows some."""
 NEEDED = ("lockstep", "numpy", "pydantic")
 """What processes import that look at ``LOCKSTEP_PATH`` then."""
 
@@ -70,8 +72,8 @@ def run_command(
         errors="replace",  # of what an environment prints, which a full pipe would stop
         start_new_session=True,  # Ctrl-C is this process's to pass on
     )
-    errors: list[str] = []
-    pumps = [_pump(process.stderr, lambda line: _show_error(line, errors))]
+    errors = _Errors()
+    pumps = [_pump(process.stderr, errors.show)]
     if process.stdout is not None:
         pumps.append(_pump(process.stdout, lambda line: say(line.removesuffix("\n"), sys.stdout)))
     interrupted = False
@@ -94,7 +96,7 @@ def run_command(
     code = process.returncode
     if code == 0 or code in STOPPED:
         return code
-    message = said_error("".join(errors), code)
+    message = said_error(errors.why, code)
     raise ValueError(message) if code == EXIT_USER_ERROR else RunError(message)
 
 
@@ -126,10 +128,23 @@ def _is_terminal(stream: IO[str]) -> bool:
     return False
 
 
-def _show_error(line: str, errors: list[str]) -> None:
-    """Shows a line of standard error, unless it is why the command fails, which is raised; keeps it in any case."""
-    errors.append(line)
-    if not line.startswith(ERROR_PREFIX):
+class _Errors:
+    """Shows what a command prints to standard error, and keeps of it what may say why it fails.
+
+    Attributes:
+        why: its last line that says so, else the end of all that it printed.
+    """
+
+    def __init__(self) -> None:
+        self.why, self._said = "", False
+
+    def show(self, line: str) -> None:
+        """Shows a line, unless it is why the command fails, which is raised."""
+        if line.startswith(ERROR_PREFIX):
+            self.why, self._said = line, True
+            return
+        if not self._said:
+            self.why = (self.why + line)[-KEPT:]
         say(line.removesuffix("\n"))
 
 
