@@ -115,7 +115,7 @@ def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict
         return {}
     if isinstance(config, Config):
         return nested(config.model_dump(exclude_unset=True))
-    found = nested(config) if isinstance(config, Mapping) else read_file(Path(config))
+    found = nested(config) if isinstance(config, Mapping) else read_file(Path(config).expanduser())
     if isinstance(found.get("env"), str):
         found["env"] = {"id": found["env"]}
     return found
