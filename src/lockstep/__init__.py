@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from lockstep.integrations.attach.attach import attach
     from lockstep.integrations.attach.companions import all_mean, normalize, shard_seed, stop_if
     from lockstep.integrations.attach.process_group import is_writer, join
-    from lockstep.policies.policy import load_policy
     from lockstep.python.callbacks import BaseCallback
+    from lockstep.python.policy import load_policy
     from lockstep.python.run import Run, load_run
     from lockstep.python.train import train
     from lockstep.training.losses import LossSample
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "lockstep.policies.policy": ("load_policy",),
+    "lockstep.python.policy": ("load_policy",),
     "lockstep.python.callbacks": ("BaseCallback",),
     "lockstep.python.run": ("Run", "load_run"),
     "lockstep.python.train": ("train",),

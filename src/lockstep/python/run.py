@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.config.files import nested
+from lockstep.config.files import merge, nested
 from lockstep.core.files import path_of
 from lockstep.core.temporary import temporary_directory
 from lockstep.policies.policy import Policy, load_policy
 from lockstep.python.command import run_command
 from lockstep.python.handed import Handed, handed_again, variables_for, with_objects
 from lockstep.python.start import start
+from lockstep.python.words import in_callers_words
 from lockstep.report.packages import check_installed
 from lockstep.runs.checkpoint import checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY
@@ -23,6 +24,7 @@ from lockstep.runs.finding import find_run, seeds_in
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
+from lockstep.runs.trust import code_in, names_in
 
 if TYPE_CHECKING:
     import pandas
@@ -39,14 +41,20 @@ class Run:
         path: the directory.
         given: its environment, network and loss, as far as they were objects that no name finds.
         trust: whether to import what it names, though this user hasn't trained with it.
+        named: what this process has trained it with, by name, and so may be imported wherever no list is kept of that.
 
     Attributes:
         path: the directory.
+        given: its environment, network and loss, as far as they were objects.
+        trust: whether what it names is imported in any case.
+        named: what this process has trained it with, by name.
     """
 
-    def __init__(self, path: Path, given: Sequence[Handed] = (), trust: bool = False) -> None:
-        self.path = path
-        self._given, self._trust = tuple(given), trust
+    def __init__(
+        self, path: Path, given: Sequence[Handed] = (), trust: bool = False, named: Collection[str] = ()
+    ) -> None:
+        self.path, self.given = path, tuple(given)
+        self.trust, self.named = trust, frozenset(named)
         self._policy: Policy | None = None
         self._policy_from: list[Path] = []
 
@@ -56,6 +64,22 @@ class Run:
     def __fspath__(self) -> str:
         """The directory, where a path is taken: ``lockstep.load_policy(run)``."""
         return str(self.path)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether what its config names may be imported: by ``trust``, or as this process has trained it with that."""
+        return self.trust or (bool(self.named) and self.named.issuperset(names_in(self.config)))
+
+    def resumed_with(self) -> dict[str, Any]:
+        """Settings by which it may import, when it is resumed, what it may here: nested, below all others."""
+        if self.trust:
+            return {"trust": True}
+        return code_in(self.config) if self.trusted else {}
+
+    @property
+    def network(self) -> type | None:
+        """The class of its network, if it was given as one."""
+        return next((each.given for each in self.given if each.key == "network.custom"), None)
 
     @property
     def config(self) -> Config:
@@ -111,7 +135,7 @@ class Run:
     @property
     def seeds(self) -> list[Run]:
         """The runs of a group of seeds, in the order of their seeds; empty of a single run."""
-        return [Run(path, self._given, self._trust) for path in seeds_in(self.path)]
+        return [Run(path, self.given, self.trust, self.named) for path in seeds_in(self.path)]
 
     @property
     def policy(self) -> Policy:
@@ -129,8 +153,9 @@ class Run:
 
         Arguments are :func:`lockstep.load_policy`'s.
         """
-        network = next((each.given for each in self._given if each.key == "network.custom"), None)
-        return load_policy(self.path, self._which(checkpoint), engine=engine, trust=self._trust, network=network)
+        which = self._which(checkpoint)
+        with in_callers_words():
+            return load_policy(self.path, which, engine=engine, trust=self.trusted, network=self.network)
 
     def _which(self, checkpoint: str | int | Path) -> str:
         """What a command calls a checkpoint; of a directory of this run's its name."""
@@ -163,9 +188,10 @@ class Run:
             RunError: an environment failed.
         """
         words = self._episodes_words("eval", episodes, seed, deterministic, checkpoint)
-        with temporary_directory() as directory, variables_for(self._given) as variables:
+        with temporary_directory() as directory, variables_for(self.given) as variables:
             file = directory / "episodes.json"
-            run_command([*words, "--json", str(file)], variables, quiet=True)
+            with in_callers_words():
+                run_command([*words, "--json", str(file)], variables, quiet=True)
             return json.loads(file.read_text())
 
     def record_video(
@@ -194,7 +220,7 @@ class Run:
             RunError: the environment failed, or the file can't be written.
         """
         words = self._episodes_words("play", episodes, seed, deterministic, checkpoint)
-        with variables_for(self._given) as variables:
+        with variables_for(self.given) as variables, in_callers_words():
             run_command([*words, "--video", str(out)], variables, quiet=True)
         return Path(out)
 
@@ -205,7 +231,7 @@ class Run:
         words = [command, str(self.path), "--episodes", str(episodes), "--checkpoint", self._which(checkpoint)]
         words += [] if seed is None else ["--seed", str(seed)]
         words += [] if deterministic else ["--stochastic"]
-        return words + (["--trust"] if self._trust else [])
+        return words + (["--trust"] if self.trusted else [])
 
     def export(
         self,
@@ -234,8 +260,8 @@ class Run:
             self._which(checkpoint),
             *(word for pair in files for word in pair),
         ]
-        words += ["--trust"] if self._trust else []
-        with variables_for(self._given) as variables:
+        words += ["--trust"] if self.trusted else []
+        with variables_for(self.given) as variables, in_callers_words():
             run_command(words, variables, quiet=True)
 
     def report(self, out: str | Path | None = None) -> Path:
@@ -266,10 +292,13 @@ class Run:
         """
         callbacks, observe_only = settings.pop("callbacks", ()), settings.pop("observe_only", False)
         settings |= {} if total_steps is None else {"total_steps": total_steps}
-        asked = nested(settings) | {"resume": str(self.path)}
-        asked |= {"trust": True} if self._trust else {}
-        given = with_objects(asked, self._given)
-        return start(asked, given, lambda path: Run(path, given, self._trust), callbacks, observe_only)
+        asked = merge(self.resumed_with(), nested(settings) | {"resume": str(self.path)})
+        given = with_objects(asked, self.given)
+
+        def run_at(path: Path, named: Collection[str]) -> Run:
+            return Run(path, given, self.trust, self.named.union(named))
+
+        return start(asked, given, run_at, callbacks, observe_only)
 
     @property
     def final_return(self) -> float:
@@ -290,7 +319,7 @@ def load_run(
     """Opens a run.
 
     Args:
-        run: name, run directory, or a :class:`Run`.
+        run: name, run directory, or a :class:`Run`, whose own objects and ``trust`` count where none are given here.
         runs_dir: where runs given by name lie.
         env: what makes its environment, if it was trained with an object that couldn't be imported; the object's own
             name and module may be others now. A run that finds its environment by an id takes that one alone.
@@ -309,4 +338,7 @@ def load_run(
         recorded = {"env.id": config.env.id, "network.custom": config.network.custom, "ppo.loss": config.ppo.loss}
         found = [handed_again(key, each, recorded[key], path) for key, each in again.items() if each is not None]
         given = [each for each in found if each is not None]
-    return Run(path.absolute(), given, trust)
+    if not isinstance(run, Run):
+        return Run(path.absolute(), given, trust)
+    kept = [each for each in run.given if each.key not in {new.key for new in given}]
+    return Run(path.absolute(), [*kept, *given], trust or run.trust, run.named)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from lockstep.runs.directory import writing
 from lockstep.runs.finding import find_run
 from lockstep.runs.making import default_name
 from lockstep.runs.mirror.place import split_url
+from lockstep.runs.trust import names_in
 from lockstep.training.audience import COMMAND_VARIABLE
 
 if TYPE_CHECKING:
@@ -34,13 +35,14 @@ CALLER = "lockstep.train"
 def start(
     asked: dict[str, Any],
     given: Sequence[Handed],
-    run_at: Callable[[Path], Run],
+    run_at: Callable[[Path, Collection[str]], Run],
     callbacks: Any,
     observe_only: bool,
 ) -> Run:
     """Runs ``lockstep train`` with nested settings, and answers it with callbacks.
 
-    ``given`` is what was given as objects, ``run_at`` makes a run of its directory; errors as :func:`lockstep.train`.
+    ``given`` is what was given as objects, ``run_at`` makes a run of its directory and
+    of the names of code and places that its config has; errors as :func:`lockstep.train`.
     """
     callbacks = checked_callbacks(callbacks)
     with contextlib.ExitStack() as stack:
@@ -56,7 +58,7 @@ def start(
                 raise ValueError(f"callbacks: with {count} seeds; train each seed by itself")
             path, asked["name"] = _place_of(request.options, request.config, stack)
             file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
-            run = run_at(path)
+            run = run_at(path, names_in(request.config))
             from_python = {**variables, COMMAND_VARIABLE: "null"}
             with Conversation(run, callbacks, observe_only, directory) as talk:
                 run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)

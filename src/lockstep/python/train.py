@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from lockstep.config.files import FILE_SUFFIXES, lay_over, nested, read_file
 from lockstep.config.run import Config
 from lockstep.core.files import path_of
 from lockstep.python.environments import refusal, registered_here_alone
-from lockstep.python.handed import Handed, handed, with_objects
+from lockstep.python.handed import handed, with_objects
 from lockstep.python.run import Run
 from lockstep.python.start import start
 
@@ -64,7 +64,8 @@ def train(
         KeyboardInterrupt: after a checkpoint was written.
         Exception: a callback's own, after a checkpoint was written.
     """
-    given: tuple[Handed, ...] = ()
+    again = resume if isinstance(resume, Run) else None
+    given, before = ((), frozenset[str]()) if again is None else (again.given, again.named)
     if "env" in settings and env is None:
         if not _is_section(settings["env"], config is not None or resume is not None):
             env = settings.pop("env")
@@ -75,10 +76,14 @@ def train(
             raise ValueError("config: given twice, as env as well; give the environment's id or what makes it as env")
         env, config = None, env
     elif callable(env):
-        given = (handed("env.id", env),)
+        made = handed("env.id", env)
+        given = (made, *(each for each in given if each.key != made.key))
+        settings["env.id"] = made.id
     elif not isinstance(env, str | Path | None):
         raise ValueError(refusal(env))
-    asked = lay_over({}, _settings_of(config))
+    if isinstance(env, str | Path):
+        settings["env.id"] = str(env)
+    asked = lay_over({} if again is None else again.resumed_with(), _settings_of(config))
     if seeds is not None:
         asked.pop("seed", None)  # as a run's config has one
     options = {"engine": engine, "nproc": nproc, "quiet": quiet or None, "name": name}
@@ -90,13 +95,15 @@ def train(
     options |= {
         key: None if value is None else path_of(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
     }
-    if env is not None:
-        settings["env.id"] = given[0].id if given else str(env)
     options = {key: value for key, value in options.items() if value is not None}
     lay_over(asked, nested(settings | options))
     given = with_objects(asked, given)
+
+    def run_at(path: Path, named: Collection[str]) -> Run:
+        return Run(path, given, bool(asked.get("trust")), before.union(named))
+
     try:
-        return start(asked, given, lambda path: Run(path, given, bool(asked.get("trust"))), callbacks, observe_only)
+        return start(asked, given, run_at, callbacks, observe_only)
     except ValueError as error:
         clearer = registered_here_alone(env, error)
         if clearer is None:

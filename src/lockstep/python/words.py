@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 from lockstep.config.keys import LEAVES, Leaf
 
@@ -14,6 +16,9 @@ NAME = re.compile(r"[\w./-]*[./\d-][\w./-]*|[A-Z]+")
 VALUE = re.compile(r"(?P<value>\d+-\d+|-?[\d._]+(?:e-?\d+)?|true|false|none|auto|max|[A-Z]+|[\w.]+:\w+)\b")
 NAMED = ("resume", "name", "runs_dir", "env.id", "checkpoint.mirror")
 LITERALS = {"true": "True", "false": "False", "none": "None"}
+METHODS = re.compile(r"^(?:argument )?--(checkpoint|episodes|onnx|seed|torch)\b:? ")
+"""The option that a command refuses, where a method that runs it has an argument of that name."""
+USAGE = re.compile(r" \(lockstep [a-z]+ --help\)$")
 SAME_SECTION = re.compile(r"\b(\w+)=dict\(([^()]*)\) \1=dict\(")
 
 
@@ -42,6 +47,18 @@ def in_python(message: str) -> str:
         argument = f"{name}={f'[{value}]' if leaf.kind == 'list' and values else value}"
         said += f"{section}=dict({argument})" if section else argument
     return SAME_SECTION.sub(r"\1=dict(\2, ", said + message[at:])
+
+
+@contextlib.contextmanager
+def in_callers_words() -> Iterator[None]:
+    """Has what a command or a policy refuses speak of arguments of the method that was called, not of options."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        if "--" in message:
+            error.args = (in_python(USAGE.sub("", METHODS.sub(r"\1: ", message))),)
+        raise
 
 
 def _leaf_of(option: str) -> tuple[Leaf | None, bool]:

@@ -28,6 +28,8 @@ OWN_REGISTRY = "lockstep.envs:lockstep/"
 """Begins the ids of the array environments as Gymnasium knows them; a registry, not a name of code."""
 TRUSTED = "trusted_names"
 LOG, MIRROR = "log.jsonl", "checkpoint.mirror"
+CODE = {"env.id", "env.kwargs", "network.custom", "network.custom_kwargs", "ppo.loss", "ppo.loss_kwargs"}
+"""Settings that may name what is imported; the others name places."""
 
 
 def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
@@ -53,6 +55,15 @@ def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
             found[place_of_service(config.log, service)] = f"log.{service}"
     if config.checkpoint.mirror is not None:
         found[config.checkpoint.mirror.rstrip("/")] = MIRROR
+    return found
+
+
+def code_in(config: Config) -> dict[str, Any]:
+    """Gives the settings in which a config names code, nested: who says them again has named it by hand."""
+    values, found = config.model_dump(mode="json"), dict[str, Any]()
+    for key in set(names_in(config).values()) & CODE:
+        section, _, name = key.partition(".")
+        found.setdefault(section, {})[name] = values[section][name]
     return found
 
 

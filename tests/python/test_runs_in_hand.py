@@ -1,0 +1,111 @@
+"""A ``Run`` keeps what it was handed and trained with, wherever it stands for its directory."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import handed_envs
+import pytest
+
+import lockstep
+
+SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
+
+
+def of_a_script(module: str, name: str) -> Any:
+    """A class as a script or a notebook has it, which no other process can import."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(Path(__file__).parents[1].joinpath("modules", f"{module}.py").read_text(), names)
+    return names[name]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def no_list(tmp_path, monkeypatch):
+    """An account that can keep no list of trusted names."""
+    (tmp_path / "account").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "account"))
+
+
+def test_what_this_process_has_trained_with_is_trusted_without_a_list(no_list):
+    run = lockstep.train("handed_envs:Counting", name="a", network={"custom": "users_nets:Tiny"}, **SMALL)
+    assert run.policy([0.0, 0.0]) in (0, 1)
+    assert lockstep.load_policy(run)([0.0, 0.0]) in (0, 1)
+    assert run.evaluate(1)["episodes"] == 1
+    assert run.resume(512, quiet=True).policy.global_step == 512
+    assert lockstep.train(resume=run, total_steps=768, quiet=True).policy.global_step == 768
+    for again in (lockstep.load_run(run.path), lockstep.load_run("a")):
+        with pytest.raises(ValueError, match=r"give trust=True$"):
+            _ = again.policy
+    with pytest.raises(ValueError, match=r"^env\.id: .* names handed_envs:Counting, .* give trust=True$"):
+        lockstep.load_policy(run.path)
+
+
+def test_a_config_that_names_something_else_by_now_is_refused(no_list):
+    run = lockstep.train("handed_envs:Counting", name="a", **SMALL)
+    theirs = lockstep.train("handed_envs:short", name="b", **SMALL)
+    shutil.copy(theirs.path / "config.json", run.path / "config.json")
+    for use in (lambda: run.policy, lambda: run.evaluate(1), lambda: run.resume(512)):
+        with pytest.raises(ValueError, match=r"names handed_envs:short, which would be imported"):
+            use()
+
+
+def test_a_run_stands_for_what_it_was_handed_too():
+    network = of_a_script("users_nets", "Tiny")
+    run = lockstep.train(of_a_script("handed_envs", "Counting"), name="a", network={"custom": network}, **SMALL)
+    assert (run.config.env.id, run.config.network.custom) == ("python:Counting", "python:Tiny")
+    observation = [0.5, 1.0]
+    expected = run.policy.value(observation)
+    assert lockstep.load_policy(run).value(observation) == expected
+    again = lockstep.load_run(run)
+    assert again.policy.value(observation) == expected
+    assert again.evaluate(1)["length_mean"] == 10
+    longer = lockstep.train(resume=run, total_steps=512, quiet=True)
+    assert longer.summary["global_step"] == 512
+    assert longer.evaluate(1)["length_mean"] == 10
+    counting = of_a_script("handed_envs", "Counting")
+    assert lockstep.train(counting, resume=longer, total_steps=528, quiet=True).policy.value(observation)
+
+
+def test_a_run_in_hand_may_be_given_others():
+    run = lockstep.train(of_a_script("handed_envs", "Counting"), name="a", **SMALL)
+    again = lockstep.load_run(run, env=handed_envs.Counting)
+    assert [each.given for each in again.given] == [handed_envs.Counting]
+    assert not again.trust
+    assert lockstep.load_run(lockstep.load_run(run, trust=True)).trust
+
+
+METHODS = {
+    "load_policy": lambda run: run.load_policy(),
+    "evaluate": lambda run: run.evaluate(1),
+    "record_video": lambda run: run.record_video("a.mp4"),
+    "export": lambda run: run.export(torch="a.pt2"),
+    "lockstep.load_policy": lockstep.load_policy,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_refusals_of_strangers_runs_name_an_argument(method):
+    run = lockstep.load_run(lockstep.train("handed_envs:Counting", name="a", trust=True, **SMALL).path)
+    with pytest.raises(ValueError, match=r"give trust=True$") as refusal:
+        METHODS[method](run)
+    assert "--" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda run: run.export(onnx="a.bin"), r"onnx: a\.bin must end in \.onnx"),
+        (lambda run: run.evaluate(0), "episodes: 0 is below 1"),
+        (lambda run: run.evaluate(seed="x"), "seed: invalid int value: 'x'"),
+    ],
+)
+def test_what_a_method_refuses_is_its_argument(use, said):
+    run = lockstep.train("CartPole-v1", name="a", **SMALL)
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        use(run)
