@@ -37,10 +37,16 @@ def _looked_at(config: EnvConfig) -> EnvDescription:
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), gymnasium.Space):
                 raise ValueError(f"env.id: {config.id} has no {name}; set self.{name} where it is made, to a space")
-        limit = env.spec.max_episode_steps if env.spec else None
-        return described(config, env.observation_space, env.action_space, limit)
+        return described(config, env.observation_space, env.action_space, _limit(env, config))
     finally:
         close_environment(env, config.id)
+
+
+def _limit(env: gymnasium.Env, config: EnvConfig) -> int | None:
+    """The most actions of an episode, each of which is several of the environment's own steps with a frame skip."""
+    steps = env.spec.max_episode_steps if env.spec else None
+    skip = config.atari.frame_skip if config.atari.enabled else config.frame_skip
+    return None if steps is None else -(-steps // skip)
 
 
 def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
