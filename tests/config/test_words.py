@@ -401,3 +401,13 @@ def test_an_environments_name_as_a_key_of_a_file_is_said(tmp_path):
     (tmp_path / "zoo.yml").write_text("CartPole-v1:\n  n_envs: 8\n")
     with pytest.raises(ValueError, match=r"CartPole-v1: the environment stands in a key of its own, env: CartPole-v1"):
         read_request([str(tmp_path / "zoo.yml")])
+
+
+def test_the_size_of_a_memory_gives_none_by_itself(tmp_path):
+    """What has memory there says so by its algorithm's name."""
+    said = "write --network.recurrent lstm --network.recurrent-size 64"
+    with pytest.raises(ValueError, match=f"^--lstm-hidden-size 64: {said}$"):
+        read_request(["CartPole-v1", "--lstm-hidden-size", "64"])
+    (tmp_path / "a.json").write_text(json.dumps({"env": "CartPole-v1", "lstm_hidden_size": 64}))
+    with pytest.raises(ValueError, match=f"lstm_hidden_size 64: {said}$"):
+        read_request([str(tmp_path / "a.json")])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.config.algorithms import PPOConfig
 from lockstep.config.run import Config, RunOptions
-from lockstep.config.sections import NetworkConfig
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.shards import uneven
 from lockstep.core.tree import Tree
 from lockstep.runs.checkpoint import POLICY
 from lockstep.training.session import TrainingSession, episodes_of_evaluation
+
+DEFAULTS = Config()
 
 
 def counted(number: int, noun: str) -> str:
@@ -91,16 +91,45 @@ def unread_settings(config: Config, discrete: bool) -> list[str]:
     ppo, network, found = config.ppo, config.network, list[str]()
 
     def tell(key: str, value: Any, why: str) -> None:
-        found.append(f"{key}: {value} changes nothing: {why}")
+        found.append(_unread(key, value, why))
 
     if config.algorithm == "ppo" and config.grpo.kl_coef:
         tell("grpo.kl_coef", config.grpo.kl_coef, "algorithm ppo has no reference policy; algorithm grpo has")
     if config.algorithm == "grpo" and network.shared:
-        tell("network.shared", "true", "algorithm grpo has no critic to share layers with")
-    if ppo.schedule != "adaptive" and ppo.desired_kl != PPOConfig().desired_kl:
+        tell("network.shared", True, "algorithm grpo has no critic to share layers with")
+    if ppo.schedule != "adaptive" and ppo.desired_kl != DEFAULTS.ppo.desired_kl:
         tell("ppo.desired_kl", ppo.desired_kl, f"ppo.schedule is {ppo.schedule}; adaptive follows it")
+    found += _sizes_of_nothing(config)
     if discrete and network.state_dependent_std:
-        tell("network.state_dependent_std", "true", "actions are discrete")
-    if discrete and network.log_std_init != NetworkConfig().log_std_init:
+        tell("network.state_dependent_std", True, "actions are discrete")
+    if discrete and network.log_std_init != DEFAULTS.network.log_std_init:
         tell("network.log_std_init", network.log_std_init, "actions are discrete")
     return found
+
+
+def _sizes_of_nothing(config: Config) -> list[str]:
+    """Lists sizes and limits that were set of parts which the run doesn't have."""
+    memory = (
+        None if config.network.recurrent else "networks have no memory; network.recurrent lstm or gru gives them one"
+    )
+    groups = None if config.algorithm == "grpo" else "algorithm ppo has no groups; algorithm grpo has"
+    normalize = config.normalize
+    absent = {
+        "network.recurrent_size": memory,
+        "network.sequence_length": memory,
+        "normalize.clip_observations": None if normalize.observations else "normalize.observations is off",
+        "normalize.clip_rewards": None if normalize.returns else "normalize.returns is off",
+        "grpo.group_size": groups,
+        "grpo.normalize_std": groups,
+    }
+    found = []
+    for key, why in absent.items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(config, section), name)
+        if why is not None and value != getattr(getattr(DEFAULTS, section), name):
+            found.append(_unread(key, value, why))
+    return found
+
+
+def _unread(key: str, value: Any, why: str) -> str:
+    return f"{key}: {str(value).lower() if isinstance(value, bool) else value} changes nothing: {why}"
