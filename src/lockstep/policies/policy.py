@@ -17,7 +17,7 @@ from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.networks.spec import carry_size
-from lockstep.policies.rows import action_rows, checked_rows, item_of, native_batch, on_host, part_shapes, random_rows
+from lockstep.policies.rows import action_rows, native_batch, observation_rows, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.finding import find_run
@@ -87,15 +87,16 @@ class Policy:
         Args:
             observation: of the environment's space, or with one leading batch axis (of every part of a Dict).
             deterministic: the most likely action, else a sample.
-            action_mask: which actions are allowed, where the environment gives that apart from its observations;
-                None: all.
+            action_mask: which actions are allowed, where the environment gives that apart from its observations: of
+                several indices one after another, or a tuple of arrays; one for all, or for each; None: all.
 
         Returns:
             What ``env.step`` takes: an int, or an array of the action's shape within its bounds; for a batch an array
             of them.
 
         Raises:
-            ValueError: the observation has another shape than the environment's.
+            ValueError: the observation has another shape than the environment's, or parts of a batch, or masks, are not
+                equally many.
         """
         rows, single = self._rows(observation, action_mask)
         before = self.recurrent_state(len(rows))
@@ -253,23 +254,7 @@ class Policy:
 
     def _rows(self, observation: Any, action_mask: Any) -> tuple[np.ndarray, bool]:
         """Observation rows ``[n, width]``, and whether there was a single observation."""
-        leaf = next(x for x in self.observation.leaves if x.kind != "mask")
-        shape = part_shapes(self.observation, observation)[leaf.name]
-        if shape != leaf.shape and shape[1:] != leaf.shape:
-            raise ValueError(
-                f"observation of shape {shape}; this policy takes {leaf.shape} or a batch (n, {leaf.shape})"
-            )
-        observation = on_host(observation)
-        masks = np.ones(self.action.outputs) if action_mask is None else np.asarray(on_host(action_mask))
-        if shape == leaf.shape:
-            return checked_rows(self.observation, self.action, self.observation.encode(observation, masks)[None]), True
-        if shape[0] == 0:
-            return self.observation.zeros(0), False
-        encoded = [
-            self.observation.encode(item_of(observation, n), masks if masks.ndim == 1 else masks[n])
-            for n in range(shape[0])
-        ]
-        return checked_rows(self.observation, self.action, np.stack(encoded)), False
+        return observation_rows(self.observation, self.action, observation, action_mask)
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Actions as :class:`lockstep.envs.host_envs.Buffers` takes them, of observation rows ``[rows, width]``."""

@@ -94,6 +94,83 @@ def part_shapes(layout: ObservationLayout, observation: Any) -> dict[str, tuple[
     return shapes
 
 
+def observation_rows(
+    layout: ObservationLayout, action: ActionLayout, observation: Any, mask: Any
+) -> tuple[np.ndarray, bool]:
+    """Gives rows ``[n, width]`` of one observation, or of a batch, and whether it was a single one.
+
+    Args:
+        layout: how observations lie in rows.
+        action: what actions are.
+        observation: of a user's, also in tensors.
+        mask: which actions are allowed: of several indices one after another, or a tuple of arrays; one for all, or for
+            each; None: all.
+
+    Raises:
+        ValueError: it isn't what the environment gives, or parts or masks of a batch are not equally many; one line.
+    """
+    count = _batch_size(layout, observation)
+    observation, masks = on_host(observation), _masks(action, mask, count)
+    if count is None:
+        return checked_rows(layout, action, layout.encode(observation, masks)[None]), True
+    if count == 0:
+        return layout.zeros(0), False
+    encoded = [layout.encode(item_of(observation, n), masks if masks.ndim == 1 else masks[n]) for n in range(count)]
+    return checked_rows(layout, action, np.stack(encoded)), False
+
+
+def _batch_size(layout: ObservationLayout, observation: Any) -> int | None:
+    """Counts the observations of a batch; None of a single one."""
+    shapes = part_shapes(layout, observation)
+    leaf = next(x for x in layout.leaves if x.kind != "mask")
+    shape = shapes[leaf.name]
+    if shape == leaf.shape:
+        return None
+    if shape[1:] != leaf.shape:
+        raise ValueError(f"observation of shape {shape}; this policy takes {leaf.shape} or a batch (n, {leaf.shape})")
+    other = next((name for name, each in shapes.items() if each[:1] != shape[:1]), None)
+    if other is not None:
+        raise ValueError(
+            f"observation: part {other!r} is of shape {shapes[other]} and part {leaf.name!r} of {shape}; a batch has "
+            "equally many of each"
+        )
+    return shape[0]
+
+
+def _masks(action: ActionLayout, mask: Any, count: int | None) -> np.ndarray:
+    """Gives masks as one for all observations, ``[choices of all indices]``, or one for each, ``[count, …]``."""
+    if mask is None:
+        return np.ones(action.outputs)
+    try:
+        rows = _one_after_another(action, on_host(mask))
+    except ValueError:
+        raise ValueError(
+            f"action_mask: its parts don't fit together; needed are {action.outputs} numbers, or arrays of "
+            f"{action.choices}, for one or for each observation"
+        ) from None
+    if count and rows.ndim != 1 and len(rows) != count:
+        raise ValueError(f"action_mask: {len(rows)} masks for {count} observations; give one for all, or one for each")
+    return rows
+
+
+def _one_after_another(action: ActionLayout, mask: Any) -> np.ndarray:
+    """Joins the arrays of a mask that has one for each index, or those of several such masks."""
+    if len(action.choices) > 1 and isinstance(mask, tuple | list):
+        if [(_shape(part) or ())[-1:] for part in mask] == [(number,) for number in action.choices]:
+            return np.concatenate([np.asarray(part) for part in mask], -1)
+        if _shape(mask) is None:
+            return np.stack([_one_after_another(action, each) for each in mask])
+    return np.asarray(mask)
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array, or of a nested list; None of one whose parts are of several lengths."""
+    try:
+        return np.shape(value)
+    except ValueError:
+        return None
+
+
 def on_host(value: Any) -> Any:
     """Gives tensors of PyTorch's, also inside dicts and tuples, as arrays: those of a graph or a GPU, and bfloat16."""
     if isinstance(value, Mapping):
