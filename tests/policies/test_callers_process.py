@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from command_line import CARTPOLE
 from torch import nn
 
 import lockstep
+from lockstep.torch_engine.policy import as_in_training
 
 ENGINES = ("torch", "jax")
 SETTINGS = {
@@ -55,6 +57,27 @@ def test_settings_of_the_callers_decide_nothing_and_stay(run, request):
     assert said(policy) == expected
     assert policy.to_torch().action_first.device.type == "cpu"
     assert now() == before
+
+
+def test_two_threads_leave_each_other_what_they_compute_with(callers):
+    """The one that came second saw what the first had set, and lost it when that one left."""
+    before, found = callers(), []
+    entered, left = threading.Event(), threading.Event()
+
+    def second():
+        with as_in_training(1):
+            entered.set()
+            left.wait()
+            found.append((torch.get_num_threads(), torch.get_default_dtype()))
+
+    with as_in_training(1):
+        other = threading.Thread(target=second)
+        other.start()
+        entered.wait(0.5)  # which it doesn't before this one has left
+    left.set()
+    other.join()
+    assert found == [(1, torch.float32)]
+    assert callers() == before
 
 
 class Branching(nn.Module):

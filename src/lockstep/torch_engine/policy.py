@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,27 +17,27 @@ from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.state import POLICY, make_net
 
+_SWITCHED = threading.RLock()
+"""Is held while PyTorch computes otherwise than the caller has it, which is so for all threads of the process."""
+
 
 @contextlib.contextmanager
 def as_in_training(threads: int) -> Iterator[None]:
     """Has PyTorch compute with so many threads, in float32 and on the CPU by default; then as the caller has it."""
-    before, dtype, elsewhere = (
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-        torch.get_default_device().type != "cpu",
-    )
-    if threads != before:
-        torch.set_num_threads(threads)
-    if dtype != torch.float32:
-        torch.set_default_dtype(torch.float32)
-    try:
-        with torch.device("cpu") if elsewhere else contextlib.nullcontext():
-            yield
-    finally:
-        if dtype != torch.float32:
-            torch.set_default_dtype(dtype)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_SWITCHED)
+        before, dtype = torch.get_num_threads(), torch.get_default_dtype()
+        if threads == before and dtype == torch.float32:
+            stack.close()
         if threads != before:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads)
+            stack.callback(torch.set_num_threads, before)
+        if dtype != torch.float32:
+            torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, dtype)
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        yield
 
 
 class PolicyFunction:
