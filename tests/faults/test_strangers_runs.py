@@ -129,6 +129,15 @@ def test_a_log_elsewhere_is_not_written(theirs, tmp_path):
     assert (tmp_path / "mine").read_text() == "precious\n"
 
 
+def test_a_policy_is_taken_without_what_training_alone_uses(theirs, tmp_path):
+    log = {"wandb": True, "project": "theirs", "jsonl": str(tmp_path / "mine")}
+    path = theirs(log=log, checkpoint={"mirror": "memory://theirs"}, total_steps=2048)
+    assert library.load_policy(path)([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+    assert lockstep("eval", path, "--episodes", 1, cwd=tmp_path).code == 0
+    assert not (tmp_path / "mine").exists()
+    assert "names " in error_line(lockstep("train", "--resume", path, cwd=tmp_path))
+
+
 def test_its_config_says_nothing_of_how_another_run_is_started(theirs, tmp_path):
     path = theirs(trust=True, env=popen(tmp_path))
     message = error_line(lockstep("train", path, cwd=tmp_path))

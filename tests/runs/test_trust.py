@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.runs.trust import (
+    OF_TRAINING,
     check_trusted,
     names_in,
     remember_names,
@@ -72,6 +73,22 @@ def test_services_that_would_be_sent_to_are_names_too(tmp_path):
     assert "names wandb:them/p, to which metrics would be sent" in refusal(theirs, tmp_path)
     remember_names(theirs)
     check_trusted(theirs, tmp_path)
+
+
+def test_what_training_alone_uses_may_be_left_out(tmp_path):
+    services = {"wandb": True, "trackio": True, "mlflow": True, "entity": "them"}
+    theirs = config_of(
+        log=services | {"jsonl": "/etc/passwd"}, checkpoint={"mirror": "s3://x"}, ppo={"loss": "losses:mine"}
+    )
+    assert len(names_in(theirs)) == 6
+    assert not names_in(theirs, OF_TRAINING)
+    check_trusted(theirs, tmp_path, unused=OF_TRAINING)
+
+
+def test_a_place_that_is_left_out_hides_no_code_of_that_name(tmp_path):
+    theirs = config_of(env="wandb:them", log={"wandb": True, "entity": "them"})
+    assert names_in(theirs, OF_TRAINING) == {"wandb:them": "env.id"}
+    assert "env.id: " in refusal(theirs, tmp_path, unused=OF_TRAINING)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from lockstep.policies.rows import action_rows, native_batch, observation_rows, 
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.finding import find_run
-from lockstep.runs.trust import trusted_config
+from lockstep.runs.trust import OF_TRAINING, trusted_config
 
 ENGINES = ("torch", "jax")
 NORMALIZER_PREFIX = "normalizers/observations."
@@ -318,7 +318,7 @@ def load_policy(
             with, or the engine can't compute it; one line.
     """
     path, which = find_run(path_of(run), str(runs_dir))
-    config = trusted_config(path, trust, unused=("ppo.loss",))  # which is for training
+    config = trusted_config(path, trust, unused=OF_TRAINING)
     if network is not None and not is_wanted_again("network.custom", network, config.network.custom, path):
         network = None
     asked = str(checkpoint)

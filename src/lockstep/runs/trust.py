@@ -30,6 +30,8 @@ TRUSTED = "trusted_names"
 LOG, MIRROR = "log.jsonl", "checkpoint.mirror"
 CODE = {"env.id", "env.kwargs", "network.custom", "network.custom_kwargs", "ppo.loss", "ppo.loss_kwargs"}
 """Settings that may name what is imported; the others name places."""
+OF_TRAINING = ("ppo.loss", LOG, MIRROR, *(f"log.{service}" for service in SERVICES))
+"""Settings whose names nothing but training reads."""
 
 
 def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
@@ -48,14 +50,21 @@ def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
         for text in _texts(value):
             if not (NO_NAME.fullmatch(text) or text.startswith(OWN_REGISTRY)):
                 found.setdefault(text, key)
+    for name, key in _places_in(config):
+        if key not in unused:
+            found[name] = key
+    return found
+
+
+def _places_in(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields the file to write, and the places to send to, with the keys that name them."""
     if config.log.jsonl is not None:
-        found[os.path.abspath(config.log.jsonl)] = LOG
+        yield os.path.abspath(config.log.jsonl), LOG
     for service in SERVICES:
         if getattr(config.log, service):
-            found[place_of_service(config.log, service)] = f"log.{service}"
+            yield place_of_service(config.log, service), f"log.{service}"
     if config.checkpoint.mirror is not None:
-        found[config.checkpoint.mirror.rstrip("/")] = MIRROR
-    return found
+        yield config.checkpoint.mirror.rstrip("/"), MIRROR
 
 
 def code_in(config: Config) -> dict[str, Any]:
