@@ -1,5 +1,6 @@
 """What a mirror shows is whole at every moment, whatever fails; and what fails is tried again, and said."""
 
+import errno
 import itertools
 import json
 import shutil
@@ -10,7 +11,7 @@ from command_line import wait_until
 from mirror_places import MemoryPlace, add_step, content_of, files_of, make_run, mirror_of, problem_on
 
 from lockstep.runs.checkpoint_writer import write_directory
-from lockstep.runs.mirror import copier
+from lockstep.runs.mirror import copier, held
 from lockstep.runs.mirror.copier import LeaseLostError
 from lockstep.runs.mirror.lease import Lease
 from lockstep.runs.mirror.place import MirrorError
@@ -156,6 +157,97 @@ def test_the_last_checkpoint_stays_until_there_is_another(run, place):
     add_step(run, 3)
     mirror.copy()
     assert place.steps() == [3]
+
+
+@pytest.mark.parametrize("most_bytes", [held.MOST_BYTES, 0], ids=["in memory", "by links"])
+def test_a_run_that_commits_and_prunes_faster_than_it_is_copied_is_mirrored_on(run, place, monkeypatch, most_bytes):
+    """Each write takes longer than the run does for its next checkpoint; the best one is an older one."""
+    monkeypatch.setattr(held, "MOST_BYTES", most_bytes)
+    steps = itertools.count(3)
+
+    def train(kind, name):
+        assert problem_on(place) is None
+        if kind == "write":
+            newest = next(steps)
+            add_step(run, newest)
+            shutil.rmtree(run / "checkpoints" / f"step_{newest - 1}")
+
+    place.after = train
+    mirror, newest = mirror_of(run, place), 0
+    for _ in range(4):
+        mirror.copy()
+        assert place.steps()[0] == 1
+        assert place.steps()[-1] > newest
+        newest = place.steps()[-1]
+        assert mirror.step == newest
+    place.after = lambda kind, name: None
+    mirror.copy()
+    assert place.steps() == [1, next(steps) - 1]
+    assert {name: c for name, c in place.files.items() if name != "writer.json"} == content_of(run)
+
+
+def test_one_that_is_gone_before_it_is_held_has_a_newer_one_after_it(run, place, monkeypatch):
+    looked = []
+
+    def found(path):
+        if not looked:
+            add_step(run, 3)
+            shutil.rmtree(run / "checkpoints" / "step_2")
+        looked.append(path.name)
+        return find(path)
+
+    find = held.found
+    monkeypatch.setattr(held, "found", found)
+    mirror_of(run, place).copy()
+    assert looked[0] == "step_2"
+    assert place.steps() == [1, 3]
+
+
+@pytest.mark.parametrize("gone", ["links", "one of them"])
+def test_what_is_held_by_links_is_read_where_it_was_if_somebody_tidies_up(run, place, monkeypatch, gone):
+    monkeypatch.setattr(held, "MOST_BYTES", 0)
+
+    def tidy(kind, name):
+        for links in (run / "checkpoints").glob(".step_*.tmp"):
+            shutil.rmtree(links) if gone == "links" else (links / "policy.safetensors").unlink(missing_ok=True)
+
+    place.after = tidy
+    mirror_of(run, place).copy()
+    assert place.steps() == [1, 2]
+    assert [path.name for path in (run / "checkpoints").glob(".*")] == []
+
+
+def test_where_no_file_has_two_names_what_is_held_is_in_memory(run, place, monkeypatch):
+    monkeypatch.setattr(held, "MOST_BYTES", 0)
+
+    def refuse(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    def train(kind, name):
+        if name == "config.json":
+            add_step(run, 3)
+            shutil.rmtree(run / "checkpoints" / "step_2")
+
+    monkeypatch.setattr(held.os, "link", refuse)
+    place.after = train
+    mirror_of(run, place).copy()
+    assert place.steps() == [1, 2]
+    assert [path.name for path in (run / "checkpoints").glob(".*")] == []
+
+
+def test_a_checkpoint_after_what_the_run_has_gone_on_from_goes(run, place):
+    mirror = mirror_of(run, place)
+    mirror.copy()
+    shutil.rmtree(run / "checkpoints" / "step_2")
+    (run / "metrics.jsonl").write_text('{"iteration": 1, "global_step": 1}\n')
+    mirror.copy()
+    assert place.steps() == [1]
+
+
+def test_a_stranger_directory_with_a_checkpoints_name_holds_nothing_up(run, place):
+    (run / "checkpoints" / "step_9").mkdir()
+    mirror_of(run, place).copy()
+    assert place.steps() == [1, 2]
 
 
 # ---- failures

@@ -12,9 +12,10 @@ from typing import Any
 
 from lockstep.core.files import replace_text
 from lockstep.core.process import say
-from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, manifest_of, step_of
+from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, OWN_NAMES, SUMMARY, WANDB
 from lockstep.runs.mirror.fetch import steps_on
+from lockstep.runs.mirror.held import Held, found, holding
 from lockstep.runs.mirror.lease import LEASE, Lease
 from lockstep.runs.mirror.place import MirrorError, Place, one_line
 
@@ -168,11 +169,14 @@ class Mirror:
             raise
 
     def _copy(self) -> None:
-        committed = checkpoints_in(self._run / CHECKPOINTS)  # before the logs are read: all have their rows there
-        for name in sorted(self._files(), key=lambda name: name != CONFIG):
-            self._copy_file(name)
-        for path in committed:
-            self._copy_checkpoint(path)
+        with holding(self._run / CHECKPOINTS, self._manifests) as (
+            committed,
+            newest,
+        ):  # all have their rows in the logs
+            for name in sorted(self._files(), key=lambda name: name != CONFIG):
+                self._copy_file(name)
+            for path in committed:
+                self._copy_checkpoint(newest if newest is not None and newest.path == path else found(path))
         self._remove_gone()
 
     def _files(self) -> list[str]:
@@ -203,37 +207,38 @@ class Mirror:
         if self._there is not None:
             self._there.add(name)
 
-    def _copy_checkpoint(self, path: Path) -> None:
-        """Copies a checkpoint that isn't there yet; one that is removed meanwhile was too old."""
-        folder = f"{CHECKPOINTS}/{path.name}"
-        manifest = manifest_of(path)
-        if manifest is None or self._there is None:
+    def _copy_checkpoint(self, one: Held | None) -> None:
+        """Copies a checkpoint that isn't there yet; one that isn't held, and is removed meanwhile, was too old."""
+        if one is None or self._there is None or self._manifests.get(one.path.name) == one.manifest:
             return
+        folder = f"{CHECKPOINTS}/{one.path.name}"
         try:
-            text = (path / MANIFEST).read_bytes()
-            if self._manifests.get(path.name) == text:
-                return
             if f"{folder}/{MANIFEST}" in self._there:
-                if self._place.read(f"{folder}/{MANIFEST}") == text:
-                    self._manifests[path.name] = text
+                if self._place.read(f"{folder}/{MANIFEST}") == one.manifest:
+                    self._manifests[one.path.name] = one.manifest
                     return
                 self._place.remove([f"{folder}/{MANIFEST}"])
-            for name, digest in manifest["files"].items():
-                content = (path / name).read_bytes()
+            for name, digest in one.files.items():
+                content = one.read(name)
                 if hashlib.sha256(content).hexdigest() != digest:
                     return  # damaged here, or replaced just now
                 self._there.add(f"{folder}/{name}")
                 self._place.write(f"{folder}/{name}", content)
         except FileNotFoundError:
             return
-        self._place.write(f"{folder}/{MANIFEST}", text)
+        self._place.write(f"{folder}/{MANIFEST}", one.manifest)
         self._there.add(f"{folder}/{MANIFEST}")
-        self._manifests[path.name] = text
+        self._manifests[one.path.name] = one.manifest
 
     def _remove_gone(self) -> None:
-        """Removes what isn't in the run's directory any more, of checkpoints the manifests first."""
+        """Removes what isn't in the run's directory any more, of checkpoints the manifests first.
+
+        The newest checkpoint goes when a newer one is there, or comes after what the run has gone on from.
+        """
         assert self._there is not None
-        here = {path.name for path in checkpoints_in(self._run / CHECKPOINTS)}
+        steps = {path.name: step_of(path) or 0 for path in checkpoints_in(self._run / CHECKPOINTS)}
+        newest = max(steps_on(sorted(self._there)), default=0)
+        here = {*steps, f"step_{newest}"} if newest < max(steps.values(), default=0) else set(steps)
         gone = {name for name in self._there if name.startswith(f"{CHECKPOINTS}/") and name.split("/")[1] not in here}
         kept = set(self._files()) | ({SUMMARY} if (self._run / SUMMARY).is_file() else set())
         owned = {n for n in self._there if n.split("/")[0] in OWN_NAMES - {CHECKPOINTS, WANDB}}
