@@ -1,16 +1,23 @@
 """A run's place on a mirror, and the right to write there: on an S3 server, in a directory, and with nobody's clock."""
 
+from __future__ import annotations
+
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from typing import ClassVar
 
+import fsspec
 import pytest
 import s3_server
 from command_line import wait_until
 from frameworks import installed
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from mirror_places import MemoryPlace
 from pydantic import ValidationError
 
@@ -71,7 +78,7 @@ def test_a_neighbour_whose_name_begins_alike_is_another(place):
 def test_in_a_directory_a_file_appears_once_it_is_whole(tmp_path, monkeypatch):
     place = Place(f"file://{tmp_path}/mirror/run")
     place.write("state.json", b"before")
-    monkeypatch.setattr(place._fs, "mv", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
+    monkeypatch.setattr(LocalFileSystem, "mv", lambda *_: (_ for _ in ()).throw(OSError("the disk is gone")))
     with pytest.raises(MirrorError, match=r"can't write file://.*/run: the disk is gone"):
         place.write("state.json", b"after")
     assert (tmp_path / "mirror" / "run" / "state.json.part").read_bytes() == b"after"
@@ -80,6 +87,117 @@ def test_in_a_directory_a_file_appears_once_it_is_whole(tmp_path, monkeypatch):
     monkeypatch.undo()
     place.write("state.json", b"after")
     assert [p.name for p in (tmp_path / "mirror" / "run").iterdir()] == ["state.json"]
+
+
+def test_what_is_removed_leaves_no_empty_directory(tmp_path):
+    place = Place(f"file://{tmp_path}/mirror/run")
+    for name in (
+        "config.json",
+        "checkpoints/step_1/envs/shard_0",
+        "checkpoints/step_1/state",
+        "checkpoints/step_2/state",
+    ):
+        place.write(name, b"")
+    place.remove(["checkpoints/step_1/state"])
+    assert (tmp_path / "mirror" / "run" / "checkpoints" / "step_1" / "envs").is_dir()
+    place.remove(["checkpoints/step_1/envs/shard_0", "checkpoints/step_0/state"])
+    assert [p.name for p in (tmp_path / "mirror" / "run" / "checkpoints").iterdir()] == ["step_2"]
+    place.remove(["checkpoints/step_2/state", "config.json"])
+    assert list((tmp_path / "mirror" / "run").iterdir()) == []
+
+
+def test_a_directory_that_holds_something_is_never_removed(tmp_path, monkeypatch):
+    """There are file systems whose rmdir removes what is in it."""
+    monkeypatch.setattr(LocalFileSystem, "rmdir", lambda self, path: shutil.rmtree(path))
+    place = Place(f"file://{tmp_path}/mirror/run")
+    for name in ("videos/a", "videos/b"):
+        place.write(name, b"")
+    place.remove(["videos/a"])
+    assert place.names() == ["videos/b"]
+
+
+class Connection(LocalFileSystem):
+    """A connection to a directory, as paramiko's: for one thread at a time, dead after an error, without options."""
+
+    protocol = "wire"
+    made: ClassVar[list[Connection]] = []
+    together: ClassVar[threading.Barrier | None] = None
+
+    def __init__(self, **options):
+        if options:
+            raise TypeError(f"an unexpected option: {', '.join(options)}")
+        super().__init__()
+        self.inside, self.dead = threading.Lock(), False
+        self.made.append(self)
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return path.removeprefix("wire://")
+
+    def cat_file(self, path, start=None, end=None, **kwargs):
+        if self.dead or not self.inside.acquire(blocking=False):
+            raise EOFError("the connection is closed" if self.dead else "another thread's answer was lost")
+        try:
+            if self.together is not None:
+                self.together.wait(60)
+            return super().cat_file(path, start, end, **kwargs)
+        finally:
+            self.inside.release()
+
+
+@pytest.fixture
+def wire(tmp_path, monkeypatch):
+    monkeypatch.setattr(Connection, "made", [])
+    fsspec.register_implementation("wire", Connection, clobber=True)
+    return Place(f"wire://{tmp_path}/run")
+
+
+def test_a_connection_is_of_one_thread(wire, monkeypatch):
+    """A lease is renewed while a file is copied."""
+    wire.write("config.json", b"{}")
+    monkeypatch.setattr(Connection, "together", threading.Barrier(2))
+    found = []
+    other = threading.Thread(target=lambda: found.append(wire.read("config.json")))
+    other.start()
+    assert wire.read("config.json") == b"{}"
+    other.join()
+    assert found == [b"{}"]
+    assert len(Connection.made) == 2
+
+
+def test_after_a_failure_a_place_is_connected_anew(wire):
+    wire.write("config.json", b"{}")
+    assert wire.read("config.json") == b"{}"
+    assert wire.read("nothing") is None
+    assert len(Connection.made) == 1
+    Connection.made[0].dead = True
+    assert fault_of(wire.read, "config.json") == f"can't read {wire.url}: the connection is closed"
+    assert wire.read("config.json") == b"{}"
+    assert len(Connection.made) == 2
+
+
+class Remembering(MemoryFileSystem):
+    """Lists as ossfs does: what it has listed is put into its cache of listings, and read there."""
+
+    protocol = "remembering"
+    store: ClassVar[dict] = {}
+
+    def find(self, path, *args, **kwargs):
+        if path not in self.dircache:
+            self.dircache[path] = super().find(path, *args, **kwargs)
+        return self.dircache[path]
+
+    def invalidate_cache(self, path=None):
+        self.dircache.clear()
+
+
+def test_what_others_write_is_seen_where_listings_are_remembered():
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    place, theirs = (Place("remembering://bucket/run") for _ in range(2))
+    place.write("config.json", b"{}")
+    assert place.names() == ["config.json"]
+    theirs.write("writer.json", b"{}")
+    assert place.names() == ["config.json", "writer.json"]
 
 
 def fault_of(action, *arguments):
@@ -99,8 +217,9 @@ def test_what_a_server_denies_is_one_line_that_names_the_mirror(ours, monkeypatc
     assert fault_of(place.read, "a") == f"can't read {place.url}: Forbidden"
     assert fault_of(place.remove, ["a"]) == f"can't remove from {place.url}: Access Denied"
     ours.proxy.set(None)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "wrong")
-    assert "The AWS Access Key Id you provided does not exist" in fault_of(Place(place.url).create, "b", b"")
+    with monkeypatch.context() as changed:
+        changed.setenv("AWS_ACCESS_KEY_ID", "wrong")
+        assert "The AWS Access Key Id you provided does not exist" in fault_of(Place(place.url).create, "b", b"")
     assert place.names() == ["a"]
     assert place.read("a") == b"a"
 
@@ -114,7 +233,7 @@ def test_a_bucket_that_is_not_there_is_no_empty_one(ours):
 def test_what_is_cut_or_slow_is_whole_or_not_there(ours, monkeypatch):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     place = Place(f"{ours.mirror}/run")
-    monkeypatch.setattr(type(place._fs), "retries", 1)  # else it takes half a minute to give up
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)  # else it takes half a minute to give up
     place.write("a", b"before")
     ours.proxy.set(s3_server.CUT)
     assert f"can't write {place.url}: " in fault_of(place.write, "a", b"after" * 1000)
@@ -164,7 +283,7 @@ def test_a_password_in_a_place_is_used_and_never_said(monkeypatch):
         raise OSError(f"no such user: me:geheim, geheim; {path}")
 
     for call in ("cat_file", "pipe_file", "find", "rm_file"):
-        monkeypatch.setattr(place._fs, call, fail)
+        monkeypatch.setattr(MemoryFileSystem, call, staticmethod(fail))
     actions = (lambda: place.read("b"), lambda: place.write("b", b""), lambda: place.create("b", b""), place.names)
     for message in (fault_of(action) for action in (*actions, lambda: place.remove(["b"]))):
         assert "geheim" not in message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -38,7 +40,7 @@ def split_url(url: str) -> tuple[str, str]:
 
 
 class Place:
-    """The files below a URL, by relative path.
+    """The files below a URL, by relative path; any number of threads may call it.
 
     Args:
         url: ``scheme://…`` of anything that fsspec knows; credentials and end points are those of its environment.
@@ -57,22 +59,51 @@ class Place:
         asked = url.rstrip("/")
         self.url = url = shown_url(asked)
         self._secrets = secrets_in(asked)
-        scheme = url.partition("://")[0]
+        self._asked, self._root = asked, ""
+        self._whole = self._scheme in OBJECT_STORES
+        self._own, self._shared = threading.local(), None
+        self._file_system()
+
+    @property
+    def _scheme(self) -> str:
+        return self.url.partition("://")[0]
+
+    def _connect(self) -> Any:
+        scheme = self._scheme
         try:
             import fsspec
         except ImportError:
-            raise MirrorError(f"{url}: needs fsspec; {how_to_install(scheme)}") from None
-        missing = f"{url}: fsspec has no package for {scheme}; {how_to_install(scheme)}"
-        try:
-            self._fs, self._root = fsspec.url_to_fs(asked, skip_instance_cache=True, use_listings_cache=False)
+            raise MirrorError(f"{self.url}: needs fsspec; {how_to_install(scheme)}") from None
+        missing = f"{self.url}: fsspec has no package for {scheme}; {how_to_install(scheme)}"
+        try:  # with a cache of listings: paramiko knows no such option, and ossfs reads back what it puts there
+            return fsspec.url_to_fs(self._asked, skip_instance_cache=True)
         except ImportError:
             raise MirrorError(missing) from None
         except ValueError as error:
             unknown = scheme in PACKAGES and scheme not in fsspec.available_protocols()  # until its package names it
-            raise MirrorError(missing if unknown else f"{url}: {self._said(error)}") from None
+            raise MirrorError(missing if unknown else f"{self.url}: {self._said(error)}") from None
         except Exception as error:  # of those that connect at once
-            raise MirrorError(f"can't reach {url}: {self._said(error)}") from error
-        self._whole = scheme in OBJECT_STORES
+            raise MirrorError(f"can't reach {self.url}: {self._said(error)}") from error
+
+    def _file_system(self) -> Any:
+        """Connects this thread, or all where calls are for any number of threads; what was listed before is forgotten.
+
+        Most libraries' connections are for one thread: a lease is renewed while a file is sent.
+        """
+        fs = self._shared or getattr(self._own, "fs", None)
+        if fs is None:
+            fs, self._root = self._connect()
+            if getattr(fs, "async_impl", False):
+                self._shared = fs
+            else:
+                self._own.fs = fs
+        fs.invalidate_cache()
+        return fs
+
+    def _failed(self, what: str, error: BaseException) -> MirrorError:
+        """Makes an error of a library's one that names the mirror; the next call connects anew, by new credentials."""
+        self._shared = self._own.fs = None
+        return MirrorError(f"{what} {self.url}: {self._said(error)}")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -84,67 +115,77 @@ class Place:
             text = text.replace(secret, HIDDEN)
         return text
 
-    def _call(self, what: str, action: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def _call(self, what: str, action: Callable[[Any], T]) -> T:
+        fs = self._file_system()
         try:
-            return action(*args, **kwargs)
+            return action(fs)
         except FileNotFoundError:
             raise
         except Exception as error:  # of any library: what they raise has no common type
-            raise MirrorError(f"{what} {self.url}: {self._said(error)}") from error
+            raise self._failed(what, error) from error
 
     def read(self, name: str) -> bytes | None:
         """Returns a file's content, None if there is none."""
         try:
-            return self._call("can't read", self._fs.cat_file, self._path(name))
+            return self._call("can't read", lambda fs: fs.cat_file(self._path(name)))
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file, over one that is there."""
         try:
-            if self._whole:
-                self._call("can't write", self._fs.pipe_file, self._path(name), content)
-                return
-            path = self._path(name)
-            self._call("can't write", self._fs.makedirs, path.rpartition("/")[0], exist_ok=True)
-            self._call("can't write", self._fs.pipe_file, path + TEMPORARY, content)
-            self._call("can't write", self._fs.mv, path + TEMPORARY, path)
+            self._call("can't write", lambda fs: self._write(fs, self._path(name), content))
         except FileNotFoundError as error:  # of a bucket that isn't there
-            raise MirrorError(f"can't write {self.url}: {self._said(error)}") from error
+            raise self._failed("can't write", error) from error
+
+    def _write(self, fs: Any, path: str, content: bytes) -> None:
+        if self._whole:
+            fs.pipe_file(path, content)
+            return
+        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(path + TEMPORARY, content)
+        fs.mv(path + TEMPORARY, path)
 
     def create(self, name: str, content: bytes) -> bool:
         """Writes a file that isn't there yet; returns whether it was, where the place can tell."""
         if not self._whole:
-            if self.read(name) is not None:
-                return False
-            self.write(name, content)
-            return True
+            return self._create_after_a_look(name, content)
+        fs = self._file_system()
         try:
-            self._fs.pipe_file(self._path(name), content, mode="create")
+            fs.pipe_file(self._path(name), content, mode="create")
         except FileExistsError:
             return False
-        except FileNotFoundError as error:
-            raise MirrorError(f"can't write {self.url}: {self._said(error)}") from error
         except (NotImplementedError, TypeError):
-            if self.read(name) is not None:
-                return False
-            self.write(name, content)
+            return self._create_after_a_look(name, content)
         except Exception as error:
-            raise MirrorError(f"can't write {self.url}: {self._said(error)}") from error
+            raise self._failed("can't write", error) from error
+        return True
+
+    def _create_after_a_look(self, name: str, content: bytes) -> bool:
+        if self.read(name) is not None:
+            return False
+        self.write(name, content)
         return True
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files; those that aren't there are no error."""
+        """Removes files, and the directories below the place that they leave empty; what isn't there is no error."""
+        folders = set()
         for name in names:
-            try:
-                self._call("can't remove from", self._fs.rm_file, self._path(name))
-            except FileNotFoundError:
-                continue
+            with contextlib.suppress(FileNotFoundError):
+                self._call("can't remove from", lambda fs, name=name: fs.rm_file(self._path(name)))
+            folders |= {name.rsplit("/", n)[0] for n in range(1, name.count("/") + 1)}
+        if self._whole:
+            return
+        fs = self._file_system()
+        for folder in sorted(folders, key=len, reverse=True):
+            with contextlib.suppress(Exception):  # of whatever type: it is gone, or stays
+                if not fs.ls(self._path(folder), detail=False):  # some remove what is in it as well
+                    fs.rmdir(self._path(folder))
 
     def names(self) -> list[str]:
         """Lists the files, by relative path, sorted; none where there is nothing."""
         try:
-            found = self._call("can't list", self._fs.find, self._root)
+            found = self._call("can't list", lambda fs: fs.find(self._root))
         except FileNotFoundError:
             return []
         prefix = self._root.rstrip("/") + "/"
