@@ -15,7 +15,6 @@ from lockstep.core.process import (
     end_with_parent,
     open_closed_streams,
     read_failure,
-    report_done,
     report_failure,
     said_error,
     say,
@@ -83,7 +82,6 @@ def test_a_failure_is_said_on_standard_error_where_its_file_cannot_be_written(tm
     monkeypatch.setenv("LOCKSTEP_LAUNCHER", "1")
     report_failure("the disk is full")
     assert capsys.readouterr().err == "lockstep: error: the disk is full\n"
-    report_done()
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     report_failure("the disk is full")
     assert capsys.readouterr().err == ""

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from lockstep.core.temporary import hold, temporary_directory
+from lockstep.core.temporary import hold, of_this_host, temporary_directory
+
+NEW = f".lockstep-new-{of_this_host()}"
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def age(path, seconds):
 
 def begun(base, name, seconds, held=False):
     """A directory that a killed maker had begun so long ago."""
-    directory = base / f".lockstep-new-{name}"
+    directory = base / f"{NEW}{name}"
     directory.mkdir()
     if held:
         (directory / ".held").touch()
@@ -45,30 +47,49 @@ def test_what_was_only_begun_is_removed_after_an_hour(base):
 
 
 def test_a_file_or_a_link_of_such_a_name_is_left_alone(base, tmp_path):
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere, link, file = (base / name for name in ("elsewhere", *(f"{NEW}{what}" for what in ("link", "file"))))
     elsewhere.mkdir()
-    (base / ".lockstep-new-link").symlink_to(elsewhere)
-    (base / ".lockstep-new-file").touch()
-    os.utime(base / ".lockstep-new-file", (0.0, 0.0))
+    link.symlink_to(elsewhere)
+    file.touch()
+    os.utime(file, (0.0, 0.0))
     os.utime(elsewhere, (0.0, 0.0))
     with temporary_directory():
         pass
-    assert {path.name for path in base.iterdir()} == {"elsewhere", ".lockstep-new-link", ".lockstep-new-file"}
+    assert set(base.iterdir()) == {elsewhere, link, file}
 
 
-def test_within_a_directory_that_hosts_share_only_ones_of_this_host_are_removed(base, tmp_path):
+@pytest.mark.parametrize("within", [True, False])
+def test_where_hosts_share_a_directory_only_ones_of_this_host_are_removed(base, tmp_path, monkeypatch, within):
+    """Of temporary files as well, and where one host doesn't see the other's locks."""
     shared = tmp_path / "shared"
-    names = {name: shared / f"lockstep-{name}-stale" for name in (platform.node(), "another-host")}
-    for directory in names.values():
+    if not within:
+        monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    names = [f"lockstep-{of_this_host()}stale", "lockstep-another-host-stale", "lockstep-another-host-2.it-stale"]
+    for directory in (shared / name for name in names):
         directory.mkdir(parents=True)
         (directory / ".held").touch()
-    with temporary_directory(within=shared) as made:
+    with temporary_directory(within=shared if within else None) as made:
         assert made.parent == shared
-    assert list(shared.iterdir()) == [names["another-host"]]
+        assert made.name.startswith(f"lockstep-{of_this_host()}")
+    assert {path.name for path in shared.iterdir()} == set(names[1:])
+
+
+def test_a_long_name_of_a_host_leaves_room_for_a_sockets_path(monkeypatch):
+    names = []
+    for host in (
+        "node-7",
+        "a-cluster-of-many-hosts-with-long-names-0017",
+        "a-cluster-of-many-hosts-with-long-names-0018.it",
+    ):
+        monkeypatch.setattr(platform, "node", lambda host=host: host)
+        names.append(of_this_host())
+    assert names[0] == "node-7-"
+    assert len({*names}) == 3
+    assert max(map(len, names)) <= 21
 
 
 def test_what_is_held_stays_and_goes_when_its_holder_has_gone(base):
-    directory = base / "lockstep-of-several-processes"
+    directory = base / f"lockstep-{of_this_host()}of-several-processes"
     directory.mkdir()
     with hold(directory):
         with temporary_directory():

@@ -24,6 +24,8 @@ from command_line import (
 )
 from variants import variants
 
+from lockstep.core.temporary import of_this_host
+
 LEAVES = """
 import os, sys, gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -172,10 +174,19 @@ def test_an_environment_that_goes_to_its_own_directory_finds_its_files_and_moves
     assert {path.name for path in its_own.iterdir()} - {"__pycache__"} == {"wandering.py", "asset.txt"}
 
 
+def test_a_run_whose_temporary_files_are_tidied_up_meanwhile_is_done_all_the_same(leaving, tmp_path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    tidies = "import glob, shutil; [shutil.rmtree(path) for path in glob.glob(os.environ['TMPDIR'] + '/lockstep-*')]"
+    ended = lockstep(*leaving(tidies), "--nproc", 2, cwd=tmp_path, WHICH="0", TMPDIR=str(temporary))
+    assert (ended.code, list(temporary.glob("lockstep-*"))) == (0, []), ended.stderr
+    assert Run(tmp_path / "runs" / "run", ended).summary["status"] == "finished"
+
+
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_what_killed_launchers_left_in_the_temporary_directory_is_swept(tmp_path, nproc):
     temporary = tmp_path / "tmp"
-    stale, held, others = (temporary / f"lockstep-{name}" for name in ("stale", "held", "others"))
+    stale, held, others = (temporary / f"lockstep-{of_this_host()}{name}" for name in ("stale", "held", "others"))
     for directory in (stale, held):
         directory.mkdir(parents=True)
         (directory / ".held").touch()

@@ -1,7 +1,9 @@
 """Which rank's error the launcher shows, and what of the ranks' own standard error it passes on."""
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import threading
 from types import SimpleNamespace
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lockstep.core.done import DoneFile
 from lockstep.launch.native_errors import NativeErrors
 from lockstep.launch.supervise import NOT_BEGUN, StopSignals, failure_message, forwarding, watch
 
@@ -107,10 +110,41 @@ def test_a_signal_that_meets_a_rank_on_its_way_out_stopped_a_run_that_is_written
     ranks: Any = Ended(tmp_path, {})
     ranks.exit_codes, ranks.send = lambda: {1: -signal.SIGTERM, 0: 128 + signal.SIGTERM}, lambda number: None
     if done:
-        (tmp_path / "rank_0.done").touch()
+        DoneFile(ranks.message_file(0)).tell()
     signals = StopSignals()
     signals.received.append(signal.SIGTERM)
     assert watch(ranks, signals, trains=True).message == message
+
+
+def exited(tmp_path, *done, gone=False):
+    """Ranks that end with 0 while they are watched, those named once they are done; then their directory is gone."""
+    ranks: Any = Ended(tmp_path, {})
+    files = {rank: DoneFile(ranks.message_file(rank)) for rank in range(2)}
+    looks = itertools.count()
+
+    def exit_codes():
+        if next(looks) == 0:
+            return {0: None, 1: None}
+        if gone:
+            shutil.rmtree(tmp_path)
+        for rank in done:
+            files[rank].tell()
+        return {0: 0, 1: 0}
+
+    ranks.exit_codes = exit_codes
+    return ranks
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_ranks_are_known_to_be_done_whoever_tidies_up_temporary_files(tmp_path, gone):
+    assert watch(exited(tmp_path, 0, 1, gone=gone), StopSignals(), trains=True).message is None
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_rank_that_ends_with_0_before_it_is_done_failed(tmp_path, gone):
+    message = watch(exited(tmp_path, 0, gone=gone), StopSignals(), trains=True).message
+    assert message is not None
+    assert message.startswith("rank 1 ended with exit code 0 before the run was done")
 
 
 def listeners(*coming):

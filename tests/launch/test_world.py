@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
+from lockstep.core.done import DoneFile
 from lockstep.core.topology import Topology
 from lockstep.launch import jax_start, start, world
 from lockstep.launch.defaults import request_of
@@ -227,7 +228,7 @@ class TellingServer:
 
     def message_file(self, rank):
         file = self.told["log_dir"] / f"rank_{rank}.json"
-        file.with_suffix(".done").touch()
+        DoneFile(file).tell()
         return str(file)
 
     def kill(self):

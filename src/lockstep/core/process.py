@@ -35,7 +35,6 @@ _theirs: list[str] = []
 """Where :func:`stays_here` goes back to, while a block runs; and where the user's code was last, if elsewhere."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
-_DONE = ".done"
 
 
 def _prctl(option: int, value: int | bytes) -> None:
@@ -297,19 +296,6 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
             path = None
     if path is None or not (secondary or started_by_lockstep()):
         say(f"{ERROR_PREFIX}{message}")
-
-
-def report_done() -> None:
-    """Tells the launcher, if there is one that listens, that this rank has done what it was to do."""
-    path = error_file()
-    if path is not None and started_by_lockstep():
-        with contextlib.suppress(OSError):
-            path.with_suffix(_DONE).touch()
-
-
-def is_done(path: str) -> bool:
-    """Whether the rank whose failure would stand in a file has called :func:`report_done`."""
-    return Path(path).with_suffix(_DONE).exists()
 
 
 def read_failure(path: str | None) -> tuple[str, bool] | None:

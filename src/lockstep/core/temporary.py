@@ -18,22 +18,21 @@ _BEGUN = ".lockstep-new-"
 _HELD = ".held"
 _BEGIN_SECONDS = 3600.0
 """A directory that was begun so long ago, and isn't held yet, never will be: its maker was killed."""
-
-
+_HOST_LETTERS = 20
+"""At most, and the last of them, for a socket's path has 107, and hosts of a cluster begin alike."""
 _MEMORY = Path("/dev/shm")
 
 
 @contextmanager
 def temporary_directory(in_memory: bool = False, within: Path | None = None) -> Iterator[Path]:
-    """Makes a directory for as long as the block runs, and removes those whose maker was killed.
+    """Makes a directory for as long as the block runs, and removes those whose maker was killed on this host.
 
     Args:
         in_memory: in a file system that is one, if there is one where this user may write.
-        within: in this directory, which other hosts may share: only those that were made on this one are removed there.
+        within: in this directory, which other hosts may share, as they may the one of temporary files.
     """
     base = _MEMORY if in_memory and os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
-    ours = "" if within is None else of_this_host()
-    begun = Path(tempfile.mkdtemp(prefix=_BEGUN + ours, dir=within or base))
+    begun = Path(tempfile.mkdtemp(prefix=_BEGUN + of_this_host(), dir=within or base))
     directory = begun.with_name(PREFIX + begun.name.removeprefix(_BEGUN))
     with hold(begun):
         begun.rename(directory)  # nobody sees it under this name before it is held
@@ -53,8 +52,8 @@ def hold(directory: Path) -> Iterator[None]:
 
 
 def of_this_host() -> str:
-    """Begins names of directories that other hosts see, whose locks may not be seen by all of them."""
-    return f"{platform.node()}-"
+    """Begins names of directories that other hosts may see, whose locks may not be seen by all of them."""
+    return f"{platform.node().partition('.')[0][-_HOST_LETTERS:]}-"
 
 
 def _lock(descriptor: int) -> bool:
@@ -66,8 +65,11 @@ def _lock(descriptor: int) -> bool:
 
 
 def sweep_temporary(within: Path | None = None) -> None:
-    """Removes directories of this user that nobody holds: their makers were killed. Also ``within`` a directory."""
-    places = [(Path(tempfile.gettempdir()), ""), (_MEMORY, "")]
+    """Removes directories of this user that nobody holds: their makers were killed. Also ``within`` a directory.
+
+    Only memory is this host's alone, though its name may have changed: a container's does.
+    """
+    places = [(Path(tempfile.gettempdir()), of_this_host()), (_MEMORY, "")]
     for base, ours in places if within is None else [*places, (within, of_this_host())]:
         for directory in [*base.glob(f"{PREFIX}{ours}*"), *base.glob(f"{_BEGUN}{ours}*")]:
             with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.done import DoneFile
 from lockstep.core.errors import PeerFailureError, RunError, device_failed, memory_full
 from lockstep.core.life import Part, life
 from lockstep.core.machine import collect_as_usual, collect_seldom, keep_freed_memory, steady_products
@@ -27,7 +28,6 @@ from lockstep.core.process import (
     name_process,
     no_silent_exit,
     open_closed_streams,
-    report_done,
     report_failure,
     stays_here,
     tell_of_faults,
@@ -92,6 +92,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     if topology.world_size == 1:  # of several, the launcher names the one that ended
         tell_of_faults()
     life.trains = False
+    done = DoneFile.of_this_rank()
     try:
         config = assignment.config
         if config.engine == "jax":  # until its first iteration: large programs are traced before
@@ -139,7 +140,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         return EXIT_FAILURE
     except Exception as error:
         return _failed(error, assignment.config.device, is_writer(topology))
-    report_done()
+    done.tell()
     if result.signal is not None and (topology.starts_again or (is_writer(topology) and not topology.restarts)):
         # of torchrun's ranks all: 0 would be the run's end, while it has told one host to leave and starts the others
         # again; of others one: srun --kill-on-bad-exit would end the one that writes yet

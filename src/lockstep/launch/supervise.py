@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from lockstep.core.done import DoneFile
 from lockstep.core.process import (
     ERROR_PREFIX,
     EXIT_FAILURE,
     EXIT_USER_ERROR,
     UNDONE,
-    is_done,
     killed_by,
     read_failure,
     say,
@@ -206,12 +206,14 @@ def watch(
     """Waits for ranks, which get the stop signals; see :func:`supervise`."""
     received = signals.received
     signals.go_to(ranks)
-    codes, early = _wait(ranks, trains)
+    with _done_files(ranks, trains) as done:
+        codes, early = _wait(ranks, done)
+        writer_is_done = 0 in done and done[0].told()
     if not early and not any(codes.values()):
         return Outcome()
     message = failure_message(ranks, codes, early)
     asked = bool(received) and all(code in (0, -received[0], 128 + received[0]) for code in codes.values())
-    if asked and trains and is_done(ranks.message_file(0)):
+    if asked and writer_is_done:
         return Outcome()  # the signal met a rank on its way out, and all is written
     if received.count(signal.SIGINT) > 1:
         message = interrupted
@@ -220,6 +222,17 @@ def watch(
     stopped = bool(received) and message in (interrupted, not_begun)
     bad_input = trains and _first_code(ranks, codes) == EXIT_USER_ERROR
     return Outcome(message, stopped, bad_input, -signal.SIGKILL in codes.values())
+
+
+@contextmanager
+def _done_files(ranks: Ranks, trains: bool) -> Iterator[dict[int, DoneFile]]:
+    """Opens the files in which ranks that train say that they are done, before anybody can tidy them up."""
+    files = {rank: DoneFile(ranks.message_file(rank)) for rank in ranks.exit_codes()} if trains else {}
+    try:
+        yield files
+    finally:
+        for file in files.values():
+            file.close()
 
 
 def _first_code(ranks: Ranks, codes: Mapping[int, int | None]) -> int | None:
@@ -239,16 +252,16 @@ def exit_code(outcome: Outcome, signals: StopSignals) -> int:
     return EXIT_USER_ERROR if outcome.bad_input else EXIT_FAILURE
 
 
-def _wait(ranks: Ranks, trains: bool) -> tuple[dict[int, int | None], list[int]]:
+def _wait(ranks: Ranks, done: Mapping[int, DoneFile]) -> tuple[dict[int, int | None], list[int]]:
     """Exit codes once all ranks are done, or some seconds after the first failed: a checkpoint may be under way.
 
     They are in the order in which the ranks ended: of two that failed, the first is the one to speak of. Second come
-    those of ranks that train which ended with 0 before they were done.
+    those of ranks that train, which have files in ``done``, that ended with 0 before they were done.
     """
     deadline: float | None = None
     while True:
         codes = ranks.exit_codes()
-        early = [rank for rank, code in codes.items() if trains and code == 0 and not is_done(ranks.message_file(rank))]
+        early = [rank for rank, code in codes.items() if code == 0 and rank in done and not done[rank].told()]
         if all(code is not None for code in codes.values()):
             return codes, early
         if deadline is None and (early or any(codes.values())):

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.core.process import PARENT_VARIABLE, adopt_orphans, is_done, kill_children, kill_session
+from lockstep.core.done import DoneFile
+from lockstep.core.process import PARENT_VARIABLE, adopt_orphans, kill_children, kill_session
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE
 from lockstep.launch import native_errors
@@ -58,6 +59,7 @@ class RankActor:
         self._streams: list[int] = []
         self._directory, self._stack = Path(), contextlib.ExitStack()
         self._adopts = False
+        self._done = DoneFile(None)
 
     def place(self) -> Place:
         """Tells where this is, in a process of Ray's, which adopts from here on what its rank leaves behind."""
@@ -98,6 +100,8 @@ class RankActor:
         given = os.environ if environment is None else environment
         variables = {name: value for name, value in given.items() if not name.startswith(foreign)} | dict(own)
         variables |= {"TORCHELASTIC_ERROR_FILE": str(self._message), PARENT_VARIABLE: str(os.getpid())}
+        self._done = DoneFile(self._message)
+        self._stack.callback(self._done.close)
         reading, writing = os.pipe()
         before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which a child would inherit
         try:
@@ -134,7 +138,7 @@ class RankActor:
         if code is None or max(map(len, (stdout, stderr, native))) >= MOST:
             return Told(stdout, stderr, native, None, None, False)
         message = self._message.read_text() if self._message.is_file() else None
-        return Told(stdout, stderr, native, code, message, is_done(str(self._message)))
+        return Told(stdout, stderr, native, code, message, self._done.told())
 
     def send(self, number: int) -> None:
         """Sends the rank a signal, if it runs."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.done import DoneFile
 from lockstep.core.errors import RunError
 from lockstep.core.topology import LAUNCHER_VARIABLE, LOOPBACK
 from lockstep.launch.native_errors import NativeErrors
@@ -201,6 +202,7 @@ class RayRanks:
         self._kill = False
         self._errors = NativeErrors()
         self._native = [self._errors.pipe(rank) for rank in range(len(actors))]
+        self._done = [DoneFile(self.message_file(rank)) for rank in range(len(actors))]
 
     def exit_codes(self) -> dict[int, int | None]:
         """Exit code of each rank, None while it runs, ``-n`` if signal ``n`` killed it; first the first to end."""
@@ -254,11 +256,10 @@ class RayRanks:
         self._codes[rank] = told.code
         self._errors.read(self._errors.descriptors)
         self._errors.ended(rank, told.code)
-        message = Path(self.message_file(rank))
         if told.message is not None:
-            message.write_text(told.message)
+            Path(self.message_file(rank)).write_text(told.message)
         if told.done:
-            message.with_suffix(".done").touch()
+            self._done[rank].tell()
 
     def _take_native(self, rank: int, text: bytes) -> None:
         """Puts what a rank's libraries have written to that of the others; it may be more than a pipe holds."""
@@ -310,4 +311,6 @@ class RayRanks:
             os.close(descriptor)
         self._native.clear()
         self._errors.close()
+        for file in self._done:
+            file.close()
         self._server.end_ranks()
