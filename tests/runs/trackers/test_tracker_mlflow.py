@@ -45,7 +45,7 @@ class Client:
         return SimpleNamespace(info=SimpleNamespace(run_id=f"{experiment}/{run_name}"))
 
     def get_run(self, run_id):
-        return SimpleNamespace(data=SimpleNamespace(params={}))
+        return SimpleNamespace(data=SimpleNamespace(params={}, metrics={}))
 
     def update_run(self, run_id, status):
         if self.broken:

@@ -179,6 +179,24 @@ def test_metrics_config_and_videos_arrive_once_also_after_a_resume(service, tmp_
     assert "failed" not in captured.err
 
 
+@pytest.mark.parametrize("service", ["trackio", "mlflow"], indirect=True)
+def test_what_a_service_has_and_the_run_has_lost_arrives_once(service, tmp_path):
+    """The run came from a mirror that was behind, or the power failed before its rows were on the disk."""
+    run = tmp_path / "runs" / "demo"
+    trackers = open_trackers(run, service)
+    for iteration in range(1, 6):
+        trackers.log(record(iteration))
+    trackers.close()
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(rows[:3]))
+    back_to(run, 2)
+    trackers = open_trackers(run, service)
+    for iteration in range(3, 7):
+        trackers.log(record(iteration))
+    trackers.close()
+    assert [step for step, _ in arrived(service, tmp_path)[0]] == [100, 200, 300, 400, 500, 600]
+
+
 @pytest.mark.parametrize("service", SERVICES, indirect=True)
 def test_what_is_secret_in_a_config_is_sent_nowhere(service, tmp_path, monkeypatch):
     words = ["lockstep", "train", "--env.kwargs.api_key", "geheim", "--env.kwargs.name", "offen"]

@@ -47,8 +47,10 @@ class MlflowTracker(Tracker):
                 if known:
                     run.begins_anew(SERVICE, shown_url(uri), known["id"])
         run.remember(SERVICE, {"id": self._id})
-        self._describe(run)
-        self._until = run.logged_until(SERVICE)
+        there = self._client.get_run(self._id).data
+        self._describe(run, there.params)
+        # The run's own record may have lost its end meanwhile: it came from a mirror, or the power failed.
+        self._until = max(run.logged_until(SERVICE), int(there.metrics.get("global_step", -1)))
         self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
 
     def _goes_on(self, run_id: str) -> bool:
@@ -73,9 +75,9 @@ class MlflowTracker(Tracker):
                 raise
             return there.experiment_id  # which a run beside this one has made meanwhile
 
-    def _describe(self, run: TrackedRun) -> None:
+    def _describe(self, run: TrackedRun, stored: Mapping[str, str]) -> None:
         """Parameters and tags. A parameter never changes: what a resumed run changed becomes a tag."""
-        log, stored = run.config.log, self._client.get_run(self._id).data.params
+        log = run.config.log
         wanted = {key: str(value) for key, value in flattened(run.settings).items()}
         new = [Param(key, value) for key, value in wanted.items() if key not in stored]
         tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})

@@ -42,6 +42,8 @@ class TrackioTracker(Tracker):
         if known and self._run.id != known["id"]:
             current_run.set(None)
             raise ValueError(f"project {known['project']} has a newer run {known['name']}; this one can't go on there")
+        if known:  # the run's own record may have lost its end meanwhile: it came from a mirror, or the power failed
+            self._until = max(self._until, getattr(self._run, "_next_step", 0) - 1)
         run.remember(SERVICE, {"id": self._run.id, "project": self._run.project, "name": self._run.name})
         self.place = f"trackio show --project {self._run.project}"
 
