@@ -1,7 +1,9 @@
 """What the recorder decides: when checkpoints are saved, by what score, what a summary says, what an end leaves."""
 
+import contextlib
 import errno
 import json
+import signal
 import threading
 
 import numpy as np
@@ -13,6 +15,8 @@ from lockstep.core.fingerprint import sha256_of
 from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import Checkpoint, checkpoints_in, find_checkpoint
 from lockstep.runs.directory import RunDirectory
+from lockstep.runs.trackers import OPTIONAL_TRACKERS
+from lockstep.runs.trackers.service import Ending, Tracker
 from lockstep.training.audience import Answer
 from lockstep.training.recorder import Recorder, record_training
 from lockstep.training.stop import FINISHED, KEEP, RUNNING, SAVE, TIME_LIMIT
@@ -407,6 +411,35 @@ def test_closing_never_hides_what_the_run_failed_of(recorder_of, monkeypatch):
     monkeypatch.setattr(recorder.timing, "close", lambda: closed.append("timing"))
     recorder.close()
     assert closed == ["timing"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "ending"),
+    [
+        (FINISHED, Ending.FINISHED),
+        (TIME_LIMIT, Ending.FINISHED),
+        (128 + signal.SIGTERM, Ending.STOPPED),
+        (None, Ending.FAILED),
+    ],
+)
+def test_a_service_is_told_how_the_run_ended(tmp_path, monkeypatch, stop, ending):
+    told = []
+
+    class Service(Tracker):
+        def close(self):
+            told.append(self.ending)
+
+    def loop(*_):
+        if stop is None:
+            raise RunError("a rank failed")
+        return stop
+
+    monkeypatch.setitem(OPTIONAL_TRACKERS, "wandb", lambda _: Service())
+    session = FakeSession(log={"tensorboard": False, "wandb": True})
+    session.advance()
+    with contextlib.suppress(RunError):
+        recorded(session, RunDirectory(tmp_path, quiet=True), loop)
+    assert told == [ending]
 
 
 def test_a_loop_that_fails_closes_the_files_and_leaves_no_summary(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from lockstep.policies.videos import EvaluationVideos
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, best_of, step_of
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory
 from lockstep.runs.progress import evaluation_line, full_lines
+from lockstep.runs.trackers.service import Ending
 from lockstep.training.announcement import unread_settings
 from lockstep.training.audience import Audience
 from lockstep.training.keeping import Keeper
@@ -273,6 +274,7 @@ class Recorder:
         status, signal = status_of(stop)
         summary = self.summarize(status)
         self.run.write_summary(summary)
+        self.trackers.ending = Ending.FINISHED if signal is None else Ending.STOPPED
         return TrainResult(status, signal, summary)
 
     def close(self) -> None:

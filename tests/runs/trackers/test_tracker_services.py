@@ -14,7 +14,7 @@ from command_line import wait_until
 from lockstep.config.run import Config, LogConfig
 from lockstep.runs.trackers import RunTrackers, Tracker, cut_trackers
 from lockstep.runs.trackers.jsonl import last_global_step_of
-from lockstep.runs.trackers.service import TrackedRun, flattened, note_logged
+from lockstep.runs.trackers.service import Ending, TrackedRun, flattened, note_logged
 
 SERVICES = ("wandb", "trackio", "mlflow")
 
@@ -195,6 +195,46 @@ def test_what_a_service_has_and_the_run_has_lost_arrives_once(service, tmp_path)
         trackers.log(record(iteration))
     trackers.close()
     assert [step for step, _ in arrived(service, tmp_path)[0]] == [100, 200, 300, 400, 500, 600]
+
+
+def told_ending(service, tmp_path):
+    """How the service says that the run has ended."""
+    if service == "wandb":
+        (file,) = Wandb(tmp_path / "runs" / "demo").files
+        return [r.exit.exit_code for r in Wandb.records(file) if r.WhichOneof("record_type") == "exit"][-1]
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    (run,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    return run.info.status
+
+
+@pytest.mark.parametrize(
+    ("service", "ending", "told"),
+    [
+        ("wandb", Ending.FINISHED, 0),
+        ("wandb", Ending.STOPPED, 255),
+        ("wandb", None, 1),
+        ("mlflow", Ending.FINISHED, "FINISHED"),
+        ("mlflow", Ending.STOPPED, "KILLED"),
+        ("mlflow", None, "FAILED"),
+    ],
+    indirect=["service"],
+)
+def test_a_service_is_told_how_the_run_ended_and_lets_it_go_on(service, ending, told, tmp_path):
+    run = tmp_path / "runs" / "demo"
+    trackers = open_trackers(run, service)
+    trackers.log(record(1))
+    if ending is not None:
+        trackers.ending = ending
+    trackers.close()
+    assert told_ending(service, tmp_path) == told
+    if service == "mlflow":
+        trackers = open_trackers(run, service)
+        assert told_ending(service, tmp_path) == "RUNNING"
+        trackers.ending = Ending.FINISHED
+        trackers.close()
+        assert told_ending(service, tmp_path) == "FINISHED"
 
 
 @pytest.mark.parametrize("service", SERVICES, indirect=True)

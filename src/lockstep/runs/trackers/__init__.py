@@ -150,6 +150,8 @@ class RunTrackers(Tracker):
         Raises:
             OSError: the run's own record cannot be finished (the others are closed all the same).
         """
+        for tracker in self._optional.values():
+            tracker.ending = self.ending
         self._try_optional(lambda tracker: tracker.close())
         required, self._optional, self._required = self._required, {}, {}
         with ExitStack() as stack:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.redact import shown_url
-from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metrics_of
+from lockstep.runs.trackers.service import Ending, TrackedRun, Tracker, flattened, metrics_of
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: nothing goes out unasked
 
@@ -22,6 +22,7 @@ from mlflow.exceptions import MlflowException
 SERVICE, DATABASE = "mlflow", "mlflow.db"
 UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
 MAX_PARAMS = 100  # of one request
+STATUS = {Ending.FINISHED: "FINISHED", Ending.STOPPED: "KILLED", Ending.FAILED: "FAILED"}
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
@@ -109,7 +110,7 @@ class MlflowTracker(Tracker):
 
     def close(self) -> None:
         """End the MLflow run."""
-        self._client.set_terminated(self._id)
+        self._client.set_terminated(self._id, STATUS[self.ending])
 
 
 def _runs_dir(run: TrackedRun) -> Path:

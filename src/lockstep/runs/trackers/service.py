@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,27 @@ TRACKERS_JSON = "trackers.json"
 DEFAULT_PROJECT = "lockstep"
 
 
+class Ending(Enum):
+    """How a session of a run ended."""
+
+    FINISHED = auto()
+    STOPPED = auto()
+    """By a signal: it may go on later."""
+    FAILED = auto()
+
+
 class Tracker:
     """Takes what a run has to tell; this one does nothing with it, as on every rank but the one that writes.
 
     Attributes:
         place: where to look at it, in one line, if that is outside the run directory.
         writes_files: of the run, and several records at once.
+        ending: what a service is told when it is closed: that the run failed, unless somebody has said otherwise.
     """
 
     place: str | None = None
     writes_files = False
+    ending = Ending.FAILED
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Take one metrics record."""

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.redact import without_secrets
-from lockstep.runs.trackers.service import TrackedRun, Tracker, metrics_of
+from lockstep.runs.trackers.service import Ending, TrackedRun, Tracker, metrics_of
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: crash reports go nowhere unasked
 
 import wandb
 
 SERVICE = "wandb"
+EXIT_CODES = {Ending.FINISHED: 0, Ending.STOPPED: 255, Ending.FAILED: 1}
+"""By which W&B says how a run ended; 255 is its own for one that Ctrl-C ends."""
 
 
 @contextlib.contextmanager
@@ -78,4 +80,4 @@ class WandbTracker(Tracker):
 
     def close(self) -> None:
         """Finish the W&B run: what is queued is sent first."""
-        self._run.finish()
+        self._run.finish(exit_code=EXIT_CODES[self.ending])
