@@ -197,6 +197,36 @@ def test_what_a_service_has_and_the_run_has_lost_arrives_once(service, tmp_path)
     assert [step for step, _ in arrived(service, tmp_path)[0]] == [100, 200, 300, 400, 500, 600]
 
 
+@pytest.mark.parametrize("service", ["mlflow"], indirect=True)
+def test_mlflow_gets_every_metric_by_a_name_that_it_takes(service, tmp_path, capsys):
+    """Of an environment's ``info["metrics"]``, or a callback's."""
+    run = tmp_path / "runs" / "demo"
+    names = ["distance (m)", "distance [m]", "distance _m_", "höhe: 2", "a//b/./", "../up", "/", "x" * 300, "x" * 301]
+    trackers = open_trackers(run, service)
+    trackers.log(record(1, **{name: float(n) for n, name in enumerate(names[:1])}))
+    trackers.log(record(2, **{name: float(n) for n, name in enumerate(names)}))
+    trackers.close()
+    assert capsys.readouterr().err == ""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run.parent / 'mlflow.db'}")
+    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    told = {name: value for name, value in found.data.metrics.items() if name not in record(1)}
+    assert told == {
+        "distance _m_": 0.0,
+        "distance _m__2": 2.0,
+        "distance _m__3": 1.0,
+        "höhe: 2": 3.0,
+        "a/b": 4.0,
+        "_/up": 5.0,
+        "_": 6.0,
+        "x" * 240: 7.0,
+        f"{'x' * 240}_2": 8.0,
+    }
+    history = client.get_metric_history(found.info.run_id, "distance _m_")
+    assert [(metric.step, metric.value) for metric in history] == [(100, 0.0), (200, 0.0)]
+
+
 def told_ending(service, tmp_path):
     """How the service says that the run has ended."""
     if service == "wandb":

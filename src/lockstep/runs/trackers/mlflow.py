@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from mlflow.exceptions import MlflowException
 SERVICE, DATABASE = "mlflow", "mlflow.db"
 UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
 MAX_PARAMS = 100  # of one request
+MAX_NAME = 240  # of the 250 letters that a metric's may have; others than the first of a kind get a number
+ODD = re.compile(r"[^/\w.\- :]|(?<![^/])\.\.")
 STATUS = {Ending.FINISHED: "FINISHED", Ending.STOPPED: "KILLED", Ending.FAILED: "FAILED"}
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
@@ -51,6 +54,7 @@ class MlflowTracker(Tracker):
         there = self._client.get_run(self._id).data
         self._describe(run, there.params)
         # The run's own record may have lost its end meanwhile: it came from a mirror, or the power failed.
+        self._names = MetricNames()
         self._until = max(run.logged_until(SERVICE), int(there.metrics.get("global_step", -1)))
         self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
 
@@ -97,7 +101,9 @@ class MlflowTracker(Tracker):
         """Log the record's numbers at its ``global_step``."""
         step, now = int(record["global_step"]), int(1000 * time.time())
         if step > self._until:
-            metrics = [Metric(key, float(value), now, step) for key, value in metrics_of(record).items()]
+            values = metrics_of(record)
+            self._names.learn(values)
+            metrics = [Metric(self._names.of[key], float(value), now, step) for key, value in values.items()]
             self._client.log_batch(self._id, metrics=metrics)
 
     def text(self, tag: str, text: str) -> None:
@@ -111,6 +117,33 @@ class MlflowTracker(Tracker):
     def close(self) -> None:
         """End the MLflow run."""
         self._client.set_terminated(self._id, STATUS[self.ending])
+
+
+class MetricNames:
+    """Gives metrics names that MLflow takes; it refuses all of a record for one that it doesn't.
+
+    Attributes:
+        of: by a metric's own name; no two are the same.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, str] = {}
+
+    def learn(self, names: Iterable[str]) -> None:
+        """Takes in the names of a record: what may keep its own does, whatever else falls together with it."""
+        new = [(name, plain_name(name)) for name in names if name not in self.of]
+        for name, plain in sorted(new, key=lambda pair: pair[0] != pair[1]):
+            taken, wanted, number = set(self.of.values()), plain, 1
+            while wanted in taken:
+                number += 1
+                wanted = f"{plain}_{number}"
+            self.of[name] = wanted
+
+
+def plain_name(name: str) -> str:
+    """Writes ``_`` for what MLflow doesn't take in a name, as one path that leads nowhere else."""
+    parts = ODD.sub("_", name)[:MAX_NAME].split("/")
+    return "/".join(part for part in parts if part not in ("", ".")) or "_"
 
 
 def _runs_dir(run: TrackedRun) -> Path:
