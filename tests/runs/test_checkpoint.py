@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors import SafetensorError
 
+from lockstep.runs import checkpoint
 from lockstep.runs.checkpoint import (
     MANIFEST,
     CheckpointError,
@@ -306,6 +307,34 @@ def test_every_checkpoint_passed_over_is_named_and_none_left_is_an_error(tmp_pat
 
 
 # ---- which one
+
+
+@pytest.mark.parametrize("when", ["before it is checked", "once it is checked"])
+@pytest.mark.parametrize("which", ["latest", "best"])
+def test_a_run_that_goes_on_while_it_is_read_is_read_where_it_is_then(tmp_path, monkeypatch, capsys, which, when):
+    """It commits its next checkpoint, and prunes the one that is being read."""
+    save(tmp_path, 1, score=1.0)
+    looked = []
+
+    def check(path):
+        looked.append(path.name)
+        problem = problem_with(path) if when == "once it is checked" else None
+        if len(looked) == 1:
+            save(tmp_path, 2, score=2.0)
+            shutil.rmtree(tmp_path / "step_1")
+        return problem_with(path) if when == "before it is checked" else problem
+
+    monkeypatch.setattr(checkpoint, "problem_with", check)
+    assert find_checkpoint(tmp_path, which).state["iteration"] == 2
+    assert looked == ["step_1", "step_2"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_that_is_removed_while_it_is_read_is_named(tmp_path, monkeypatch):
+    path = save(tmp_path, 1)
+    monkeypatch.setattr(checkpoint, "problem_with", lambda path: (path / "state.json").unlink())
+    with pytest.raises(CheckpointError, match=rf"^{path}/state\.json can't be read: No such file or directory$"):
+        find_checkpoint(tmp_path, "1")
 
 
 def test_latest_is_by_number_and_not_by_name(tmp_path):

@@ -180,7 +180,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if problem:
         raise CheckpointError(problem)
     named = [name for name in (manifest_of(path) or {"files": {}})["files"] if name.startswith(SHARD)]
-    files = {name: (path / name).read_bytes() for name in (*REQUIRED, *named)}
+    try:
+        files = {name: (path / name).read_bytes() for name in (*REQUIRED, *named)}
+    except OSError as error:  # a run that is being written has pruned it since
+        raise CheckpointError(f"{error.filename or path} can't be read: {error.strerror or error}") from None
     return replace(checkpoint_of(files, str(path)), path=path)
 
 
@@ -291,25 +294,30 @@ def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -
         unread = map(written_by_newer, checkpoints_in(directory))
         for newer in filter(None, unread) if warn else ():
             say(f"lockstep: warning: {newer}; whether it is the best isn't known, {best.name} is taken")
-        return read_checkpoint(best)
+        try:
+            return read_checkpoint(best)
+        except CheckpointError:
+            if best_of(directory) in (best, None):
+                raise
+            return find_checkpoint(directory, which, warn)  # a better one has taken its place
     if which != "latest":
         path = directory / f"step_{which.removeprefix('step_')}"
         if not path.is_dir():
             steps = ", ".join(str(step_of(p)) for p in checkpoints_in(directory)) or "none"
             raise CheckpointError(f"{directory} holds no checkpoint of step {which}; there are: {steps}")
         return read_checkpoint(path)
-    problems = []
-    for path in checkpoints_in(directory):
+    problems: dict[Path, str] = {}
+    while path := next((p for p in checkpoints_in(directory) if p not in problems), None):
         try:
             checkpoint = read_checkpoint(path)
         except CheckpointError as error:
-            problem = str(error)
+            problems[path] = str(error)
         else:
-            for passed in problems if warn else ():
-                say(f"lockstep: warning: {passed}; passed over for {path.name}")
+            for passed, problem in problems.items() if warn else ():
+                if passed.is_dir():  # else a run that is being written has gone on, and pruned it
+                    say(f"lockstep: warning: {problem}; passed over for {path.name}")
             return checkpoint
-        problems.append(problem)
     if not problems:
         raise CheckpointError(f"{directory} holds no checkpoint to resume from or load")
     newer = any(map(written_by_newer, checkpoints_in(directory)))
-    raise CheckpointError("; ".join(problems) + ("; use that lockstep" if newer else ""))
+    raise CheckpointError("; ".join(problems.values()) + ("; use that lockstep" if newer else ""))
