@@ -1,12 +1,15 @@
 """Files that are there whole or not at all, and JSON that any reader takes."""
 
+import contextlib
+import errno
 import json
 import math
+import os
 
 import numpy as np
 import pytest
 
-from lockstep.core.files import as_json, draft_of, write_json
+from lockstep.core.files import as_json, draft_of, sync_path, write_json
 
 
 def strictly(text):
@@ -30,6 +33,27 @@ def test_finite_numbers_are_written_as_they_always_were(tmp_path):
     write_json(tmp_path / "a.json", value)
     assert (tmp_path / "a.json").read_text() == json.dumps(value, indent=2) + "\n"
     assert as_json(value) == json.dumps(value)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EIO])
+@pytest.mark.parametrize("folder", [True, False])
+def test_only_a_directory_that_cannot_be_synced_at_all_is_let_be(tmp_path, monkeypatch, code, folder):
+    """Of a file, and of a disk that fails, it is an error: what was written may be lost."""
+    path = tmp_path if folder else tmp_path / "a.txt"
+    (tmp_path / "a.txt").touch()
+    fails, synced = True, []
+
+    def fsync(descriptor):
+        synced.append(os.path.samestat(os.fstat(descriptor), path.stat()))
+        if fails:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with contextlib.nullcontext() if folder and code != errno.EIO else pytest.raises(OSError, match=os.strerror(code)):
+        sync_path(path)
+    fails = False
+    sync_path(path)
+    assert synced == [True, True]
 
 
 def test_a_draft_takes_the_files_place_when_it_is_whole(tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,11 +31,18 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+_HAS_NONE = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
+"""What file systems say, of some networks and virtual machines, that write no directory on demand."""
+
+
 def sync_path(path: Path) -> None:
-    """Makes what was written to a file, or renamed in a directory, survive a power loss."""
+    """Makes what was written to a file survive a power loss, and what was renamed in a directory where that can be."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _HAS_NONE or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)
 
