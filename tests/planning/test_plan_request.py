@@ -36,6 +36,16 @@ def test_weak_grows_with_the_devices():
     assert [(request.sized(run, n).num_envs, request.sized(run, n).num_shards) for n in (1, 8)] == [(64, 8), (512, 64)]
 
 
+def test_environments_of_each_rank_are_planned_as_they_grow_and_not_as_a_run_that_is_shared():
+    settings = {"num_envs": None, "num_envs_per_rank": 64, "num_shards": 8}
+    with pytest.raises(ValueError, match=r"^num_envs_per_rank: 64 grows with the devices, .*give num_envs, or --mode"):
+        request_of("h100:8", config=settings).check()
+    request = request_of("h100:8", mode="weak", config=settings)
+    request.check()
+    sized = [request.sized(request.run_on(request.targets[0]), n) for n in (1, 8)]
+    assert [(one.num_envs, one.num_shards) for one in sized] == [(64, 8), (512, 64)]
+
+
 def test_a_target_brings_its_device_and_engine():
     request = request_of("h100:8", "tpu:v5e:2x4", "cpu:2")
     runs = [request.run_on(target) for target in request.targets]

@@ -44,6 +44,11 @@ class PlanRequest:
         for text in self.prices:
             if text not in texts:
                 raise ValueError(f"price: {text} is none of the targets; those are {', '.join(texts)}")
+        if self.mode == "strong" and self.config.num_envs_per_rank is not None:
+            raise ValueError(
+                f"num_envs_per_rank: {self.config.num_envs_per_rank} grows with the devices, which mode strong must "
+                "not; give num_envs, or --mode weak"
+            )
         most = max(target.devices for target in self.targets)
         for size in self.sizes or ():
             if size > most:
@@ -81,7 +86,7 @@ class PlanRequest:
         return (*powers, most)
 
     def _shards(self, target: Target) -> int:
-        return envs_and_shards(self.run_on(target), 1 if self.config.num_envs_per_rank is None else target.devices)[1]
+        return envs_and_shards(self.run_on(target), 1)[1]
 
     def sized(self, run: Config, size: int) -> Config:
         """The run on so many devices, resolved; a one-line ``ValueError`` if they can't share it."""
