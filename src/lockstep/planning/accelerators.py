@@ -37,20 +37,23 @@ CUT = ("parameters", "moments")
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of an iteration by part, and by what limits them."""
+    """Seconds of an iteration by part, by what limits them, and of each part by what limits it."""
 
     parts: dict[str, float]
     limits: dict[str, float]
+    limits_of: dict[str, dict[str, float]]
 
     @classmethod
     def none(cls) -> Times:
         """Makes the times of nothing."""
-        return cls(dict.fromkeys(PARTS, 0.0), dict.fromkeys((*LIMITS, "links", "latency", "host", "waiting"), 0.0))
+        limits: dict[str, float] = dict.fromkeys((*LIMITS, "links", "latency", "host", "waiting"), 0.0)
+        return cls(dict.fromkeys(PARTS, 0.0), limits, {part: {} for part in PARTS})
 
     def add(self, part: str, limit: str, seconds: float) -> None:
         """Adds seconds of a part."""
         self.parts[part] += seconds
         self.limits[limit] += seconds
+        self.limits_of[part][limit] = self.limits_of[part].get(limit, 0.0) + seconds
 
     @property
     def total(self) -> float:
@@ -152,6 +155,7 @@ def predict(work: Workload) -> Prediction:
         seconds={case: times[case].total for case in CASES},
         parts=likely.parts,
         limits=likely.limits,
+        limits_of=likely.limits_of,
         collectives=work.collectives,
         memory=memory,
         utilization=flops / likely.total / work.chip.peaks[config.precision],

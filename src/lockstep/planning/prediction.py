@@ -21,6 +21,7 @@ class Prediction:
         parts: seconds of each of :data:`PARTS` in the likely case.
         limits: seconds of the likely case by what limits them: ``compute``, ``memory``, ``launches``, ``links``,
             ``latency``, ``host``, ``waiting``.
+        limits_of: the same of each part by itself.
         steps: global environment steps of an iteration.
         collectives: of an iteration.
         memory: bytes of a device by kind.
@@ -33,6 +34,7 @@ class Prediction:
     seconds: dict[Case, float]
     parts: dict[str, float]
     limits: dict[str, float]
+    limits_of: dict[str, dict[str, float]]
     collectives: tuple[Collective, ...]
     memory: dict[str, float]
     utilization: float | None = None
@@ -44,9 +46,10 @@ class Prediction:
 
     @property
     def limit(self) -> str:
-        """What takes most of the time, in words: the part, and what limits it."""
+        """What takes most of the time, in words: the part, and what limits it most."""
         part = max(self.parts, key=lambda name: self.parts[name])
-        limit = max(self.limits, key=lambda name: self.limits[name])
+        limits = self.limits_of[part]
+        limit = max(limits, key=lambda name: limits[name])
         return f"{part} ({LIMIT_WORDS[limit]})"
 
 

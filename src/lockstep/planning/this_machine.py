@@ -99,6 +99,7 @@ def predict(
         seconds={case: times[case].total for case in CASES},
         parts=likely.parts,
         limits=likely.limits,
+        limits_of=likely.limits_of,
         collectives=collectives(config, description, parameters_of(memory), measured.ranks),
         memory=held,
     )
