@@ -121,6 +121,20 @@ def test_the_numbers_are_those_of_the_files(tmp_path):
     assert read.cells("1")[2:] == ["3.6 s", "900 ms", "1.5 s", "1.2 s", "6.0 kB", "209.7 MB"]
 
 
+def test_the_rank_that_the_others_waited_for_is_named_also_if_it_is_always_the_same(tmp_path):
+    run = make_run(tmp_path / "demo")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for slow, said in (
+        (lambda n: 3, "Others waited for rank 3 in 100 % of the iterations."),
+        (lambda n: n % 4 // 3, "Others waited for rank 0 in 75 %, rank 1 in 25 % of the iterations."),
+    ):
+        told = [row | {"time/waited_for": slow(n)} for n, row in enumerate(rows)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+        assert said in Read(page(run)).text
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "Others waited" not in Read(page(run)).text
+
+
 def test_curves_are_the_rows(tmp_path):
     charts = data_of(page(make_run(tmp_path / "demo")))
     (line,) = charts[METRIC]["series"]

@@ -90,7 +90,7 @@ def times_of(run: RunFiles) -> Times | None:
         total,
         number(known[0], f"time/{TOTAL}") or 0.0,
         _ranks((run.seeds[0] if run.seeds else run).timing),
-        [(rank, count / waited.total()) for rank, count in sorted(waited.items())] if len(waited) > 1 else [],
+        [(rank, count / waited.total()) for rank, count in sorted(waited.items())],
         len(known),
     )
 
