@@ -150,7 +150,9 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
         "seeds": [{"directory": "seed_0", "global_step": 1000}, {"directory": "seed_1", "global_step": 1000}],
     }
     text = next_steps(tmp_path, summary)
-    assert "interquartile mean over 2 seeds of the return 12.5 (95 % interval 10.0 … 14.0)" in text
+    assert "interquartile mean over 2 seeds of the return 12.50 (95 % interval 10.00 … 14.00)" in text
+    small = next_steps(tmp_path, summary | {"final_return": 0.74, "final_return_interval": [0.71, 0.78]})
+    assert "of the return 0.74 (95 % interval 0.71 … 0.78)" in small
     assert f"lockstep train --resume {tmp_path}\n" in text
     unknown = next_steps(
         tmp_path, summary | {"status": "finished", "final_return": None, "final_return_interval": None}

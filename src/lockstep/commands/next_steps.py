@@ -47,11 +47,9 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | No
     final, seeds = summary["final_return"], summary["seeds"]
     result = "some seed has finished no episode yet"
     if final is not None:
-        low, high = summary["final_return_interval"]
-        result = (
-            f"interquartile mean over {len(seeds)} seeds of the return {final:,.1f} (95 % interval {low:,.1f} … "
-            f"{high:,.1f})"
-        )
+        low, high = map(format_number, summary["final_return_interval"])
+        result = f"interquartile mean over {len(seeds)} seeds of the return {format_number(final)} "
+        result += f"(95 % interval {low} … {high})"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
     first = seeds[0]["directory"]
     furthest = max(each["global_step"] for each in seeds)
