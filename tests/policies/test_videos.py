@@ -1,12 +1,13 @@
-"""An episode at play: what an environment returns is read as training reads it."""
+"""An episode at play: what an environment returns is read as training reads it, and shown at its own pace."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 
-from lockstep.policies.videos import play_episode
+from lockstep.policies.videos import play_episode, video_writer
 
 
 class Shaped(gymnasium.Wrapper):
@@ -35,3 +36,30 @@ def test_rewards_of_one_element_are_added_as_numbers():
     plain = play_episode(gymnasium.make("CartPole-v1"), policy, None, 3, True)
     assert play_episode(Shaped(gymnasium.make("CartPole-v1")), policy, None, 3, True) == plain
     assert plain[0] == plain[1] > 5
+
+
+@pytest.mark.parametrize(("fps", "frames"), [(8, 100), (12, 100), (30, 100), (50, 100), (67, 50), (125, 34), (500, 10)])
+def test_a_gif_takes_as_long_as_its_episode_with_delays_that_browsers_keep(tmp_path, fps, frames):
+    """A delay of less than two hundredths of a second is ten to them."""
+    Image = pytest.importorskip("PIL.Image")  # noqa: N806
+    pytest.importorskip("imageio_ffmpeg")
+    writer = video_writer(tmp_path / "out.gif", fps)
+    for step in range(100):
+        writer.append_data(np.full((8, 8, 3), 2 * step, np.uint8))
+    writer.close()
+    delays = []
+    with Image.open(tmp_path / "out.gif") as gif:
+        for at in range(gif.n_frames):
+            gif.seek(at)
+            delays.append(gif.info["duration"])
+    assert len(delays) == frames
+    assert min(delays) >= 20
+    assert sum(delays) == pytest.approx(1000 * 100 / fps, rel=0.03)
+
+
+def test_a_gif_of_a_single_picture_is_written(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    writer = video_writer(tmp_path / "out.gif", 125)
+    writer.append_data(np.zeros((8, 8, 3), np.uint8))
+    writer.close()
+    assert (tmp_path / "out.gif").read_bytes().startswith(b"GIF8")

@@ -24,6 +24,7 @@ from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.stated import number, stated_mask
+from lockstep.policies.gif import GifWriter
 from lockstep.policies.policy import Policy
 from lockstep.policies.terminal import QuitPlay, Terminal
 from lockstep.runs.directory import RunDirectory
@@ -57,7 +58,7 @@ def video_writer(video: Path, fps: int) -> Any:
     imageio = _imageio("video")
     video.parent.mkdir(parents=True, exist_ok=True)
     if video.suffix == ".gif":
-        return imageio.get_writer(video, mode="I", duration=1000 / fps, loop=0)
+        return GifWriter(video, fps)
     # ffmpeg replaces the forked process at once, so that JAX's threads, which the fork lacks, can't be missed
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     return imageio.get_writer(video, fps=fps, macro_block_size=2)

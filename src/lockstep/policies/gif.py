@@ -1,0 +1,42 @@
+"""Writes pictures of a steady pace as a GIF that browsers play at that pace."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FASTEST = 50
+"""Pictures a second that browsers show of a GIF at the most: one that asks for more is played at ten."""
+
+
+class GifWriter:
+    """Collects pictures of ``fps`` a second, and writes them when it is closed.
+
+    A GIF's delays are whole hundredths of a second. Those of its pictures differ by one where that keeps the pace, and
+    of more pictures a second than :data:`FASTEST` every second, third, … is kept.
+    """
+
+    def __init__(self, video: Path, fps: int) -> None:
+        self._video, self._fps, self._every = video, fps, -(-fps // FASTEST)
+        self._given, self._kept = 0, []
+
+    def append_data(self, picture: Any) -> None:
+        """Takes a picture, uint8 ``[height, width, 3]``."""
+        if self._given % self._every == 0:
+            self._kept.append(np.array(picture))
+        self._given += 1
+
+    def close(self) -> None:
+        """Writes the file, if there is any picture."""
+        if not self._kept:
+            return
+        from PIL import Image
+
+        ends = [100 * self._every * n // self._fps for n in range(len(self._kept) + 1)]
+        delays = [10 * (end - begin) for begin, end in itertools.pairwise(ends)]
+        first, *others = map(Image.fromarray, self._kept)
+        duration = delays if others else delays[0]
+        first.save(self._video, "GIF", save_all=True, append_images=others, duration=duration, loop=0)
