@@ -7,7 +7,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.envs.arrays.pictures.window import Window
 from lockstep.jax_engine.envs.picture import DrawnEnvironment
 from lockstep.jax_engine.envs.renderers import MujocoRenderer
-from lockstep.policies.videos import drawn_environment, prepare_rendering
+from lockstep.policies.videos import drawn_environment, frames_per_second, prepare_rendering
 
 
 def drawn(env_id, **settings):
@@ -57,6 +57,17 @@ def test_array_environments_are_drawn_shown_and_written(monkeypatch):
     assert len(shown) == 2
     np.testing.assert_array_equal(shown[1], picture)
     assert text.splitlines()[0] == "+-------+"
+
+
+@pytest.mark.parametrize(
+    "named", [{"id": "CartPole-v1"}, {"id": "lockstep/CartPole-v1"}, {"id": "lockstep/CartPole-v1", "backend": "jax"}]
+)
+@pytest.mark.parametrize(("skip", "pace"), [(1, 50), (4, 12), (200, 1)])
+def test_pictures_of_every_few_steps_are_as_many_fewer_a_second(named, skip, pace):
+    config = EnvConfig(**named, frame_skip=skip, frame_stack=2, sticky_actions=0.1)
+    env = drawn_environment(config, "rgb_array")
+    assert frames_per_second(env) == pace
+    env.close()
 
 
 BALL = """

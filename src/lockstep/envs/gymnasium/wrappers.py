@@ -24,11 +24,16 @@ from lockstep.envs.gymnasium.stated import number
 
 
 class FrameSkip(gymnasium.Wrapper):
-    """Every action is taken ``skip`` times, or until the episode ends; rewards add up, the last observation counts."""
+    """Every action is taken ``skip`` times, or until the episode ends; rewards add up, the last observation counts.
+
+    A picture is taken every ``skip`` steps, which its ``render_fps`` says.
+    """
 
     def __init__(self, env: gymnasium.Env, skip: int) -> None:
         super().__init__(env)
         self._skip = skip
+        if fps := env.metadata.get("render_fps"):
+            self.metadata = {**env.metadata, "render_fps": max(1, round(fps / skip))}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """See ``gymnasium.Env.step``."""
