@@ -154,6 +154,8 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
     small = next_steps(tmp_path, summary | {"final_return": 0.74, "final_return_interval": [0.71, 0.78]})
     assert "of the return 0.74 (95 % interval 0.71 … 0.78)" in small
     assert f"lockstep train --resume {tmp_path}\n" in text
+    alone = {**summary, "seeds": summary["seeds"][:1], "final_return": 0.74, "final_return_interval": None}
+    assert next_steps(tmp_path, alone).startswith("return of the only seed 0.74 after 1,000 steps, 2.0 s")
     unknown = next_steps(
         tmp_path, summary | {"status": "finished", "final_return": None, "final_return_interval": None}
     )

@@ -15,6 +15,7 @@ from lockstep.policies.comparison import (
     cohens_d,
     comparison,
     describe_metric,
+    draw,
     in_words,
     interval,
     probability_of_improvement,
@@ -106,11 +107,38 @@ def test_equal_samples_do_not_differ_and_shifted_ones_do():
 
 
 def test_a_metric_in_numbers():
-    found = describe_metric(np.array([0.0, 1.0, 2.0, 3.0, 10.0]))
+    found: dict[str, Any] = describe_metric(np.array([0.0, 1.0, 2.0, 3.0, 10.0]))
     assert {name: found[name] for name in ("mean", "q25", "median", "q75", "min", "max")} == {
         **{"mean": 3.2, "q25": 1.0, "median": 2.0, "q75": 3.0, "min": 0.0, "max": 10.0},
     }
     assert 0 <= found["mean_low"] < 3.2 < found["mean_high"] <= 10
+
+
+def test_one_episode_has_no_interval():
+    """Which would say that it is known exactly."""
+    one, two = evaluated("a", [3.0]), evaluated("b", [4.0])
+    found = comparison([one, two, evaluated("c", SPREAD)])
+    assert (found["policies"][0]["return"]["mean"], found["policies"][0]["return"]["mean_low"]) == (3.0, None)
+    first, second = (each["return"] for each in found["differences"])
+    for name in ("difference_low", "difference_high", "probability_low", "probability_high"):
+        assert first[name] is second[name] is None
+    header, a, _, c, against_a, _ = in_words(found).split("\n")
+    assert header.endswith("and in brackets their 95% intervals over episodes")
+    assert a.startswith("a  1 episode  return 3.00  length ")
+    assert "return 3.00 [" not in c
+    assert " [" in c
+    assert against_a.startswith("b against a: mean return +1.00, no Cohen's d (")
+    assert against_a.endswith("), better in 100% of pairs of episodes")
+    header, *lines = in_words(comparison([one, two])).split("\n")
+    assert header.endswith("means over the episodes of one policy each")
+    assert not any("[" in line for line in lines)
+
+
+def test_one_episode_is_drawn_without_an_interval():
+    pytest.importorskip("matplotlib")
+    both = [evaluated("a", [3.0]), evaluated("b", SPREAD)]
+    places = [len(axes.collections) for axes in draw(both, comparison(both)).axes[2:]]
+    assert places == [1, 1]  # of b alone
 
 
 def test_scores_are_compared_where_all_have_them():

@@ -89,10 +89,23 @@ def test_a_curve_begins_where_every_seed_has_finished_an_episode():
     assert curve.global_steps == [30]
     assert curve.returns.tolist() == [[2.0, 4.0]]
     assert curve.iqm.tolist() == [3.0]
-    assert (curve.low[0], curve.high[0]) == (2.0, 4.0)
+    assert [end.tolist() for end in curve.band or ()] == [[2.0], [4.0]]
     none = curve_of([records([None]), records([1.0])])
     assert none.iterations == []
-    assert none.iqm.shape == none.low.shape == (0,)
+    assert [end.shape for end in (none.iqm, *(none.band or ()))] == [(0,)] * 3
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records([1.0, 2.0])))
+    curve = write_curves(tmp_path, "one seed", {3: tmp_path})
+    assert curve.band is None
+    rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
+    assert [(row["iqm"], row["low"], row["high"], row["seed_3"]) for row in rows] == [
+        ("1.0", "", "", "1.0"),
+        ("2.0", "", "", "2.0"),
+    ]
+    points = json.loads((tmp_path / "curves.json").read_text())["points"]
+    assert [(point["iqm"], point["low"], point["high"]) for point in points] == [(1.0, None, None), (2.0, None, None)]
 
 
 def test_long_runs_are_thinned_to_their_ends():

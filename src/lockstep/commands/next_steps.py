@@ -47,13 +47,17 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | No
     final, seeds = summary["final_return"], summary["seeds"]
     result = "some seed has finished no episode yet"
     if final is not None:
-        low, high = map(format_number, summary["final_return_interval"])
-        result = f"interquartile mean over {len(seeds)} seeds of the return {format_number(final)} "
-        result += f"(95 % interval {low} … {high})"
+        what = (
+            f"interquartile mean over {len(seeds)} seeds of the return" if len(seeds) > 1 else "return of the only seed"
+        )
+        result = f"{what} {format_number(final)}"
+        if summary["final_return_interval"] is not None:
+            low, high = map(format_number, summary["final_return_interval"])
+            result += f" (95 % interval {low} … {high})"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
     first = seeds[0]["directory"]
     furthest = max(each["global_step"] for each in seeds)
-    steps = f"{summary['global_step']:,} steps of each"
+    steps = f"{summary['global_step']:,} steps{' of each' if len(seeds) > 1 else ''}"
     if furthest != summary["global_step"]:
         steps = f"{summary['global_step']:,} steps, which each has taken (the furthest {furthest:,})"
     lines = [

@@ -92,6 +92,11 @@ def interval(
     return float(low), float(high)
 
 
+def _ends(statistic: Callable[..., float], *samples: np.ndarray) -> tuple[float, float] | tuple[None, None]:
+    """:func:`interval`; None where a sample is of a single value, which says nothing of how others would be spread."""
+    return interval(statistic, *samples) if min(map(len, samples)) > 1 else (None, None)
+
+
 def cohens_d(x: np.ndarray, y: np.ndarray) -> float | None:
     """Difference of means ``y - x`` over the pooled standard deviation (Cohen 1988); None where nothing varies.
 
@@ -128,12 +133,20 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
     return float((below + up_to).sum() / (2 * len(x) * len(y)))
 
 
-def describe_metric(values: np.ndarray) -> dict[str, float]:
-    """Mean and interquartile mean with confidence intervals, standard deviation, quartiles and range of ``[n]``."""
-    low, high = interval(lambda x: float(x.mean()), values)
-    middle = interval(lambda x: float(interquartile_mean(x)), values)
+def describe_metric(values: np.ndarray) -> dict[str, float | None]:
+    """Mean and interquartile mean with confidence intervals, standard deviation, quartiles and range of ``[n]``.
+
+    One value has no interval: its ends are None.
+    """
+    low, high = _ends(lambda x: float(x.mean()), values)
+    middle = _ends(lambda x: float(interquartile_mean(x)), values)
     quartiles = dict(zip(("q25", "median", "q75"), np.percentile(values, (25, 50, 75)).tolist(), strict=True))
-    facts = {"mean": float(values.mean()), "mean_low": low, "mean_high": high, "std": float(values.std())}
+    facts: dict[str, float | None] = {
+        "mean": float(values.mean()),
+        "mean_low": low,
+        "mean_high": high,
+        "std": float(values.std()),
+    }
     facts |= {"iqm": float(interquartile_mean(values)), "iqm_low": middle[0], "iqm_high": middle[1]}
     return facts | quartiles | {"min": float(values.min()), "max": float(values.max())}
 
@@ -141,12 +154,13 @@ def describe_metric(values: np.ndarray) -> dict[str, float]:
 def against(x: np.ndarray, y: np.ndarray, statistic: str = "mean") -> dict[str, float | str | None]:
     """Measures how far ``y`` is above ``x``: difference of means, probability of improvement, intervals; Cohen's d.
 
-    The ``statistic`` whose difference is taken is ``mean`` or ``iqm``, the interquartile mean.
+    The ``statistic`` whose difference is taken is ``mean`` or ``iqm``, the interquartile mean. Where either has a
+    single value the ends of intervals are None.
     """
     d, why_none = effect_size(x, y)
     middle = np.mean if statistic == "mean" else interquartile_mean
-    low, high = interval(lambda a, b: float(middle(b) - middle(a)), x, y)
-    better = interval(probability_of_improvement, x, y)
+    low, high = _ends(lambda a, b: float(middle(b) - middle(a)), x, y)
+    better = _ends(probability_of_improvement, x, y)
     return {
         "difference": float(middle(y) - middle(x)),
         "difference_low": low,
@@ -256,26 +270,31 @@ def in_words(found: dict[str, Any]) -> str:
     width = max(len(each["name"]) for each in found["policies"])
     over, statistic = found["over"], found["statistic"]
     of_what = "interquartile means over runs" if over == "runs" else "means over the episodes of one policy each"
-    lines = [
-        f"{found['environment']}: {of_what}, and in brackets their {found['confidence']:.0%} intervals over {over}"
-    ]
+    brackets = f", and in brackets their {found['confidence']:.0%} intervals over {over}"
+    lines = [f"{found['environment']}: {of_what}{brackets if any(p[over] > 1 for p in found['policies']) else ''}"]
+    names = (statistic, f"{statistic}_low", f"{statistic}_high")
     for each in found["policies"]:
-        names = (statistic, f"{statistic}_low", f"{statistic}_high")
-        numbers = {m: [f"{each[m][name]:,.2f}" for name in names] for m in metrics}
-        parts = [f"{m} {value} [{low}, {high}]" for m, (value, low, high) in numbers.items()]
-        lines.append(f"{each['name']:<{width}}  {each[over]} {over}  {'  '.join(parts)}")
+        parts = [f"{m} {_in_brackets(',.2f', *(each[m][name] for name in names))}" for m in metrics]
+        lines.append(
+            f"{each['name']:<{width}}  {each[over]} {over if each[over] > 1 else over[:-1]}  {'  '.join(parts)}"
+        )
     metric = "score" if "score" in metrics else "return"
     for each in found["differences"]:
         facts = each[metric]
         d = facts["cohens_d"]
         effect = f"no Cohen's d ({facts['no_cohens_d']})" if d is None else f"Cohen's d {d:+.2f}"
+        change = _in_brackets("+,.2f", *(facts[f"difference{end}"] for end in ("", "_low", "_high")))
+        share = _in_brackets(".0%", *(facts[f"probability{end}"] for end in ("_of_improvement", "_low", "_high")))
         lines.append(
-            f"{each['name']} against {found['against']}: {NAMES[statistic]} {metric} {facts['difference']:+,.2f} "
-            f"[{facts['difference_low']:+,.2f}, {facts['difference_high']:+,.2f}], {effect}, better in "
-            f"{facts['probability_of_improvement']:.0%} [{facts['probability_low']:.0%}, "
-            f"{facts['probability_high']:.0%}] of pairs of {over}"
+            f"{each['name']} against {found['against']}: {NAMES[statistic]} {metric} {change}, {effect}, better in "
+            f"{share} of pairs of {over}"
         )
     return "\n".join([*lines, *found["unlike"]])
+
+
+def _in_brackets(form: str, value: float, low: float | None, high: float | None) -> str:
+    """A number, and in brackets the ends of its interval if it has one."""
+    return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:
@@ -295,7 +314,7 @@ def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:
             kind = {"histtype": "stepfilled", "alpha": 0.3, "color": colour, "label": each.name}
             axes[0, column].hist(values, edges, weights=weights, **kind)
             middle, low, high = facts[name], facts[f"{name}_low"], facts[f"{name}_high"]
-            ends = [[middle - low], [high - middle]]
+            ends = None if low is None else [[middle - low], [high - middle]]
             axes[1, column].errorbar([middle], [-place], xerr=ends, fmt="o", color=colour, capsize=4)
         axes[0, column].set_title(metric)
         axes[1, column].set_xlabel(f"{NAMES[name]} {metric}, {found['confidence']:.0%} interval over {found['over']}")

@@ -133,7 +133,7 @@ def series_of(run: RunFiles, color: int, key: str) -> Series | None:
     if not curve.iterations:
         return None
     label = f"{run.name} ({seeds_in_a_curve(len(records), len(run.seeds))})"
-    band = curve.low.tolist(), curve.high.tolist()
+    band = None if curve.band is None else (curve.band[0].tolist(), curve.band[1].tolist())
     seeds = curve.returns.T.tolist() if key in LARGE else []
     places = _places(records[0], curve.iterations)
     return Series(label, color, places, curve.iqm.tolist(), band, "95 % interval of the interquartile mean", seeds)

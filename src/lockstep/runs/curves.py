@@ -66,15 +66,15 @@ class Curve:
     Attributes:
         iterations: of each point, and ``global_steps`` environment steps of one seed.
         returns: of every seed, float64 ``[points, seeds]``.
-        iqm: interquartile mean, with ``low`` and ``high`` the ends of its confidence interval, ``[points]`` each.
+        iqm: interquartile mean, ``[points]``.
+        band: the lower and upper ends of its confidence interval, ``[points]`` each; None of a single seed.
     """
 
     iterations: list[int]
     global_steps: list[int]
     returns: np.ndarray
     iqm: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    band: tuple[np.ndarray, np.ndarray] | None
 
 
 def points_of(
@@ -96,10 +96,10 @@ def curve_of(records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRI
     """
     rows = points_of(records, metric, most)
     returns = np.array([[record[metric] for record in row] for row in rows], np.float64).reshape(-1, len(records))
-    low, high = bootstrap_interval(returns)
+    band = bootstrap_interval(returns) if len(records) > 1 else None
     first = [row[0] for row in rows]
     iterations, steps = ([record[name] for record in first] for name in ("iteration", "global_step"))
-    return Curve(iterations, steps, returns, interquartile_mean(returns), low, high)
+    return Curve(iterations, steps, returns, interquartile_mean(returns), band)
 
 
 def that_know(records: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> list[Sequence[Mapping[str, Any]]]:
@@ -131,7 +131,8 @@ def write_curves(path: Path, title: str, seeds: Mapping[int, Path]) -> Curve:
     """Write ``curves.csv``, ``curves.json`` and, with matplotlib, ``curves.png`` of several seeds' run directories."""
     curve = curve_of([_read_returns(directory) for directory in seeds.values()])
     names = ["iteration", "global_step", "iqm", "low", "high", *(f"seed_{seed}" for seed in seeds)]
-    columns = [curve.iterations, curve.global_steps, curve.iqm.tolist(), curve.low.tolist(), curve.high.tolist()]
+    ends = [[None] * len(curve.iterations)] * 2 if curve.band is None else [end.tolist() for end in curve.band]
+    columns = [curve.iterations, curve.global_steps, curve.iqm.tolist(), *ends]
     table = list(zip(*columns, *curve.returns.T.tolist(), strict=True))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([names, *table])
@@ -151,15 +152,18 @@ def can_plot() -> bool:
 
 
 def draw(title: str, curve: Curve) -> Any:
-    """The figure: the interquartile mean with its band, and a thin line for every seed."""
+    """The figure: the interquartile mean with its band, and a thin line for every seed; of a single one that alone."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.3), layout="constrained")
     axis = figure.subplots()
-    axis.plot(curve.global_steps, curve.returns, color=SINGLE, linewidth=0.7)
-    axis.fill_between(curve.global_steps, curve.low, curve.high, color=LINE, alpha=0.25, linewidth=0)
-    axis.plot(curve.global_steps, curve.iqm, color=LINE, label="interquartile mean, 95 % confidence band")
-    axis.plot([], [], color=SINGLE, linewidth=0.7, label=f"each of {curve.returns.shape[1]} seeds")
+    if curve.band is None:
+        axis.plot(curve.global_steps, curve.iqm, color=LINE, label="the only seed")
+    else:
+        axis.plot(curve.global_steps, curve.returns, color=SINGLE, linewidth=0.7)
+        axis.fill_between(curve.global_steps, *curve.band, color=LINE, alpha=0.25, linewidth=0)
+        axis.plot(curve.global_steps, curve.iqm, color=LINE, label="interquartile mean, 95 % confidence band")
+        axis.plot([], [], color=SINGLE, linewidth=0.7, label=f"each of {curve.returns.shape[1]} seeds")
     axis.set_title(title, fontsize=11)
     axis.set_xlabel("environment steps of a seed")
     axis.set_ylabel("mean return of the last 100 episodes")

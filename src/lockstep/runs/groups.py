@@ -140,7 +140,7 @@ def finish_group(
     if not can_plot():
         say(MISSING_PLOT.format(CURVES_PNG))
     listed = [{name: each.get(name) for name in OWN} | {"directory": path.name} for path, each in seeds.items()]
-    final = [ends[-1].item() if curve.iterations else None for ends in (curve.iqm, curve.low, curve.high)]
+    known = bool(curve.iterations)
     steps = sum(max(0, each["global_step"] - before.steps.get(path, 0)) for path, each in seeds.items())
     summary = {
         "status": status_of([each["status"] for each in seeds.values()], count),
@@ -148,8 +148,8 @@ def finish_group(
         "command": None if group.command is None else list(group.command),
         **{name: min(each[name] for each in seeds.values()) for name in TAKEN_BY_ALL},
         "num_seeds": len(seeds),
-        "final_return": final[0],
-        "final_return_interval": final[1:] if curve.iterations else None,
+        "final_return": curve.iqm[-1].item() if known else None,
+        "final_return_interval": [end[-1].item() for end in curve.band] if known and curve.band else None,
         "wall_time": before.wall_time + seconds,
         "steps_per_second": steps / seconds,
         "seeds": listed,

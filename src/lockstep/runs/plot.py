@@ -59,7 +59,7 @@ def line_of(path: Path, label: str, x: str, y: str) -> Line:
         raise ValueError(_nothing(label, y, records))
     places = places_of(drawn[0], x)
     at = [places[iteration] for iteration in curve.iterations]
-    band = (curve.low.tolist(), curve.high.tolist()) if seeds else None
+    band = None if curve.band is None else (curve.band[0].tolist(), curve.band[1].tolist())
     if seeds:
         label = f"{label} ({seeds_in_a_curve(len(drawn), len(seeds))})"
     return Line(label, at, curve.iqm.tolist(), band)
