@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lockstep.cli import main
-from lockstep.runs.plot import Line, draw, line_of
+from lockstep.runs.plot import Line, draw, line_of, lines_of
 
 METRIC = "rollout/episode_return_mean"
 
@@ -33,6 +33,17 @@ def test_a_line_is_the_metric_where_it_is_known(x, places, tmp_path):
     run = make(tmp_path / "a", [None, 4.0, 8.0])
     assert line_of(run, "a", x, METRIC) == Line("a", places, [4.0, 8.0])
     assert line_of(run, "a", x, "global_step").y == [10, 20, 30]
+
+
+def test_a_policy_that_was_cloned_takes_no_steps_and_is_drawn_over_its_epochs(tmp_path):
+    clone, run = make(tmp_path / "clone", []), make(tmp_path / "run", [1.0, 2.0])
+    rows = [{"iteration": n, "global_step": 0, METRIC: 1.0 / n} for n in (1, 2)]
+    (clone / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines, x = lines_of({clone: "clone"}, "steps", METRIC)
+    assert ([line.x for line in lines], x) == ([[1, 2]], "iterations")
+    assert draw(lines, x, METRIC).axes[0].get_xlabel() == "iterations"
+    for paths, asked in (({clone: "clone", run: "run"}, "steps"), ({clone: "clone"}, "time"), ({run: "run"}, "steps")):
+        assert lines_of(paths, asked, METRIC)[1] == asked
 
 
 def test_several_seeds_are_a_mean_with_a_band(tmp_path):

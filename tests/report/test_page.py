@@ -160,6 +160,22 @@ def test_every_chart_is_a_picture_with_words_too(tmp_path):
     assert len(ids) == len(set(ids))
 
 
+def test_a_policy_that_was_cloned_has_its_curves_over_its_epochs(tmp_path):
+    clone, run = (make_run(tmp_path / name) for name in ("clone", "run"))
+    rows = [{"iteration": n, "global_step": 0, "clone/loss": 8.0 / n} for n in (1, 2, 4)]
+    (clone / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = page(clone, run)
+    chart, other = (data_of(text)[key] for key in ("clone/loss", METRIC))
+    assert (chart["over"], chart["series"][0]["x"]["iterations"]) == ("iterations", [1, 2, 4])
+    assert other["over"] == "steps"
+    charts = charts_of([read_run(path, path.name) for path in (clone, run)])
+    assert (extent_of(charts), extent_of(charts, "iterations")) == ((256, 10240), (1, 4))
+    words = "clone/loss. clone: 8 at iteration 1, highest 8 at iteration 1, last 2 at iteration 4."
+    assert words in Read(text).text
+    assert f'aria-label="{words}"' in text
+    assert ">iterations</text>" in text
+
+
 def test_several_seeds_are_a_mean_with_an_interval_and_each_has_its_proof(tmp_path):
     text = page(make_group(tmp_path / "many"))
     (line,) = data_of(text)[METRIC]["series"]

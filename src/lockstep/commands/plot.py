@@ -10,7 +10,7 @@ from lockstep.policies.results import check_plot, save_figure, written
 from lockstep.runs.curves import METRIC
 from lockstep.runs.finding import find_run
 from lockstep.runs.listing import printable
-from lockstep.runs.plot import X_LABELS, draw, line_of
+from lockstep.runs.plot import X_LABELS, draw, lines_of
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))
     names = [printable(path.resolve().name) for path in paths]
     labels = [name if names.count(name) == 1 else printable(str(path)) for name, path in zip(names, paths, strict=True)]
-    lines = [line_of(path, label, options.x, options.y) for path, label in zip(paths, labels, strict=True)]
-    save_figure(draw(lines, options.x, options.y), options.out)
+    lines, x = lines_of(dict(zip(paths, labels, strict=True)), options.x, options.y)
+    save_figure(draw(lines, x, options.y), options.out)
     print(", ".join(line.label for line in lines) + written(options.out))
     return 0

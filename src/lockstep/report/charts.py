@@ -9,7 +9,7 @@ from typing import Any
 from lockstep.core.episodes import STATED
 from lockstep.report.reading import RunFiles, number
 from lockstep.runs.curves import METRIC, curve_of, points_of, seeds_in_a_curve, that_know
-from lockstep.runs.plot import places_of
+from lockstep.runs.plot import places_of, stand_still
 
 EVALUATION = "eval/return_mean"
 TITLES = {
@@ -57,13 +57,13 @@ class Series:
     interval: str = ""
     seeds: list[list[float]] = field(default_factory=list)
 
-    def in_words(self) -> str:
-        """The line in a sentence, for who doesn't see it."""
-        y = self.y
+    def in_words(self, over: str) -> str:
+        """The line over one of the measures in a sentence, for who doesn't see it."""
+        y, x, what = self.y, self.x[over], over.removesuffix("s")
         best = max(range(len(y)), key=y.__getitem__)
         return (
-            f"{self.label}: {y[0]:.4g} at step {self.x['steps'][0]:,.0f}, highest {y[best]:.4g} at step "
-            f"{self.x['steps'][best]:,.0f}, last {y[-1]:.4g} at step {self.x['steps'][-1]:,.0f}"
+            f"{self.label}: {y[0]:.4g} at {what} {x[0]:,.0f}, highest {y[best]:.4g} at {what} {x[best]:,.0f}, "
+            f"last {y[-1]:.4g} at {what} {x[-1]:,.0f}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -93,9 +93,14 @@ class Chart:
         """Whether it has the page's whole width."""
         return self.key in LARGE
 
+    @property
+    def over(self) -> str:
+        """What it is drawn over: ``steps``, or ``iterations`` where its runs take none, as a clone's epochs."""
+        return "iterations" if stand_still([series.x["steps"] for series in self.series]) else "steps"
+
     def in_words(self) -> str:
         """The chart in sentences."""
-        return f"{self.title}. {'; '.join(series.in_words() for series in self.series)}."
+        return f"{self.title}. {'; '.join(series.in_words(self.over) for series in self.series)}."
 
 
 def _short(values: Sequence[float]) -> list[float]:
@@ -116,10 +121,10 @@ def charts_of(runs: Sequence[RunFiles]) -> list[Chart]:
     return found
 
 
-def extent_of(charts: Sequence[Chart]) -> tuple[float, float]:
-    """The first and the last step of any line: all charts are over the same, so that they line up."""
-    steps = [step for chart in charts for series in chart.series for step in series.x["steps"]]
-    return min(steps, default=0.0), max(steps, default=0.0)
+def extent_of(charts: Sequence[Chart], over: str = "steps") -> tuple[float, float]:
+    """The first and the last step, or iteration, of any line that is over these: so that such charts line up."""
+    places = [place for chart in charts if chart.over == over for series in chart.series for place in series.x[over]]
+    return min(places, default=0.0), max(places, default=0.0)
 
 
 def series_of(run: RunFiles, color: int, key: str) -> Series | None:

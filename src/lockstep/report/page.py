@@ -100,8 +100,8 @@ def write_report(runs: Sequence[tuple[Path, str]], out: Path) -> Path:
 def page_of(runs: Sequence[RunFiles]) -> str:
     """The page as text."""
     charts = charts_of(runs)
-    extent = extent_of(charts)
-    pictures = {chart.key: chart_svg(chart, f"chart{place}", extent) for place, chart in enumerate(charts)}
+    extents = {over: extent_of(charts, over) for over in {chart.over for chart in charts}}
+    pictures = {chart.key: chart_svg(chart, f"chart{n}", extents[chart.over]) for n, chart in enumerate(charts)}
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in ("uPlot.iife.min.js", "report.js")]
     styles = [(ASSETS / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "report.css")]
     room, sections = ROOM, []
@@ -134,7 +134,8 @@ def page_of(runs: Sequence[RunFiles]) -> str:
 
 
 def _chart_data(chart: Chart) -> dict[str, Any]:
-    return {"key": chart.key, "large": chart.is_large, "series": [series.to_json() for series in chart.series]}
+    facts = {"key": chart.key, "large": chart.is_large, "over": chart.over}
+    return facts | {"series": [series.to_json() for series in chart.series]}
 
 
 def json_in_html(value: Any) -> str:

@@ -14,6 +14,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lockstep.policies.results import edges_of
 from lockstep.report.charts import Chart
+from lockstep.runs.plot import X_LABELS
 
 COLORS = 8
 """How many colours the page has for runs; further runs begin again."""
@@ -37,12 +38,12 @@ LOOK: Any = {
 
 
 def chart_svg(chart: Chart, name: str, extent: tuple[float, float]) -> Markup:
-    """A chart over steps as an ``svg`` element.
+    """A chart over steps, or iterations, as an ``svg`` element.
 
     Args:
         chart: what is drawn.
         name: the page's own for it, which sets its ids apart.
-        extent: the first and the last step of its axis.
+        extent: the first and the last of its axis.
     """
 
     def draw(axis: Any) -> None:
@@ -67,13 +68,13 @@ def histogram_svg(values: np.ndarray, words: str, name: str) -> Markup:
 
 def _lines(axis: Any, chart: Chart) -> None:
     for series in chart.series:
-        x, color = series.x["steps"], _stand_in(series.color)
+        x, color = series.x[chart.over], _stand_in(series.color)
         for seed in series.seeds:
             axis.plot(x, seed, color=color, linewidth=0.6, alpha=0.35)
         if series.band is not None:
             axis.fill_between(x, *series.band, color=color, alpha=0.18, linewidth=0)
         axis.plot(x, series.y, color=color, linewidth=1.6, marker="o" if len(x) == 1 else "", markersize=4)
-    axis.set_xlabel("environment steps")
+    axis.set_xlabel(X_LABELS[chart.over])
 
 
 def _stand_in(color: int) -> str:

@@ -65,6 +65,23 @@ def line_of(path: Path, label: str, x: str, y: str) -> Line:
     return Line(label, at, curve.iqm.tolist(), band)
 
 
+def lines_of(named: Mapping[Path, str], x: str, y: str) -> tuple[list[Line], str]:
+    """Reads the line of each run, by its directory, and says over what they are.
+
+    That is ``x``, or iterations in place of steps where the runs take none, as a clone's epochs. Errors are those of
+    :func:`line_of`.
+    """
+    lines = [line_of(path, label, x, y) for path, label in named.items()]
+    if x != "steps" or not stand_still([line.x for line in lines]):
+        return lines, x
+    return [line_of(path, label, "iterations", y) for path, label in named.items()], "iterations"
+
+
+def stand_still(places: Sequence[Sequence[float]]) -> bool:
+    """Whether lines of several points are each at a single place of their axis."""
+    return all(len(set(each)) == 1 for each in places) and any(len(each) > 1 for each in places)
+
+
 def records_of(path: Path) -> Records:
     """The whole metrics records of a run directory; a torn last line, of a run that goes on or was killed, is left out.
 

@@ -20,9 +20,11 @@
 
   // Each run's columns, its middle line first: uPlot wants all over one x.
   const columnsOf = (series) => [series.y, ...(series.band || []), ...series.seeds];
+  // What a chart is over: what is chosen, or iterations where its runs take no steps.
+  const overOf = (chart) => (chart.over === "steps" ? over.value : chart.over);
   // All charts begin and end where the longest line does, so that they line up: empty points stand there.
   const extentOf = (x) => {
-    const ends = charts.flatMap((chart) => chart.series.flatMap(({ x: { [x]: at } }) => [at[0], at[at.length - 1]]));
+    const ends = charts.filter((chart) => overOf(chart) === x).flatMap((chart) => chart.series.flatMap(({ x: { [x]: at } }) => [at[0], at[at.length - 1]]));
     return [Math.min(...ends), Math.max(...ends)];
   };
   const tableOf = (chart, x) => {
@@ -54,14 +56,15 @@
 
   const draw = (figure, chart) => {
     const place = figure.querySelector(".plot"), values = figure.querySelectorAll(".value");
-    const at = figure.querySelector(".at"), x = over.value, data = tableOf(chart, x);
+    const at = figure.querySelector(".at"), x = overOf(chart), data = tableOf(chart, x);
+    const what = [...over.options].find((option) => option.value === x).textContent;
     const { lines, bands, middles } = linesOf(chart);
     const ink = color("--ink-soft"), grid = { stroke: color("--line"), width: 1 };
     const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif" };
     const tell = (plot) => {
       const index = plot.cursor.idx;
       const known = index !== null && index !== undefined;
-      at.textContent = known ? `${over.selectedOptions[0].textContent}: ${short(Math.round(data[0][index]))}` : "";
+      at.textContent = known ? `${what}: ${short(Math.round(data[0][index]))}` : "";
       middles.forEach((line, run) => { values[run].textContent = known ? short(last(data[line], index)) : ""; });
     };
     const size = () => ({ width: Math.max(200, place.clientWidth), height: chart.large ? (place.clientWidth < 500 ? 240 : 320) : 190 });
@@ -69,7 +72,7 @@
     place.replaceChildren();
     figure.plot = new uPlot({
       ...size(), series: lines, bands, legend: { show: false }, scales: { x: { time: false } },
-      cursor: { drag: { x: true, y: false }, sync: { key: "runs" } }, hooks: { setCursor: [tell] },
+      cursor: { drag: { x: true, y: false }, sync: { key: x } }, hooks: { setCursor: [tell] },
       axes: [
         { ...axis, space: 60, values: (_, ticks) => ticks.map(tick) },
         { ...axis, size: 52, values: (_, ticks) => ticks.map(tick) },
