@@ -1,5 +1,6 @@
 """Which collectives an iteration has, by the engines' rules; what they take on a link."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,37 @@ def test_statistics_and_episodes_are_one_gather_each():
     # of each of 8 shards 3 numbers of 6 minibatches and 8 more, in float64
     assert [(x.purpose, x.count) for x in rest] == [("statistics", 1.0), ("episodes", 1.0)]
     assert rest[0].bytes == 8 * 8 * (3 * 6 + 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "compiled"),
+    [
+        # benchmarks/results/plan-examples.json: Humanoid, GridWorldPixels
+        (
+            {
+                "num_envs": 256,
+                "num_steps": 256,
+                "ppo": {"num_minibatches": 32, "num_epochs": 10},
+                "normalize": {"observations": True, "returns": True},
+            },
+            348,
+            4_124_672,
+        ),
+        ({"num_envs": 4096, "num_steps": 128, "ppo": {"num_minibatches": 4, "num_epochs": 4}}, 0, 112_640),
+    ],
+)
+def test_statistics_of_engine_jax_are_those_of_its_compiled_program(settings, size, compiled):
+    config = resolve(Config.model_validate({"engine": "jax", "num_shards": 256, **settings}), 256)
+    described: Any = SimpleNamespace(observation=SimpleNamespace(vector_size=size))
+    (found,) = (x for x in collectives(config, described, 1000, 256) if x.purpose == "statistics")
+    assert found.bytes == compiled
+
+
+def test_devices_that_own_unequally_many_shards_send_as_much_as_the_one_with_most():
+    for engine, numbers in (("torch", 9 * (3 * 6 + 8)), ("jax", 9 * (3 * 6 + 6) + 3)):
+        config = config_of(engine=engine)
+        (found,) = (x for x in collectives(config, describe(config.env), 1000, 3) if x.purpose == "statistics")
+        assert found.bytes == 8 * numbers
 
 
 @pytest.mark.parametrize(

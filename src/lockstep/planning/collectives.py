@@ -10,8 +10,8 @@ from lockstep.envs.description import EnvDescription
 from lockstep.training.costs import FLOAT, Collective
 from lockstep.training.losses import loss_settings
 
-STATISTIC = {"torch": 8, "jax": 4}
-"""Bytes of a number of the statistics: float64, or float32."""
+STATISTIC = 8
+"""Bytes of a number of the statistics, float64."""
 RINGS = ("all-gather", "all-reduce", "reduce-scatter")
 """Collectives in which a device sends to its neighbour alone."""
 TIMES = 10
@@ -27,7 +27,7 @@ def collectives(config: Config, description: EnvDescription, parameters: int, de
     """
     if devices == 1:
         return ()
-    found = [*_of_steps(config, parameters, devices), _statistics(config, description)]
+    found = [*_of_steps(config, parameters, devices), _statistics(config, description, devices)]
     if config.engine == "torch":
         count = sum(x.count for x in found) + 1
         found.append(Collective("all-gather", "episodes", 1.0, 8.0 * devices * (TIMES + count)))
@@ -61,12 +61,23 @@ def _of_steps(config: Config, parameters: int, devices: int) -> list[Collective]
     return [Collective("all-gather", "gradients", steps, tree.most_nodes * devices * size)]
 
 
-def _statistics(config: Config, description: EnvDescription) -> Collective:
-    """The gather of every shard's moments of minibatches, returns and what is normalised."""
-    numbers = 3 * config.ppo.num_epochs * config.ppo.num_minibatches + 8
-    numbers += 2 * description.observation.vector_size if config.normalize.observations else 0
-    numbers += 2 if config.normalize.returns else 0
-    return Collective("all-gather", "statistics", 1.0, float(STATISTIC[config.engine] * config.shards * numbers))
+def _statistics(config: Config, description: EnvDescription, devices: int) -> Collective:
+    """The gather of every shard's moments of minibatches, returns and what is normalised.
+
+    Engine jax sends count, mean and M2 of each, and a stop code of each device (in ``fast`` less, where it takes shards
+    together); engine torch counts a shard's samples once, and sends that with its episodes, stop code, and whether it
+    stated anything.
+    """
+    of_minibatches = 3 * config.ppo.num_epochs * config.ppo.num_minibatches
+    normalized = description.observation.vector_size if config.normalize.observations else 0
+    normalized += 1 if config.normalize.returns else 0
+    held = tree_of(config.shards, devices).most_shards * devices
+    if config.engine == "torch":
+        numbers = held * (of_minibatches + 2 * (2 + normalized) + 4)
+    else:
+        fitted = 0 if config.algorithm == "grpo" else 2
+        numbers = held * (of_minibatches + 3 * (fitted + normalized)) + devices
+    return Collective("all-gather", "statistics", 1.0, float(STATISTIC * numbers))
 
 
 @dataclass(frozen=True)
