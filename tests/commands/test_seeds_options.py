@@ -170,6 +170,22 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("env", "drawn"),
+    [
+        ({"id": "CartPole-v1"}, True),
+        ({"id": "CartPole-v1", "backend": "envpool"}, False),
+        ({"id": "simulators:isaac", "backend": "tensor"}, False),
+        ({"id": "lockstep/CartPole-v1", "backend": "tensor"}, True),
+        ({"id": "corridors:Painted", "backend": "jax"}, True),
+    ],
+)
+def test_a_video_is_offered_where_play_would_take_the_run(tmp_path, env, drawn):
+    text = next_steps(tmp_path, summary_of(episodes=3), Config.model_validate({"env": env}))
+    assert (f"lockstep play {tmp_path} --video out.mp4" in text) == drawn
+    assert f"lockstep eval {tmp_path} --episodes 20" in text
+
+
+@pytest.mark.parametrize(
     ("episodes", "said"), [(250, "the last 100 episodes"), (3, "all 3 episodes"), (1, "the only episode")]
 )
 def test_the_end_of_a_run_says_of_how_many_episodes_its_return_is(tmp_path, episodes, said):

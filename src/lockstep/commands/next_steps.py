@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.handed import loading
-from lockstep.config.run import Config
+from lockstep.config.run import Config, EnvConfig
 from lockstep.core.files import quoted
+from lockstep.envs.description import stepped_as_arrays
 from lockstep.runs.progress import format_number, last_episodes
 
 
@@ -36,10 +37,16 @@ def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {quoted(path)}")
     lines.append(f"evaluate:  {command} eval {quoted(path)} --episodes 20")
-    lines.append(f"watch:     {command} play {quoted(path)} --video out.mp4")
+    if config is None or _may_be_drawn(config.env):
+        lines.append(f"watch:     {command} play {quoted(path)} --video out.mp4")
     if (path / "tensorboard").is_dir():
         lines.append(f"curves:    {_tensorboard()} --logdir {quoted(path / 'tensorboard')}")
     return "\n".join(lines)
+
+
+def _may_be_drawn(env: EnvConfig) -> bool:
+    """Whether ``lockstep play`` takes an environment: those of EnvPool's and simulators on tensors have no pictures."""
+    return env.backend != "envpool" and (env.backend != "tensor" or stepped_as_arrays(env))
 
 
 def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | None) -> str:
