@@ -175,6 +175,18 @@ def test_other_starts_of_episodes_are_said():
     assert in_words(found).endswith("seed 0 (a), 7 (b)")
 
 
+def test_other_lengths_of_training_are_said():
+    def trained(name, steps):
+        plain = evaluated(name, SPREAD)
+        return Evaluated(name, plain.facts | ({} if steps is None else {"global_step": steps}), plain.table)
+
+    many = [trained(name, steps) for name, steps in (("a", 20224), ("b", 5120), ("c", 20224), ("d", 0), ("e", None))]
+    found = comparison(many)
+    assert found["unlike"] == ["other lengths of training: 20,224 steps (a), 5,120 (b)"]
+    assert in_words(found).endswith("20,224 steps (a), 5,120 (b)")
+    assert comparison([many[3], many[0]])["unlike"] == comparison([many[4], many[0]])["unlike"] == []
+
+
 def test_an_environment_that_both_engines_have_by_two_names_is_pointed_out():
     with pytest.raises(ValueError, match=r"Game-v0, lockstep/Game-v0; --env\.backend gymnasium trains with engine jax"):
         comparison([evaluated("a", [1, 2]), evaluated("b", [1, 2], "lockstep/Game-v0")])

@@ -222,9 +222,9 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
 
 
 def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
-    """Lists what of the evaluations themselves isn't alike, a line each: it may explain a difference of the policies.
+    """Lists what of the evaluations isn't alike, and how long was trained, a line each: it may explain a difference.
 
-    What a file doesn't say is left out.
+    What a file doesn't say is left out. Of groups their first runs speak.
     """
     first, lines = all_of_them[0], []
     for other in all_of_them[1:]:
@@ -241,6 +241,9 @@ def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
         seeds = [each.facts.get("seed") for each in (first, other)]
         if None not in seeds and seeds[0] != seeds[1]:
             lines.append(f"other starts of episodes: seed {seeds[0]} ({first.name}), {seeds[1]} ({other.name})")
+        one, two = (each.facts.get("global_step") for each in (first, other))
+        if isinstance(one, int) and isinstance(two, int) and one != two and min(one, two) > 0:  # 0: nothing, or a clone
+            lines.append(f"other lengths of training: {one:,} steps ({first.name}), {two:,} ({other.name})")
     return lines
 
 
