@@ -98,7 +98,7 @@ def _seconds(row: Published, devices: int, case: str) -> float:
     total = 0.0
     for one in row.each:
         size = one.bytes * row.many / devices if one.kind == "reduce-scatter" else one.bytes
-        total += one.count * link.seconds(one._replace(bytes=size), devices)
+        total += one.count * (link.latency + link.transfer(one._replace(bytes=size), devices))
     return total
 
 

@@ -109,10 +109,6 @@ def test_what_a_device_of_four_sends(kind, sent):
     assert sent_bytes(Collective(kind, "", 1, 1000), 4) == sent
 
 
-def test_a_link_takes_its_latency_and_the_bytes():
-    assert Link(100.0, 0.5).seconds(Collective("all-reduce", "", 1, 100), 2) == pytest.approx(0.5 + 1.0)
-
-
 def test_what_hosts_send_one_another():
     link = Link(1000.0, 0.0, network=400.0, per_host=4)  # a card of 100 for each device
     ring, exchange = (Collective(kind, "", 1, 800.0) for kind in ("all-gather", "all-to-all"))

@@ -96,10 +96,6 @@ class Link:
     network: float | None = None
     per_host: int = 1
 
-    def seconds(self, one: Collective, devices: int) -> float:
-        """Computes the time of one collective: its latency, and the bytes on the link that is slowest."""
-        return self.latency + self.transfer(one, devices)
-
     def transfer(self, one: Collective, devices: int, direct: bool = False) -> float:
         """Computes the seconds that the bytes of one collective take.
 

@@ -16,7 +16,7 @@ from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.planning.waiting import expected_max_of_sums
 
-SECONDS, MOST_STEPS, WARM_UP = 1.0, 4000, 20
+SECONDS, MOST_STEPS, WARM_UP, SEED = 1.0, 4000, 20, 0
 MANY = 64
 """Environments of the second measurement, of those that are stepped as arrays."""
 WORKER_SECONDS = 60e-6
@@ -55,27 +55,27 @@ class HostSteps:
         return steps * (step + WORKER_SECONDS)
 
 
-def measure_host_steps(config: EnvConfig, description: EnvDescription, seed: int = 0) -> HostSteps:
+def measure_host_steps(config: EnvConfig, description: EnvDescription) -> HostSteps:
     """Steps environments with random actions for a second or two, and keeps the time of every step."""
     alone = config.model_copy(update={"workers": 0})
     if not description.is_array:
-        return HostSteps(tuple(_times(alone, description, seed, 1)))
-    few, many = (float(np.median(_times(alone, description, seed, n))) for n in (1, MANY))
+        return HostSteps(tuple(_times(alone, description, 1)))
+    few, many = (float(np.median(_times(alone, description, n))) for n in (1, MANY))
     each = max(0.0, (many - few) / (MANY - 1))
     return HostSteps((max(0.0, few - each),), each)
 
 
-def _times(config: EnvConfig, description: EnvDescription, seed: int, envs: int) -> np.ndarray:
-    made = make_envs(config, description, seed, range(envs), fail_now)
+def _times(config: EnvConfig, description: EnvDescription, envs: int) -> np.ndarray:
+    made = make_envs(config, description, SEED, range(envs), fail_now)
     try:
         made.reset()
-        return _stepped(made, description, seed)
+        return _stepped(made, description)
     finally:
         made.close()
 
 
-def _stepped(envs: HostEnvs, description: EnvDescription, seed: int) -> np.ndarray:
-    generator, buffers = keyed_generator(seed, "plan"), envs.buffers
+def _stepped(envs: HostEnvs, description: EnvDescription) -> np.ndarray:
+    generator, buffers = keyed_generator(SEED, "plan"), envs.buffers
     actions = draw_actions(generator, description.action, (MOST_STEPS, envs.num_envs))
     times: list[float] = []
     started = time.perf_counter()

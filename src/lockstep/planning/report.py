@@ -14,12 +14,12 @@ from lockstep.training.costs import Collective
 UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 
-def amount(value: float, unit: str = "", digits: int = 3) -> str:
+def amount(value: float, unit: str = "") -> str:
     """Writes a number with a prefix: ``1.23 GB``, ``45.6 MFLOP``."""
     power = 0
     while abs(value) >= 999.5 and power < len(UNITS) - 1:
         value, power = value / 1000, power + 1
-    text = f"{value:.{digits}g}" if value < 99.95 else f"{value:.0f}"
+    text = f"{value:.3g}" if value < 99.95 else f"{value:.0f}"
     return f"{text} {UNITS[power]}{unit}".strip()
 
 
