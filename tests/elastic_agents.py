@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from command_line import TIMEOUT, marked, surroundings, wait_until
-from network_hosts import Host
+
+from benchmarks.network_hosts import Host
 
 NUMBER = "LOCKSTEP_TEST_AGENT"
 ROWS = 2

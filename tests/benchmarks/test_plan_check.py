@@ -2,6 +2,8 @@
 
 import pytest
 
+from benchmarks import plan_check
+from benchmarks.network_hosts import NoHostsError
 from benchmarks.plan_check import CASES, ROOT, Row, into_page, misses, table
 from benchmarks.plan_published import ROWS, efficiency, overlapped
 
@@ -33,6 +35,15 @@ def test_the_table_has_every_case_and_says_what_was_left_out():
     assert "| good | 800.0 | 1100.0 | 900.0 – 1200.0 | 1000.0 | +10% | 3 of 3 |" in text
     assert "| two hosts | | | | | left out: needs iproute2 | |" in text
     assert "Median error 18%, worst 25%." in text
+
+
+def test_a_case_of_hosts_that_cant_be_had_is_left_out_with_the_reason(monkeypatch):
+    def none(*_):
+        raise NoHostsError("needs ip and tc of iproute2")
+
+    monkeypatch.setattr(plan_check, "_once", none)
+    (found,) = plan_check.check([CASES[0]], 3, 1, 1, print)
+    assert (found.skipped, found.measured) == ("needs ip and tc of iproute2", [])
 
 
 def test_it_goes_between_the_marks_of_the_page():

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from command_line import wait_until
-from network_hosts import Host, joined_hosts
+from network_hosts import joined_hosts
+
+from benchmarks.network_hosts import Host
 
 ARGUMENTS = [
     "-m",

@@ -36,7 +36,7 @@ def test_an_iteration_is_that_of_the_most_devices(monkeypatch):
 
 def test_what_a_machine_lacks_doesnt_fit(monkeypatch):
     times = RankTimes(*(np.array([1.0]) for _ in range(4)), memory=3e9)
-    monkeypatch.setattr(outlook.this_machine, "measure", lambda *_: Measured(1, (times,)))
+    monkeypatch.setattr(outlook.this_machine, "measure", lambda *_: Measured(1, 1, (times,)))
     monkeypatch.setattr(outlook, "_host_memory", lambda: 2e9)
     found = planned(monkeypatch, "cpu:1").to_json()
     (row,) = found["predictions"]
@@ -47,7 +47,9 @@ def test_what_a_machine_lacks_doesnt_fit(monkeypatch):
 
 def test_ranks_of_a_processor_share_its_memory_as_many_as_there_are(monkeypatch):
     times = RankTimes(*(np.array([1.0]) for _ in range(4)), memory=1e9)
-    monkeypatch.setattr(outlook.this_machine, "measure", lambda _, size, *rest: Measured(size, (times,) * size))
+    monkeypatch.setattr(
+        outlook.this_machine, "measure", lambda _, size, here, *rest: Measured(size, here, (times,) * size)
+    )
     monkeypatch.setattr(outlook, "_host_memory", lambda: 4e9)
     rows = planned(monkeypatch, "cpu:8", (1, 2, 8)).to_json()["predictions"]
     assert [row["share_of_memory"] for row in rows] == [0.25, 0.5, 2.0]

@@ -32,7 +32,8 @@ def times(rollout, learn, other=(0.0,), memory=0.0):
 
 
 def predicted(ranks, *own, machine=MACHINE, memory: Any = None, config=CONFIG):
-    return predict(config, describe(config.env), Measured(ranks, own), machine, memory or {"parameters": 4000.0})
+    measured = Measured(ranks, min(ranks, machine.per_host), own)
+    return predict(config, describe(config.env), measured, machine, memory or {"parameters": 4000.0})
 
 
 def test_one_rank_takes_what_it_took():

@@ -21,6 +21,8 @@ from lockstep.planning.prediction import Outlook, Prediction
 from lockstep.planning.request import PlanRequest
 from lockstep.training.costs import Costs
 
+WARMUP_ITERS = 3
+"""Iterations on this machine that don't count."""
 Say = Callable[[str], None]
 
 
@@ -127,7 +129,8 @@ def _on_this_machine(
         def tell(what: str, size: int = size) -> None:
             say(f"{target.text}: measuring {what} for {size} rank{'s' if size > 1 else ''}")
 
-        measured = this_machine.measure(config, size, machine, request.warmup_iters, request.iters, tell)
+        here = min(size, target.per_host)
+        measured = this_machine.measure(config, size, here, WARMUP_ITERS, request.iters, tell)
         whole = most if config.fsdp else 1
         kept = {kind: costs.memory[kind] * whole for kind in ("parameters", "moments")}
         out.append(this_machine.predict(config, description, measured, machine, kept))

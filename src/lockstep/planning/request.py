@@ -24,7 +24,7 @@ class PlanRequest:
         mode: ``strong``, the devices share the run; ``weak``: each has as much as one.
         prices: $ an hour of a target by its text.
         network: bytes a second out of a host, or None.
-        iters: iterations that are measured on this machine, after ``warmup_iters``.
+        iters: iterations that are measured on this machine.
     """
 
     config: Config
@@ -34,7 +34,6 @@ class PlanRequest:
     prices: dict[str, float] = field(default_factory=dict)
     network: float | None = None
     iters: int = 20
-    warmup_iters: int = 3
 
     def check(self) -> None:
         """Raises a one-line ``ValueError`` for what can't be planned, before anything is measured or compiled."""

@@ -20,7 +20,7 @@ from lockstep.planning.hardware import CASES, Case
 from lockstep.planning.measure import RankTimes, measure_ranks
 from lockstep.planning.prediction import Prediction
 from lockstep.planning.waiting import expected_max
-from lockstep.training.costs import Collective
+from lockstep.training.costs import FLOAT, Collective
 
 MEMORY_LATENCY, SHARED_CORE_LATENCY = 25e-6, 75e-6
 """Seconds of a collective in memory for each further rank; where ranks share cores (docs/plan.md)."""
@@ -41,13 +41,11 @@ class Machine:
         per_host: ranks of a host.
         network: bytes a second out of a host, by one network card.
         copy: bytes a second that a process copies in memory.
-        together: ranks that share this machine's cores where that are more than ``per_host``; None: they don't.
     """
 
     per_host: int
     network: float = ETHERNET
     copy: float = 1e10
-    together: int | None = None
 
     def link(self, ranks: int, cores: int) -> Link:
         """What ``ranks`` meet over: memory of one host, or gloo over a network."""
@@ -59,24 +57,28 @@ class Machine:
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of one rank took: those that were measured at once, of ``ranks`` in all."""
+    """What runs of one rank took: those that were measured at once, of ``ranks`` in all, ``here`` to a machine."""
 
     ranks: int
+    here: int
     times: tuple[RankTimes, ...]
 
 
 def measure(
-    config: Config, ranks: int, machine: Machine, warmup_iters: int, iters: int, say: Callable[[str], None]
+    config: Config, ranks: int, here: int, warmup_iters: int, iters: int, say: Callable[[str], None]
 ) -> Measured:
-    """Measures the parts of a run on so many ranks, as many at once as would share a host, two for a core at most."""
-    here = min(ranks, machine.together or machine.per_host, COPIES_A_CORE * available_cores())
-    say(f"{here} run{'s' if here > 1 else ''} of one rank")
+    """Measures the parts of a run on so many ranks, as many at once as share a machine, ``here``, two a core at most.
+
+    The first ``warmup_iters`` iterations don't count; ``say`` is told what is measured.
+    """
+    copies = min(here, COPIES_A_CORE * available_cores())
+    say(f"{copies} run{'s' if copies > 1 else ''} of one rank")
     directory = Path(tempfile.mkdtemp(prefix="lockstep-plan-"))
     try:
-        found = measure_ranks(config, range(here), ranks, directory / "runs", warmup_iters, iters)
+        found = measure_ranks(config, range(copies), ranks, directory / "runs", warmup_iters, iters)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return Measured(ranks, tuple(found))
+    return Measured(ranks, here, tuple(found))
 
 
 def predict(
@@ -107,7 +109,7 @@ def predict(
 
 def parameters_of(memory: dict[str, float]) -> int:
     """Counts parameters by the bytes that they take."""
-    return round(memory.get("parameters", 0.0) / 4)
+    return round(memory.get("parameters", 0.0) / FLOAT)
 
 
 def _times(
@@ -120,8 +122,7 @@ def _times(
 ) -> Times:
     times, ranks, own = Times.none(), measured.ranks, measured.times
     cores = available_cores()
-    here = machine.together or min(ranks, machine.per_host)
-    crowd = max(1.0, here / max(len(own), cores))  # more of them on a host than could be measured at once
+    crowd = max(1.0, measured.here / max(len(own), cores))  # more of them on a host than could be measured at once
     told = all(len(x.rollout) for x in own)
     for name, attribute in (("rollout", "rollout"), ("gradients", "learn")) if told else (("other", "total"),):
         samples = [getattr(x, attribute) for x in own]
