@@ -39,7 +39,7 @@ def slower(rates: dict[str, Any]) -> float:
 
 
 def section(found: dict[str, Any]) -> str:
-    """Says in Markdown what :func:`cost` found."""
+    """Says in Markdown what was ``found``: the ``rates`` that :func:`cost` gave, and ``facts`` of when and of what."""
     rates, facts = found["rates"], found["facts"]
     lines = [[name, f"{statistics.median(r):,.0f}", f"{min(r):,.0f} – {max(r):,.0f}"] for name, r in rates.items()]
     said = (

@@ -41,6 +41,9 @@ def seconds_to_first_iteration(tree: Path, run: str, directory: Path) -> float:
                 raise RuntimeError(f"{tree}: no iteration was logged")
             time.sleep(0.002)
         return time.perf_counter() - started
+    except BaseException:
+        process.kill()
+        raise
     finally:
         process.wait()
 

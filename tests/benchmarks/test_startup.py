@@ -1,4 +1,10 @@
-"""What the measurement of start-up writes down."""
+"""What the measurement of start-up writes down, and that it doesn't outlast its limit."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
 
 from benchmarks import startup
 
@@ -7,6 +13,21 @@ TREE = startup.ROOT
 
 def section(seconds, commit):
     return startup.report({(TREE, startup.of_ranks(1)): [seconds]}, [TREE], [1], commit)
+
+
+def test_a_run_that_logs_nothing_is_ended(tmp_path, monkeypatch):
+    started = []
+
+    class Silent(subprocess.Popen):
+        def __init__(self, *_, **__):
+            super().__init__([sys.executable, "-c", "import time; time.sleep(20)"])
+            started.append(self)
+
+    monkeypatch.setattr(startup.subprocess, "Popen", Silent)
+    monkeypatch.setattr(startup, "LIMIT", 0.0)
+    with pytest.raises(RuntimeError, match="no iteration was logged"):
+        startup.seconds_to_first_iteration(TREE, "X-v0", tmp_path)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 def test_each_measurement_is_a_section_of_its_own_and_what_is_there_stays(tmp_path):
