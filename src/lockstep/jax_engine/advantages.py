@@ -6,7 +6,8 @@ import jax
 from jax import Array, lax
 from jax import numpy as jnp
 
-GROUP_EPSILON = 1e-8
+from lockstep.training.limits import GROUP_EPSILON
+
 UNROLLED_SHARDS = 64
 """Moments of more shards are merged in a loop: unrolled, those of hundreds take minutes to compile."""
 

@@ -13,8 +13,7 @@ from lockstep.jax_engine.advantages import counted_moments, merge_counts
 from lockstep.jax_engine.shards.blocks import Blocks
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.shuffle import permutation
-
-ADVANTAGE_EPSILON = 1e-8
+from lockstep.training.limits import ADVANTAGE_EPSILON
 
 
 class MinibatchStatistics(NamedTuple):

@@ -16,10 +16,9 @@ from lockstep.jax_engine.update import (
     Minibatch,
     Progress,
     UpdateResult,
-    adapted_learning_rate,
     clip_and_step,
+    decide,
 )
-from lockstep.training.limits import KL_STOP_FACTOR
 
 
 class Local(NamedTuple):
@@ -79,7 +78,7 @@ class PeriodicUpdate:
 
     def _together(self, before: Progress, local: Local, number: Array, steps: int) -> Progress:
         """Averages a period over devices, in one collective, and decides what is to be decided."""
-        ppo, size, devices = self.config.ppo, self.layout.size, self.gradients.devices
+        size, devices = self.layout.size, self.gradients.devices
         after, result = local.learner, before.result
         vectors = [after.parameters, after.optimizer.mu, after.optimizer.nu]
         total = sum_devices(jnp.concatenate([*vectors, local.terms, local.norm[None], local.broken[None]]))
@@ -87,10 +86,7 @@ class PeriodicUpdate:
         terms, norm, broken = total[3 * size : -2], total[-2] / devices, total[-1]
         finite = (broken == 0) & jnp.isfinite(terms).all()
         kl = terms[self.gradients.terms.index("approx_kl")] / steps
-        stops = jnp.zeros((), jnp.bool_) if ppo.target_kl is None else finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
-        rate = after.learning_rate
-        if ppo.schedule == "adaptive":
-            rate = adapted_learning_rate(rate, kl, ppo.desired_kl)
+        stops, rate = decide(self.config, after.learning_rate, kl, finite)
         averaged = Learner(parameters, optax.ScaleByAdamState(after.optimizer.count, mu, nu), rate)
         learner = jax.tree.map(lambda new, old: jnp.where(finite, new, old), averaged, before.learner)
         result = UpdateResult(

@@ -19,7 +19,15 @@ from lockstep.jax_engine.shards.blocks import Blocks
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import adam
-from lockstep.training.limits import CLIP_EPSILON, KL_NOISE, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
+from lockstep.training.limits import (
+    CLIP_EPSILON,
+    KL_NOISE,
+    KL_STOP_FACTOR,
+    LARGE_KL,
+    LEARNING_RATE_FACTOR,
+    LEARNING_RATE_LIMITS,
+    SMALL_KL,
+)
 from lockstep.training.losses import loss_settings
 
 NOTHING_FAILED = -1
@@ -140,8 +148,20 @@ def adapted_learning_rate(learning_rate: Array, kl: Array, desired_kl: float) ->
     low, high = LEARNING_RATE_LIMITS
     down = jnp.maximum(low, learning_rate / LEARNING_RATE_FACTOR)
     up = jnp.minimum(high, learning_rate * LEARNING_RATE_FACTOR)
-    small = (kl > KL_NOISE * desired_kl) & (kl < 0.5 * desired_kl)
-    return jnp.where(kl > 2.0 * desired_kl, down, jnp.where(small, up, learning_rate))
+    small = (kl > KL_NOISE * desired_kl) & (kl < SMALL_KL * desired_kl)
+    return jnp.where(kl > LARGE_KL * desired_kl, down, jnp.where(small, up, learning_rate))
+
+
+def decide(config: Config, learning_rate: Array, kl: Array, finite: Array) -> tuple[Array, Array]:
+    """Decides by the KL divergence of all devices whether the update stops, and on the adaptive learning rate.
+
+    The rate follows what stops the update too: without the largest divergences it would only ever grow.
+    """
+    ppo = config.ppo
+    stops = jnp.zeros((), jnp.bool_) if ppo.target_kl is None else finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
+    if ppo.schedule == "adaptive":
+        learning_rate = adapted_learning_rate(learning_rate, kl, ppo.desired_kl)
+    return stops, learning_rate
 
 
 def clip_and_step(learner: Learner, gradient: Held, norm: Array, config: Config) -> Learner:
@@ -241,21 +261,17 @@ class Update:
         return result if self.layout.axes else Tally.of(result)
 
     def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
-        """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect.
-
-        The adaptive rate follows what stops the update too: without the largest divergences it would only ever grow.
-        """
-        ppo, (learner, result) = self.config.ppo, progress
+        """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
+        learner, result = progress
         with jax.named_scope("gradients"):
             found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)
         gradient, terms = self.layout.reduce(found)
         norm = self.layout.norm(gradient)
         finite = jnp.isfinite(norm) & jnp.isfinite(terms).all()
         kl = terms[self.gradients.terms.index("approx_kl")]
-        stops = jnp.zeros((), jnp.bool_) if ppo.target_kl is None else finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
+        stops, rate = decide(self.config, learner.learning_rate, kl, finite)
         takes = finite & ~stops & (result.failed < 0)
-        if ppo.schedule == "adaptive":
-            rate = adapted_learning_rate(learner.learning_rate, kl, ppo.desired_kl)
+        if self.config.ppo.schedule == "adaptive":
             counted = finite & (result.failed < 0)
             learner = learner._replace(learning_rate=jnp.where(counted, rate, learner.learning_rate))
         stepped = clip_and_step(learner, gradient, norm, self.config)

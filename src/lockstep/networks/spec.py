@@ -140,6 +140,8 @@ def core_shapes(core: str, name: str, inputs: int, size: int) -> dict[str, tuple
 DEFAULT_IMAGE_ENCODER = ImageEncoder()
 
 
+MASKED_LOGIT = -1e8
+"""Of actions that an observation's mask rules out."""
 LOG_STD_LIMITS = (-5.0, 2.0)
 """To which a state-dependent log standard deviation is clamped."""
 

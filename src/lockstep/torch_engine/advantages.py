@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from lockstep.torch_engine.nets.memory import on_host
-
-GROUP_EPSILON = 1e-8
+from lockstep.training.limits import GROUP_EPSILON
 
 
 def gae(

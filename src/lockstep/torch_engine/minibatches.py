@@ -18,8 +18,8 @@ from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.setup.accelerator import to_device
 from lockstep.torch_engine.state import TrainState
+from lockstep.training.limits import ADVANTAGE_EPSILON
 
-ADVANTAGE_EPSILON = 1e-8
 FEW_SAMPLES = 1 << 16  # of a shard, in all epochs: beyond, shards one by one take less memory and hardly more time
 
 

@@ -19,8 +19,10 @@ from lockstep.training.limits import (
     CLIP_EPSILON,
     KL_NOISE,
     KL_STOP_FACTOR,
+    LARGE_KL,
     LEARNING_RATE_FACTOR,
     LEARNING_RATE_LIMITS,
+    SMALL_KL,
     non_finite,
     scheduled_coefficients,
     scheduled_learning_rate,
@@ -70,9 +72,9 @@ def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) ->
     A KL of rounding alone, :data:`KL_NOISE`, changes nothing.
     """
     low, high = LEARNING_RATE_LIMITS
-    if kl > 2.0 * desired_kl:
+    if kl > LARGE_KL * desired_kl:
         return max(low, learning_rate / LEARNING_RATE_FACTOR)
-    if KL_NOISE * desired_kl < kl < 0.5 * desired_kl:
+    if KL_NOISE * desired_kl < kl < SMALL_KL * desired_kl:
         return min(high, learning_rate * LEARNING_RATE_FACTOR)
     return learning_rate
 

@@ -17,7 +17,13 @@ At an update's first minibatch the policy is the one that acted: what its KL dif
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)
 """Between which the adaptive schedule moves."""
 LEARNING_RATE_FACTOR = 1.5
+LARGE_KL, SMALL_KL = 2.0, 0.5
+"""Times ``ppo.desired_kl``: above the first the adaptive schedule lowers the rate, below the second it raises it."""
 CLIP_EPSILON = 1e-6
+ADVANTAGE_EPSILON = 1e-8
+"""Added to the deviation that advantages of a minibatch are divided by."""
+GROUP_EPSILON = 1e-8
+"""Added to the deviation that returns of a group are divided by."""
 
 
 def scheduled_learning_rate(config: Config, global_step: int, current: float) -> float:

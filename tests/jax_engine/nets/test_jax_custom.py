@@ -12,6 +12,7 @@ from lockstep.config.run import Config
 from lockstep.jax_engine.nets import nets
 from lockstep.jax_engine.nets.encoders import action_mask
 from lockstep.jax_engine.state import make_net
+from lockstep.networks.spec import MASKED_LOGIT
 
 pytestmark = pytest.mark.optimized
 
@@ -67,7 +68,7 @@ def test_it_sees_the_parts_of_a_dict_and_its_outputs_are_masked():
     net, rows = made("OfParts", case=PARTS), rows_of(PARTS, 6)
     output, values = nets.actor_critic(net, arrays_of(net), rows)
     allowed = np.asarray(action_mask(PARTS.observation, rows))
-    np.testing.assert_array_equal(np.asarray(output) != nets.MASKED_LOGIT, allowed)
+    np.testing.assert_array_equal(np.asarray(output) != MASKED_LOGIT, allowed)
     assert not allowed.all()
     assert values is not None
     for name in ("arm/0", "arm/1", "eye"):

@@ -19,8 +19,8 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from lockstep.jax_engine.nets.encoders import action_mask
-from lockstep.jax_engine.nets.nets import MASKED_LOGIT, PolicyNet
-from lockstep.networks.spec import LOG_STD_LIMITS
+from lockstep.jax_engine.nets.nets import PolicyNet
+from lockstep.networks.spec import LOG_STD_LIMITS, MASKED_LOGIT
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 

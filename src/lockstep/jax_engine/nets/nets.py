@@ -25,8 +25,6 @@ from lockstep.networks import spec as net_shapes
 
 Parameters = Mapping[str, Array]
 
-MASKED_LOGIT = -1e8
-
 
 @dataclass(frozen=True)
 class PolicyNet(net_shapes.PolicyNet):
@@ -100,7 +98,7 @@ def _forward(net: PolicyNet, x: Array, *modules: Any) -> Array:
 def _masked(net: PolicyNet, observations: Array, output: Array) -> Array:
     mask = action_mask(net.observation, observations)
     output = output.astype(jnp.float32)
-    return output if mask is None else jnp.where(mask, output, MASKED_LOGIT)
+    return output if mask is None else jnp.where(mask, output, net_shapes.MASKED_LOGIT)
 
 
 def _value(output: Array) -> Array:

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from lockstep.config.algorithms import PPOConfig
 from lockstep.torch_engine.accelerated.report import Report
-from lockstep.training.limits import CLIP_EPSILON, KL_NOISE, KL_STOP_FACTOR, LEARNING_RATE_FACTOR, LEARNING_RATE_LIMITS
+from lockstep.training.limits import (
+    CLIP_EPSILON,
+    KL_NOISE,
+    KL_STOP_FACTOR,
+    LARGE_KL,
+    LEARNING_RATE_FACTOR,
+    LEARNING_RATE_LIMITS,
+    SMALL_KL,
+)
 
 
 def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
@@ -18,8 +26,8 @@ def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, desired_kl: float) 
     low, high = LEARNING_RATE_LIMITS
     down = (learning_rate / LEARNING_RATE_FACTOR).clamp(min=low)
     up = (learning_rate * LEARNING_RATE_FACTOR).clamp(max=high)
-    small = (kl > KL_NOISE * desired_kl) & (kl < 0.5 * desired_kl)
-    return torch.where(kl > 2.0 * desired_kl, down, torch.where(small, up, learning_rate))
+    small = (kl > KL_NOISE * desired_kl) & (kl < SMALL_KL * desired_kl)
+    return torch.where(kl > LARGE_KL * desired_kl, down, torch.where(small, up, learning_rate))
 
 
 def clip(vector: Tensor, norm: Tensor, max_norm: float | None) -> Tensor:

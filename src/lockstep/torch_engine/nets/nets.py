@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lockstep.networks.spec import PolicyNet
+from lockstep.networks.spec import MASKED_LOGIT, PolicyNet
 from lockstep.torch_engine.nets import recurrent
 from lockstep.torch_engine.nets.activations import ACTIVATIONS, fast_activation
 from lockstep.torch_engine.nets.autocast import autocast
@@ -31,8 +31,6 @@ Images = Mapping[str, Tensor]
 """Images of observations by their leaves' names, ``[k, rows, C, H, W]``; :func:`.encoders.images_of` makes them."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-MASKED_LOGIT = -1e8
 
 
 def expand(parameters: Parameters, num_shards: int) -> dict[str, Tensor]:
