@@ -3,7 +3,10 @@
 from typing import Any
 
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium import make_vec
+from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers.vector import NumpyToTorch
 
 
 class Point:
@@ -22,6 +25,7 @@ class Point:
         self.single_observation_space = Dict({"policy": box}) if style == "isaac" else box
         self.single_action_space = Box(-1.0, 1.0, (2,))
         self.place, self.steps = torch.zeros((num_envs, 2), device=device), torch.zeros(num_envs, device=device)
+        self.metadata: dict[str, Any] = {}
         self.seen = torch.zeros((num_envs, 3), device=device)
         if style == "maniskill":
             self.get_env_state = lambda: {"place": self.place, "steps": self.steps}
@@ -77,6 +81,24 @@ def single(num_envs, device, seed):
 
 
 single.per_shard = False
+
+
+def resetting(num_envs, device, seed, mode="SAME_STEP"):
+    """What says when its episodes begin, as Gymnasium's vector environments do."""
+    made = Point(num_envs, device, "isaac")
+    made.metadata = {"autoreset_mode": AutoresetMode[mode]}
+    return made
+
+
+def late(num_envs, device, seed):
+    return NumpyToTorch(make_vec("CartPole-v1", num_envs=num_envs))
+
+
+def late_unseen(num_envs, device, seed):
+    return late(num_envs, device, seed)
+
+
+late_unseen.spaces = lambda: (Box(-9.0, 9.0, (4,)), Discrete(2))
 
 
 class Vmas:

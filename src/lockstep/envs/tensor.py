@@ -21,6 +21,8 @@ from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 Tensor = Any
 """A tensor of the engine."""
 
+_OTHER_RESETS = {"NextStep": "resets one step late", "Disabled": "does not reset ended episodes"}
+
 
 class TensorEnvironment(Protocol):
     """Declares what a simulator offers.
@@ -30,7 +32,7 @@ class TensorEnvironment(Protocol):
         single_action_space: of one of them.
 
     It may also offer ``get_env_state() -> dict`` of tensors ``[num_envs, …]`` and ``set_env_state(dict)``, by which it
-    is restored exactly on resume, and ``close()``.
+    is restored exactly on resume, ``close()``, and ``metadata``, whose ``autoreset_mode`` must be ``SameStep`` then.
     """
 
     num_envs: int
@@ -113,11 +115,26 @@ def per_shard(config: EnvConfig) -> bool:
     return bool(getattr(load_factory(config), "per_shard", True))
 
 
+def check_resets(config: EnvConfig, simulator: Any) -> None:
+    """Raise a one-line ``ValueError`` if a simulator says that episodes don't begin in the step that ends one.
+
+    It says so as Gymnasium's vector environments do: ``metadata["autoreset_mode"]``; who says nothing is trusted.
+    """
+    said = (getattr(simulator, "metadata", None) or {}).get("autoreset_mode")
+    mode = str(getattr(said, "value", said))
+    if mode not in _OTHER_RESETS:
+        return
+    raise ValueError(
+        f"env.id: {config.id} {_OTHER_RESETS[mode]} (metadata autoreset_mode {mode}); env.backend tensor needs an "
+        "environment that resets in the same step: give one that does, or train the id that Gymnasium knows itself"
+    )
+
+
 def simulator_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space]:
     """Observation and action space of one environment of a simulator.
 
     Raises:
-        ValueError: it can't be made; one line.
+        ValueError: it can't be made, or doesn't reset in the same step; one line.
     """
     factory = load_factory(config)
     try:
@@ -127,11 +144,13 @@ def simulator_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Spac
     except Exception as error:
         text = " ".join(str(error).split())
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
-    spaces = made.single_observation_space, made.single_action_space
-    close = getattr(made, "close", None)
-    if close is not None:
-        close()
-    return spaces
+    try:
+        check_resets(config, made)
+        return made.single_observation_space, made.single_action_space
+    finally:
+        close = getattr(made, "close", None)
+        if close is not None:
+            close()
 
 
 def check_tensor_options(config: Config) -> None:

@@ -353,6 +353,9 @@ def test_a_simulator_that_raises_is_named(monkeypatch):
         ({"id": "simulators:nothing"}, "module simulators has no nothing"),
         ({"id": "no_such_module:make"}, "No module named"),
         ({"id": "simulators:Vmas"}, "can't be made: TypeError"),
+        ({"id": "simulators:late"}, "simulators:late resets one step late .*autoreset_mode NextStep.*same step"),
+        ({"id": "simulators:resetting", "kwargs": {"mode": "NEXT_STEP"}}, "resets one step late .*NextStep"),
+        ({"id": "simulators:resetting", "kwargs": {"mode": "DISABLED"}}, "does not reset ended episodes .*Disabled"),
         ({"id": "simulators:isaac", "workers": 2}, "env.workers"),
         ({"id": "simulators:isaac", "frame_stack": 2}, "env.frame_stack: .* let the simulator do it"),
         ({"id": "simulators:isaac", "max_episode_steps": 5}, "env.max_episode_steps"),
@@ -364,6 +367,18 @@ def test_what_does_not_fit_is_refused_in_one_line(env, says):
     with pytest.raises(ValueError, match=says) as caught:
         describe(EnvConfig.model_validate({"backend": "tensor", **env}))
     assert "\n" not in str(caught.value)
+
+
+def test_one_that_resets_late_is_refused_when_it_is_made_too():
+    with pytest.raises(ValueError, match=r"^env.id: simulators:late_unseen resets one step late"):
+        made({"id": "simulators:late_unseen"})
+
+
+def test_one_that_says_that_it_resets_in_the_same_step_is_played_as_one_that_says_nothing():
+    silent, saying = (made({"id": f"simulators:{name}"}) for name in ("isaac", "resetting"))
+    actions = torch.linspace(-1, 1, 10 * 8 * 2).reshape(10, 8, 2)
+    for one, other in zip(played(silent, actions), played(saying, actions), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def checked(env_id: str, **settings: Any) -> None:
