@@ -11,6 +11,7 @@ import numpy as np
 import pmap_periodic
 import pmap_walking
 import pytest
+from gymnasium import spaces
 
 import lockstep.jax as ljax
 from lockstep.jax import training
@@ -131,6 +132,53 @@ def test_a_rollout_of_ones_own_counts_episodes_as_the_engine_does(copied):
     # three times: twice the arrival, less a tenth a step
     assert np.allclose(returns[ended], 3 * (2 - 0.1 * lengths[ended]), atol=1e-4)
     assert int(state.step) == 3
+
+
+class Lasting:
+    """An environment whose episodes end by their time limit alone, after six steps of reward 1."""
+
+    max_episode_steps = 6
+
+    def observation_space(self, params=None):
+        return spaces.Box(-1, 1, (1,))
+
+    def action_space(self, params=None):
+        return spaces.Discrete(2)
+
+    def reset(self, key, params=None):
+        return jnp.zeros(1), jnp.int32(0)
+
+    def step(self, key, state, action, params=None):
+        return jnp.zeros(1), state + 1, jnp.float32(1), jnp.bool_(False), {}
+
+
+class Repeating(Plain):
+    """Takes each action twice."""
+
+    def get_environment(self):
+        return Lasting()
+
+    def get_rewards(self):
+        return None
+
+    def rollout(self, model, env_state, rng):
+        def step(env_state, rng):
+            act, *moves = jax.random.split(rng, 3)
+            action, seen = model.sample(env_state.obs, act), env_state.obs
+            env_state, one = env_state.step(action, moves[0])
+            env_state, two = env_state.step(action, moves[1])
+            return env_state, two._replace(obs=seen, reward=one.reward + two.reward)
+
+        env_state, trajectory = jax.lax.scan(step, env_state, jax.random.split(rng, self.num_steps))
+        return trajectory, env_state
+
+
+def test_a_rollout_that_repeats_actions_does_not_move_the_time_limit():
+    _, history = trained(Repeating, total_timesteps=3 * 64)
+    assert history["episode_return"].tolist() == [6, 6, 6]
+    assert history["episode_length"].tolist() == [6, 6, 6]
+    # sixteen steps an update: 2, then 3 more after 4 of an episode, then 3 after 2
+    assert history["episodes"].tolist() == [2 * 8, 3 * 8, 3 * 8]
 
 
 def carried(task) -> Any:

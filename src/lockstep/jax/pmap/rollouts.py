@@ -34,6 +34,7 @@ class Trajectory(NamedTuple):
         terminated: bool; ``truncated`` likewise: the episode was cut off, and ``next_obs`` has a value.
         success: int8: 1 solved, -1 not solved, 0 not said.
         reward_terms: named terms, each a mean over environments ``[T]``, which are logged.
+        length: environment steps of the episode up to this one, int32; None: each step here is counted as one.
     """
 
     obs: Any
@@ -44,6 +45,7 @@ class Trajectory(NamedTuple):
     truncated: Array
     success: Array
     reward_terms: dict[str, Array]
+    length: Array | None = None
 
     @property
     def done(self) -> Array:
@@ -134,6 +136,7 @@ class RolloutState:
             found["truncated"],
             jnp.zeros(count, jnp.int8) if success is None else jnp.where(success, 1, -1).astype(jnp.int8),
             kept.terms,
+            found["lengths"],
         )
         return RolloutState(after, self.net, self.env), row
 
@@ -191,7 +194,7 @@ def _learnable(
     truncated = found.truncated & ~found.terminated
     done = found.terminated | truncated
     ends, (returns, lengths) = lax.scan(count, (before.returns, before.lengths), (rewards, done))
-    carry = after.carry._replace(returns=ends[0], lengths=ends[1])
+    carry = after.carry._replace(returns=ends[0])  # lengths are the environments', for their time limit
     rows = rows_of(found.obs)
     rollout = Rollout(
         observations=jnp.concatenate([seen(rows), seen(carry.rows)[None]]),
@@ -205,7 +208,7 @@ def _learnable(
         recurrent_state=before.recurrent_state,
         over=done,
         returns=returns,
-        lengths=lengths,
+        lengths=lengths if found.length is None else found.length,
         successes=found.success,
         terms={name: term.mean() for name, term in found.reward_terms.items()},
     )
@@ -223,7 +226,8 @@ def _checked(found: Any, after: Any, shape: tuple[int, int]) -> Array:
             f"rollout: it gave {type(found).__name__} and {type(after).__name__}; return a Trajectory and the "
             "env_state that its last step led to"
         )
-    for name in ("action", "reward", "terminated", "truncated", "success"):
+    names = ("action", "reward", "terminated", "truncated", "success", "length")
+    for name in names if found.length is not None else names[:-1]:
         have = jnp.shape(getattr(found, name))
         if have[:2] != shape:
             raise ValueError(f"rollout: {name} is of shape {have} and must begin with {shape}, steps and environments")
