@@ -129,9 +129,9 @@ def test_a_runner_that_contradicts_itself_is_refused(settings, words):
     assert words in error_of(ljax.RunnerConfig, **({"total_timesteps": 1000} | settings))
 
 
-def resolved(devices, **settings) -> Config:
+def resolved(devices, reduced=False, **settings) -> Config:
     runner = ljax.RunnerConfig(settings.pop("total_timesteps", 10_000), **settings)
-    return run_config(PPO, runner, "env", devices, "cpu", fast=False)
+    return run_config(PPO, runner, "env", devices, "cpu", reduced)
 
 
 def test_the_run_is_a_function_of_what_all_devices_have():
@@ -158,6 +158,12 @@ def test_shards_are_those_of_one_device_where_nobody_chooses_and_they_go_round(d
 def test_devices_that_step_by_themselves_have_equally_many_shards():
     assert resolved(3, num_envs=8, sync_period=2).shards == 3
     assert resolved(2, num_envs=8, sync_period=2).shards == 8
+
+
+def test_devices_whose_gradients_are_reduced_by_a_hook_have_equally_many_shards():
+    assert resolved(3, reduced=True, num_envs=8).shards == 3
+    assert resolved(2, reduced=True, num_envs=8).shards == 8
+    assert resolved(3, reduced=True, num_envs=8, num_shards=8).shards == 8
 
 
 def test_shards_that_are_chosen_may_be_uneven():

@@ -259,17 +259,17 @@ def in_users_names(message: str) -> str:
     return _NAMES.sub(lambda found: _USERS.get(found[0], found[0]), message)
 
 
-def _default_shards(devices: int, num_envs: int, sync_period: int) -> int:
+def _default_shards(devices: int, num_envs: int, even: bool) -> int:
     """Shards of ``devices`` with ``num_envs`` environments each: those of one device with all, if they go round.
 
-    Where devices step by themselves for ``sync_period`` above 1, all own equally many.
+    ``even``: all devices own equally many, for the sake of what each computes of its own samples.
     """
     shards = default_num_shards(devices * num_envs)
-    return shards if shards >= devices and (sync_period == 1 or shards % devices == 0) else devices
+    return shards if shards >= devices and (not even or shards % devices == 0) else devices
 
 
-def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, fast: bool) -> Config:
-    """Gives the engine's config of a run on some devices, resolved; ``fast``: something asks for ``reduction: fast``.
+def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, reduced: bool) -> Config:
+    """Gives the engine's config of a run on some devices, resolved; ``reduced``: gradients are, by the user's own hook.
 
     Raises:
         ValueError: something doesn't divide, or there is no whole update; one line in the user's names.
@@ -284,8 +284,8 @@ def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, pl
         )
     shards = runner.num_shards
     if shards is None:
-        shards = _default_shards(devices, runner.num_envs, runner.sync_period)
-    fast = fast or runner.fsdp_devices > 1 or runner.sync_period > 1
+        shards = _default_shards(devices, runner.num_envs, runner.sync_period > 1 or reduced)
+    fast = reduced or runner.fsdp_devices > 1 or runner.sync_period > 1
     settings = {
         "env.id": name,
         "env.backend": "jax",

@@ -120,7 +120,8 @@ class Task:
 
         Args:
             grads: of the mean loss over this device's samples of the minibatch, by name: ``lax.pmean`` over devices is
-                the gradient of the global minibatch.
+                the gradient of the global minibatch. (Devices own equally many samples, unless ``num_shards`` was
+                given and doesn't come out even; a device with more shards has a larger gradient then.)
             axis_name: of the devices.
 
         Returns:
