@@ -11,6 +11,9 @@ import numpy as np
 
 from lockstep.core.spaces import MASK
 
+SUCCESS_KEYS = ("is_success", "success")
+"""Of infos, the first that is there: Gymnasium-Robotics' and Stable-Baselines3's, Meta-World's and ManiSkill's."""
+
 
 def number(reward: Any) -> float:
     """A reward as a float, also one that comes as an array of a single element; else a ``TypeError`` that shows it."""
@@ -38,10 +41,9 @@ def _single(value: Any, kinds: str) -> float | None:
 def stated_success(info: Mapping[str, Any]) -> int:
     """Reads what an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
 
-    ``is_success`` (Gymnasium-Robotics, Stable-Baselines3) goes before ``success`` (Meta-World, ManiSkill). What is no
-    single number or bool says nothing.
+    What is no single number or bool says nothing.
     """
-    for name in ("is_success", "success") if info else ():
+    for name in SUCCESS_KEYS if info else ():
         if name in info and (value := _single(info[name], "biuf")) is not None:
             return 1 if value > 0.5 else -1
     return 0

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
 from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.envs.functional import (
     FINAL,
@@ -24,8 +25,6 @@ from lockstep.jax_engine.envs.functional_checks import check_functions
 from lockstep.jax_engine.envs.gymnax_environment import resets_itself, without_autoreset
 from lockstep.jax_engine.envs.protocol import Step, Tree
 from lockstep.jax_engine.shards.keys import seed_key
-
-SUCCESS = ("is_success", "success")
 
 
 class FunctionalAdapter:
@@ -117,7 +116,7 @@ class FunctionalAdapter:
         if self._autoreset:
             final = found(result.info, FINAL)
             observation = jax.tree.map(lambda last, next_: jnp.where(result.done, last, next_), final, observation)
-        success = found(result.info, SUCCESS)
+        success = found(result.info, SUCCESS_KEYS)
         return Step(
             self._keys.plain(result.state),
             strong(observation),

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.spaces import ActionLayout, ObservationLayout
+from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
 from lockstep.envs.tensor import TensorEnvironment, check_resets, load_factory
 from lockstep.torch_engine.setup.accelerator import generator_state, set_generator_state
 
 FINAL = ("final_observation", "final_obs")
-SUCCESS = ("is_success", "success")
 
 
 def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
@@ -228,6 +228,6 @@ class Simulator:
 
 def _success(info: Mapping[str, Any]) -> Tensor | None:
     places = [place for place in (info.get("final_info"), info) if isinstance(place, Mapping)]
-    found = (place.get(name) for place in places for name in SUCCESS)
+    found = (place.get(name) for place in places for name in SUCCESS_KEYS)
     stated = next((values for values in found if isinstance(values, Tensor)), None)
     return None if stated is None else stated.reshape(-1) > 0.5
