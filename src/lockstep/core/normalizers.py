@@ -1,5 +1,6 @@
-"""Running normalisation of observations and rewards, on the host in float64, the same for both engines.
+"""Running normalisation of observations and rewards, on the host in float64: engine torch's, and what policies see.
 
+Engine jax normalises inside its program, by the same rules and the same :data:`EPSILON`.
 Statistics are frozen during an iteration; after it the shards' deltas are merged in shard order (Chan et al. 1983).
 Everything here works on one shard at a time, so that nothing depends on which shards a rank owns.
 """

@@ -1,4 +1,4 @@
-"""Minibatches: which samples, what their advantages are divided by, and how they are taken out of the rollout."""
+"""Minibatches: which samples, and what their advantages are divided by; :mod:`.update` takes them from the rollout."""
 
 from __future__ import annotations
 

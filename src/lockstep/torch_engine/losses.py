@@ -85,10 +85,11 @@ def loss_and_terms(
 ) -> tuple[Tensor, Tensor]:
     """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), summed over rows.
 
-    All tensors are ``[k, rows]`` (or ``[rows]``); advantages are normalised already. Without a critic there are no
-    values and returns; ``valid`` is 1.0 where a sample counts, None where all do; ``reference_log_prob`` is that of the
-    policy to which ``settings.kl_coef`` ties this one, ``actor_output`` ``[k, rows, outputs]`` is for a loss of the
-    user's own; ``sums`` does what :func:`summed` does. Plain policies on a CPU don't come here: another loss stands in
+    All tensors are ``[k, rows]``; without a loss of the user's own they may be ``[rows]``, and results have no axis
+    ``k`` then. Advantages are normalised already. Without a critic there are no values and returns; ``valid`` is 1.0
+    where a sample counts, None where all do; ``reference_log_prob`` is that of the policy to which ``settings.kl_coef``
+    ties this one, ``actor_output`` ``[k, rows, outputs]`` is for a loss of the user's own; ``sums`` does what
+    :func:`summed` does. Plain policies on a CPU don't come here: another loss stands in
     :meth:`lockstep.torch_engine.plain.losses.ActionHead.loss` too, with its gradient by hand.
 
     Returns:

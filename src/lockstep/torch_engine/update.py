@@ -104,7 +104,7 @@ def begin_update(state: TrainState, config: Config) -> dict[str, float]:
     """Sets the learning rate and the loss's coefficients of the iteration that begins, as their schedules have them.
 
     Returns:
-        The coefficients that are scheduled, by name, as the state has them on its device.
+        The coefficients that are scheduled, by name; ``state.coefficients`` has them on its device.
     """
     state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
     coefficients = scheduled_coefficients(config, state.global_step)
