@@ -106,19 +106,18 @@ def test_the_world_is_as_large_as_the_cluster_and_the_shards_allow():
 
 def test_what_ray_cant_start_is_one_line(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    options = RunOptions(launcher="ray")
-    check_ray(options, config(), Topology())
+    check_ray(config(), Topology())
     with pytest.raises(ValueError, match="another launcher started this process"):
-        check_ray(options, config(), Topology(launched=True))
+        check_ray(config(), Topology(launched=True))
     with pytest.raises(ValueError, match="device is tpu"):
-        check_ray(options, config(device="tpu", engine="jax"), Topology())
+        check_ray(config(device="tpu", engine="jax"), Topology())
     for address in ("ray://head:10001", "http://head:8265"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(ValueError, match=f"RAY_ADDRESS is {address}, and this command must run on a node"):
-            check_ray(options, config(), Topology())
+            check_ray(config(), Topology())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^launcher: ray needs ray; pip install 'lockstep-rl\[ray\]'$"):
-        check_ray(options, config(), Topology())
+        check_ray(config(), Topology())
 
 
 def test_ray_is_imported_only_where_it_is_asked_for():

@@ -148,7 +148,7 @@ def prepare(
     check_engine_options(options, config)
     server, cluster = None, None
     if options.launcher == RAY:
-        check_ray(options, config, topology)
+        check_ray(config, topology)
         options, cluster = with_devices(options, config), stack.enter_context(connected())
     start_jax(config, options)
     world = world_of(options, config, topology) if cluster is None else cluster.world(options, config, topology)

@@ -145,7 +145,7 @@ class Cluster:
         return replace(world, processes_here=min(here, world.processes))
 
 
-def check_ray(options: RunOptions, config: Config, topology: Topology) -> None:
+def check_ray(config: Config, topology: Topology) -> None:
     """Raises a one-line ``ValueError`` if ranks can't be started on Ray, whatever the cluster has."""
     if topology.launched:
         raise ValueError("launcher: ray, but another launcher started this process as one of its ranks; leave one out")
