@@ -209,8 +209,7 @@ def jax_rollouts(given: Given, program: Program, parameters: Any, done: np.ndarr
         return jax_rollout.collect(actor, env, given.description.rewards, given.config, None, carry, draws)[1]
 
     out = []
-    for shard in range(given.config.shards):
-        ids = np.array(given.plan.shard_env_ids(shard))
+    for ids in np.array(given.plan.env_ids).reshape(given.config.shards, -1):
         out.append(one(first[ids], rest[:, ids], given.actions[:, ids].astype(np.int32)))
     return out
 

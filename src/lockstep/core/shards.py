@@ -73,10 +73,6 @@ class ShardPlan:
         """Global ids of the environments that are stepped here, shard by shard."""
         return range(self.shards.start * self.envs_per_shard, self.shards.stop * self.envs_per_shard)
 
-    def shard_env_ids(self, shard: int) -> range:
-        """Global ids of the environments of one shard."""
-        return range(shard * self.envs_per_shard, (shard + 1) * self.envs_per_shard)
-
 
 def default_num_shards(num_envs: int) -> int:
     """The largest power of two that divides ``num_envs``, at most 8."""
