@@ -214,12 +214,13 @@ def test_environments_that_dont_divide():
 
 def test_host_rows_come_back_as_they_went(mesh):
     rows = np.random.default_rng(0).normal(size=(5, mesh.size * 2, 3)).astype(np.float32)
-    placed = placement.shard_rows(rows, mesh, axis=1)
-    assert placed.sharding.is_equivalent_to(meshes.named_sharding(mesh, TIME_SHARDED), 3)
+    placed = jax.device_put(rows, meshes.named_sharding(mesh, TIME_SHARDED))
     assert np.array_equal(placement.fetch_rows(placed, axis=1), rows)
-    assert np.array_equal(placement.fetch_rows(placement.shard_rows(rows[0], mesh)), rows[0])
+    first = placement.shard_rows(rows[0], mesh)
+    assert first.sharding.is_equivalent_to(meshes.named_sharding(mesh, SHARDED), 2)
+    assert np.array_equal(placement.fetch_rows(first), rows[0])
     assert np.array_equal(placement.fetch_rows(placement.replicate_on_mesh(jnp.asarray(rows), mesh)), rows)
-    assert str(mesh.size) in error_of(placement.shard_rows, rows[:, 1:], mesh, axis=1)
+    assert str(mesh.size) in error_of(placement.shard_rows, rows[0, 1:], mesh)
 
 
 def test_a_copy_for_each_device_and_back(mesh):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, Sharding
 from jax.tree_util import KeyPath
 from jax.typing import ArrayLike
 
@@ -31,7 +31,7 @@ from lockstep.jax_engine.distributed.mesh import (
     over_mesh,
     replicate_sharding,
 )
-from lockstep.jax_engine.distributed.reductions import AXES, axes
+from lockstep.jax_engine.distributed.reductions import axes
 from lockstep.jax_engine.shards.keys import is_key
 
 Tree = TypeVar("Tree")
@@ -126,19 +126,18 @@ def num_local_devices(mesh: Mesh) -> int:
     return len(mesh.local_devices)
 
 
-def shard_rows(x: ArrayLike, mesh: Mesh, axis: int = 0) -> Array:
-    """Makes this process's rows ``[…, local rows, …]``, on an axis, its part of a global array cut over the mesh."""
-    rows, spec = np.asarray(x), SHARDED if axis == 0 else PartitionSpec(*[None] * axis, AXES)
-    count, parts = rows.shape[axis], num_local_devices(mesh)
+def shard_rows(x: ArrayLike, mesh: Mesh) -> Array:
+    """Makes this process's rows ``[local rows, …]`` its part of a global array cut over the mesh."""
+    rows = np.asarray(x)
+    count, parts = len(rows), num_local_devices(mesh)
     if count % parts:
         raise ValueError(f"{count} rows don't divide over {parts} devices; {nearest(count, parts)}")
-    shape = list(rows.shape)
-    shape[axis] *= mesh.size // parts
-    return jax.make_array_from_process_local_data(named_sharding(mesh, spec), rows, tuple(shape))
+    shape = (count * (mesh.size // parts), *rows.shape[1:])
+    return jax.make_array_from_process_local_data(named_sharding(mesh, SHARDED), rows, shape)
 
 
 def fetch_rows(array: Array, axis: int = 0) -> np.ndarray:
-    """This process's rows of an array that is cut along one axis, on the host; the reverse of :func:`shard_rows`."""
+    """This process's rows of an array cut along one axis, on the host; of the first it undoes :func:`shard_rows`."""
     parts = {shard.index[axis].start or 0: shard.data for shard in array.addressable_shards}
     with life.waiting():
         return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis=axis)

@@ -29,11 +29,10 @@ def action_mask(layout: ObservationLayout, rows: Array) -> Array | None:
     return None if leaf is None else float_columns(layout, rows)[..., leaf.start : leaf.start + leaf.size] > 0.5
 
 
-def encode_rows(layout: ObservationLayout, observation: Any, action_mask: Any = None) -> Array:
+def encode_rows(layout: ObservationLayout, observation: Any) -> Array:
     """Makes rows ``[n, width]`` of a batch of observations, as :meth:`ObservationLayout.encode` makes one on the host.
 
-    Observations are in the environment's own structure, leaves ``[n, …]``; an action mask ``[n, choices]`` is what the
-    environment gives apart (None: all are allowed).
+    Observations are in the environment's own structure, leaves ``[n, …]``; a mask that isn't part of them allows all.
 
     Raises:
         ValueError: a part hasn't the shape that its space promises.
@@ -42,9 +41,7 @@ def encode_rows(layout: ObservationLayout, observation: Any, action_mask: Any = 
     count = len(descend(observation, first.name))
     floats, pixels = [], []
     for leaf in layout.leaves:
-        value = action_mask if leaf.apart else descend(observation, leaf.name)
-        if value is None:
-            value = jnp.ones((count, *leaf.shape))
+        value = jnp.ones((count, *leaf.shape)) if leaf.apart else descend(observation, leaf.name)
         columns = _columns(leaf, jnp.asarray(value), count)
         (pixels if leaf.kind == "image" else floats).append(columns)
     if not pixels:
