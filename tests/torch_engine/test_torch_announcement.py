@@ -39,7 +39,6 @@ def notes_of_images(together: int) -> list[str]:
         state=small_state(config, described_picture()),
         mode="loop",
         together=together,
-        workers_note=None,
         topology=SimpleNamespace(on_one_host=True),
     )
     return announcement._own_notes(session)  # pyright: ignore[reportArgumentType]

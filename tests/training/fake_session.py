@@ -30,6 +30,7 @@ class FakeSession:
         self.wall_time_before = 0.0
         self.own_loss: Fingerprint | None = None
         self.remembered: Mapping[str, Any] | None = None
+        self.workers_note: str | None = None
         self.weights = np.zeros(3, np.float32)
         self.calls: list[str] = []
         self.desync = False

@@ -26,6 +26,13 @@ def test_the_line_names_the_set_up_and_the_parameters_that_all_ranks_hold():
     assert session.calls[0] == "at the start"
 
 
+def test_how_many_workers_were_chosen_is_said_before_the_engines_own_lines():
+    session = FakeSession()
+    session.workers_note = "env.workers auto: 4 worker processes a rank"
+    assert said_of(session)[1:] == [session.workers_note]
+    assert said_of(session, own=["fsdp: alone"])[1:] == [session.workers_note, "fsdp: alone"]
+
+
 def test_ranks_that_differ_are_never_announced():
     session = FakeSession()
     session.desync = True

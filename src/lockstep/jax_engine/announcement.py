@@ -23,8 +23,6 @@ def _set_up(session: Session) -> list[str]:
 
 def _own_notes(session: Session) -> list[str]:
     config, program, out = session.config, session.program, []
-    if session.workers_note is not None:
-        out.append(session.workers_note)
     alone = session.topology.world_size == 1 and not config.fsdp
     if program.layout.axes:
         cut = sum(axis is not None for axis in program.layout.axes.values())

@@ -32,8 +32,6 @@ def _set_up(session: Session) -> list[str]:
 
 def _own_notes(session: Session) -> list[str]:
     config, communicator, out = session.config, session.communicator, []
-    if session.workers_note is not None:
-        out.append(session.workers_note)
     if config.reduction == "exact" and session.mode == "loop" and session.together == 1 and not config.compile:
         net = session.state.net
         custom = None if net.custom is None else net.custom.one_by_one

@@ -48,7 +48,8 @@ def start_lines(
     if config.reduction == "fast":
         out.append(f"reduction fast: repeatable at this number of {unit}; others agree up to summation order only")
     out += loss_notes(session)
-    out += [*grpo_notes(config, session.description.max_episode_steps), *own]
+    out += grpo_notes(config, session.description.max_episode_steps)
+    out += own if session.workers_note is None else [session.workers_note, *own]
     if config.eval.interval and config.eval.episodes % config.shards:
         out.append(
             f"eval.episodes {config.eval.episodes}: {episodes_of_evaluation(config)} are played, equally many by each "

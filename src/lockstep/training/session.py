@@ -40,6 +40,7 @@ class TrainingSession(Protocol):
         wall_time_before: seconds of training in earlier sessions.
         own_loss: fingerprint of the loss, where it is the user's own.
         remembered: what ``state.json`` of the checkpoint says that all ranks go on from; None: they begin.
+        workers_note: says how many worker processes environments have, where that was chosen.
     """
 
     config: Config
@@ -49,6 +50,7 @@ class TrainingSession(Protocol):
     wall_time_before: float
     own_loss: Fingerprint | None
     remembered: Mapping[str, Any] | None
+    workers_note: str | None
 
     @property
     def counted(self) -> Counted:
