@@ -21,10 +21,11 @@ from lockstep.jax_engine.nets.custom import load_custom
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Held, ParameterLayout
 from lockstep.jax_engine.shards.normalizers import Moments, empty_moments
+from lockstep.networks.checks import check_initial_std, check_normalizable
 from lockstep.networks.initial import initial_parameters
-from lockstep.networks.spec import check_initial_std, net_options
+from lockstep.networks.spec import net_options
+from lockstep.runs.checkpoint import NORMALIZERS, OPTIMIZER, POLICY, below, check_names_and_shapes
 
-POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
 """Names of Adam's moments in a checkpoint (PyTorch's), and in optax."""
 
@@ -103,11 +104,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """
     net = make_net(config, description.observation, description.action)
     check_initial_std(config, net)
-    if config.normalize.observations and not description.observation.vector_size:
-        raise ValueError(
-            f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
-            "become one-hot vectors anyway); leave it out"
-        )
+    check_normalizable(config, net, description.id)
     return net
 
 
@@ -190,18 +187,11 @@ def load_state_arrays(
     Raises:
         ValueError: names or shapes are not those of this config.
     """
-    mine = {name: array.shape for name, array in state_arrays(state, layout).items()}
-    theirs = {name: array.shape for name, array in arrays.items()}
-    for name in [*mine, *theirs]:
-        if mine.get(name) != theirs.get(name):
-            raise ValueError(
-                f"the checkpoint doesn't fit this config: {name} is {theirs.get(name, 'missing')} there and "
-                f"{mine.get(name, 'missing')} here"
-            )
+    check_names_and_shapes(state_arrays(state, layout), arrays)
     step = _counted(arrays[OPTIMIZER + "step"][0], optimizer_steps)
-    held = {ours: layout.of_arrays(_below(arrays, f"{OPTIMIZER}{name}/")) for name, ours in MOMENTS.items()}
+    held = {ours: layout.of_arrays(below(arrays, f"{OPTIMIZER}{name}/")) for name, ours in MOMENTS.items()}
     return state._replace(
-        parameters=layout.of_arrays(_below(arrays, POLICY)),
+        parameters=layout.of_arrays(below(arrays, POLICY)),
         optimizer=optax.ScaleByAdamState(step, **held),
         observation_normalizer=_moments(arrays, "observations") if state.observation_normalizer is not None else None,
         return_normalizer=_moments(arrays, "returns") if state.return_normalizer is not None else None,
@@ -215,9 +205,5 @@ def _counted(step: np.float32, optimizer_steps: int) -> np.ndarray:
 
 
 def _moments(arrays: Mapping[str, np.ndarray], name: str) -> Moments:
-    parts = _below(arrays, f"{NORMALIZERS}{name}.")
+    parts = below(arrays, f"{NORMALIZERS}{name}.")
     return Moments(parts["count"].reshape(()), parts["mean"], parts["m2"])  # type: ignore[arg-type]
-
-
-def _below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}

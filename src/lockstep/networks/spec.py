@@ -263,21 +263,6 @@ class PolicyNet:
         return {} if self.discrete or self.state_dependent_std else {"log_std": (self.action.outputs,)}
 
 
-def check_initial_std(config: Config, net: PolicyNet) -> None:
-    """Checks that a state-dependent log standard deviation begins where it has a gradient.
-
-    Raises:
-        ValueError: it would be clamped everywhere, and never learn; one line.
-    """
-    (low, high), begins = LOG_STD_LIMITS, config.network.log_std_init
-    if net.state_dependent_std and net.custom is None and not low <= begins <= high:
-        raise ValueError(
-            f"network.log_std_init: {begins:g}, but network.state_dependent_std keeps it within {low:g} and {high:g}, "
-            "beyond which it has no gradient and never learns; begin within them, or leave network.state_dependent_std "
-            "out"
-        )
-
-
 def layer_shapes(name: str, sizes: tuple[int, ...]) -> Shapes:
     """Weights and biases of a multilayer perceptron."""
     out: Shapes = {}

@@ -24,8 +24,8 @@ MANIFEST = "manifest.json"
 PYTREE = "pytree"
 """Kind, in the manifest, of a checkpoint that :mod:`lockstep.jax` saved."""
 GROUPS = ("policy", "optimizer", "normalizers")
-POLICY = "policy/"
-"""Begins the names of parameters; what follows is the name that the network gives them."""
+POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
+"""Begin the names of arrays; what follows is, of parameters, the name that the network gives them."""
 STATE = "state.json"
 SHARD = "envs/shard_"
 STATE_TYPES = {"environment": dict, "global_step": int, "iteration": int}
@@ -53,6 +53,22 @@ class Checkpoint:
     env_shards: dict[int, dict[str, np.ndarray]]
     state: dict[str, Any]
     path: Path | None = None
+
+
+def below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    """Those arrays whose names begin so, by the rest of their names."""
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def check_names_and_shapes(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
+    """Raise a one-line ``ValueError`` unless arrays of a checkpoint have the names and shapes of a state's own."""
+    here, there = ({name: array.shape for name, array in arrays.items()} for arrays in (mine, theirs))
+    for name in [*here, *there]:
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"the checkpoint doesn't fit this config: {name} is {there.get(name, 'missing')} there and "
+                f"{here.get(name, 'missing')} here"
+            )
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:

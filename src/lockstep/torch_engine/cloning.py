@@ -15,10 +15,11 @@ from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import layouts_from_json
 from lockstep.policies.cloning import CloneSettings
 from lockstep.policies.recordings import Recording
+from lockstep.runs.checkpoint import NORMALIZERS, POLICY
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
-from lockstep.torch_engine.state import NORMALIZERS, POLICY, initial_parameters, make_net
+from lockstep.torch_engine.state import initial_parameters, make_net
 
 MAX_GRAD_NORM = 1.0
 

@@ -18,8 +18,10 @@ from lockstep.core.normalizers import ObservationNormalizer, RewardNormalizer, R
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.description import EnvDescription
+from lockstep.networks.checks import check_initial_std, check_normalizable
 from lockstep.networks.initial import initial_parameters
-from lockstep.networks.spec import check_initial_std, net_options
+from lockstep.networks.spec import net_options
+from lockstep.runs.checkpoint import NORMALIZERS, OPTIMIZER, POLICY, below, check_names_and_shapes
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.custom import load_custom
 from lockstep.torch_engine.nets.functions import PolicyFunctions
@@ -31,8 +33,6 @@ from lockstep.torch_engine.plain.policy import derivable
 from lockstep.torch_engine.plain.recurrent import derivable_recurrent
 from lockstep.torch_engine.setup import accelerator
 from lockstep.training.limits import scheduled_coefficients
-
-POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
 
 
 @dataclass
@@ -103,11 +103,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """
     net = make_net(config, description.observation, description.action)
     check_initial_std(config, net)
-    if config.normalize.observations and not net.observation.vector_size:
-        raise ValueError(
-            f"normalize.observations: {description.id} observes no numbers (images are scaled to 0 … 1 and indices "
-            "become one-hot vectors anyway); leave it out"
-        )
+    check_normalizable(config, net, description.id)
     if config.cuda_graphs is True:
         accelerator.check_accelerator(config.device, 1, graphs=True)
     compilers = (os.environ.get("CXX", "g++"), "clang++")
@@ -213,28 +209,17 @@ def _normalizers(state: TrainState) -> tuple[tuple[str, ObservationNormalizer | 
     return ("observations", state.observation_normalizer), ("returns", state.return_normalizer)
 
 
-def _below(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
-
-
 def load_state_arrays(state: TrainState, arrays: dict[str, np.ndarray]) -> None:
     """Copies arrays into the state: the reverse of :func:`state_arrays`.
 
     Raises:
         ValueError: names or shapes are not those of this config.
     """
-    mine = {name: array.shape for name, array in state_arrays(state).items()}
-    theirs = {name: array.shape for name, array in arrays.items()}
-    for name in [*mine, *theirs]:
-        if mine.get(name) != theirs.get(name):
-            raise ValueError(
-                f"the checkpoint doesn't fit this config: {name} is {theirs.get(name, 'missing')} there and "
-                f"{mine.get(name, 'missing')} here"
-            )
-    moments = {moment: _below(arrays, f"{OPTIMIZER}{moment}/") for moment in MOMENTS}
-    state.optimizer.load(_below(arrays, POLICY), moments, float(arrays[OPTIMIZER + "step"][0]))
+    check_names_and_shapes(state_arrays(state), arrays)
+    moments = {moment: below(arrays, f"{OPTIMIZER}{moment}/") for moment in MOMENTS}
+    state.optimizer.load(below(arrays, POLICY), moments, float(arrays[OPTIMIZER + "step"][0]))
     for name, normalizer in _normalizers(state):
         if normalizer is not None:
-            normalizer.moments = RunningMoments.from_arrays(_below(arrays, f"{NORMALIZERS}{name}."))
+            normalizer.moments = RunningMoments.from_arrays(below(arrays, f"{NORMALIZERS}{name}."))
     if state.observation_normalizer is not None:
         state.observation_normalizer.freeze()

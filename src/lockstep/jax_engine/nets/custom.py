@@ -16,6 +16,7 @@ from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.nets import encoders
 from lockstep.jax_engine.shards.keys import seed_key
+from lockstep.networks.checks import check_outputs, running_statistics
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
@@ -142,12 +143,7 @@ def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> Cust
             raise
         text = (str(error).splitlines() or [""])[0]
         raise ValueError(f"{name}: {type(error).__name__}: {text}") from error
-    shape = None if values is None else values.shape
-    if output.shape != (2, net.outputs) or (net.critic and shape != (2,)):
-        raise ValueError(
-            f"{name} gave outputs of shape {output.shape} and values of shape {shape} for 2 "
-            f"observations; needed are (2, {net.outputs}) and (2,)"
-        )
+    check_outputs(name, net, output.shape, None if values is None else values.shape, len(rows))
     net.check_custom(name, custom.shapes())
     return custom
 
@@ -166,7 +162,4 @@ def _check_state(name: str, module: eqx.Module) -> None:
 
     for where, leaf in jax.tree_util.tree_flatten_with_path(module, is_leaf=is_state)[0]:
         if is_state(leaf):
-            raise ValueError(
-                f"{name} keeps running statistics ({_name(where)}), which would differ between devices;"
-                " use LayerNorm or GroupNorm, or normalize.observations"
-            )
+            raise running_statistics(name, _name(where), "devices")

@@ -13,7 +13,8 @@ from lockstep.core.fingerprint import compare_ranks, fingerprints
 from lockstep.jax_engine.distributed.processes import gather_json
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.state import MOMENTS, OPTIMIZER, POLICY, TrainState, normalizer_moments
+from lockstep.jax_engine.state import MOMENTS, TrainState, normalizer_moments
+from lockstep.runs.checkpoint import OPTIMIZER, POLICY
 
 HELD: dict[str, str | None] = {POLICY: None} | {f"{OPTIMIZER}{name}/": moment for name, moment in MOMENTS.items()}
 """What is held as parameters are, by prefix: parameters, and the optimiser's attributes."""

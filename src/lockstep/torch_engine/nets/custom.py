@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
+from lockstep.networks.checks import check_outputs, running_statistics
 from lockstep.torch_engine.nets import encoders
 from lockstep.torch_engine.nets.shards import in_pairs
 
@@ -181,15 +182,8 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
             output, values = custom(parameters, net.observation, torch.from_numpy(sample).unsqueeze(0))
         except Exception as error:
             raise ValueError(f"network.custom: {path}: {type(error).__name__}: {error}") from error
-    if tuple(output.shape) != (1, 2, net.outputs) or (net.critic and tuple(values.shape) != (1, 2)):
-        raise ValueError(
-            f"network.custom: {path} gave outputs of shape {tuple(output.shape[1:])} and values of shape "
-            f"{tuple(values.shape[1:])} for 2 observations; needed are (2, {net.outputs}) and (2,)"
-        )
+    check_outputs(f"network.custom: {path}", net, tuple(output.shape[1:]), tuple(values.shape[1:]), len(sample))
     net.check_custom(f"network.custom: {path}", custom.shapes())
     if any(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in changing):
-        raise ValueError(
-            f"network.custom: {path} keeps running statistics ({changing[0]}), which would differ between ranks; use "
-            "LayerNorm or GroupNorm, or normalize.observations"
-        )
+        raise running_statistics(f"network.custom: {path}", changing[0], "ranks")
     return custom

@@ -1,0 +1,57 @@
+"""What networks are refused for, once they are made, the same in both engines."""
+
+from __future__ import annotations
+
+from lockstep.config.run import Config
+from lockstep.networks.spec import LOG_STD_LIMITS, PolicyNet
+
+
+def check_initial_std(config: Config, net: PolicyNet) -> None:
+    """Checks that a state-dependent log standard deviation begins where it has a gradient.
+
+    Raises:
+        ValueError: it would be clamped everywhere, and never learn; one line.
+    """
+    (low, high), begins = LOG_STD_LIMITS, config.network.log_std_init
+    if net.state_dependent_std and net.custom is None and not low <= begins <= high:
+        raise ValueError(
+            f"network.log_std_init: {begins:g}, but network.state_dependent_std keeps it within {low:g} and {high:g}, "
+            "beyond which it has no gradient and never learns; begin within them, or leave network.state_dependent_std "
+            "out"
+        )
+
+
+def check_normalizable(config: Config, net: PolicyNet, env_id: str) -> None:
+    """Checks that an environment observes something that ``normalize.observations`` can normalise.
+
+    Raises:
+        ValueError: it doesn't; one line.
+    """
+    if config.normalize.observations and not net.observation.vector_size:
+        raise ValueError(
+            f"normalize.observations: {env_id} observes no numbers (images are scaled to 0 … 1 and indices become "
+            "one-hot vectors anyway); leave it out"
+        )
+
+
+def check_outputs(
+    name: str, net: PolicyNet, outputs: tuple[int, ...], values: tuple[int, ...] | None, rows: int
+) -> None:
+    """Checks what a module of the user's own, called ``name`` in errors, gave for so many observations, by its shapes.
+
+    Raises:
+        ValueError: it is something else than outputs and values; one line.
+    """
+    if outputs != (rows, net.outputs) or (net.critic and values != (rows,)):
+        raise ValueError(
+            f"{name} gave outputs of shape {outputs} and values of shape {values} for {rows} observations; needed are "
+            f"({rows}, {net.outputs}) and ({rows},)"
+        )
+
+
+def running_statistics(name: str, where: str, apart: str) -> ValueError:
+    """Makes the error of a module that keeps statistics ``where``; ``apart`` are those that would have others each."""
+    return ValueError(
+        f"{name} keeps running statistics ({where}), which would differ between {apart}; use LayerNorm or GroupNorm, "
+        "or normalize.observations"
+    )
