@@ -29,8 +29,8 @@ def rollouts(draw):
 
 
 def engine_gae(rollout, gamma, gae_lambda, dtype: type = np.float64):
-    rewards, values, next_values, terminated, truncated = rollout
-    numbers = [np.asarray(x).astype(dtype) for x in (rewards, values, next_values)]
+    rewards, values, bootstrap_values, terminated, truncated = rollout
+    numbers = [np.asarray(x).astype(dtype) for x in (rewards, values, bootstrap_values)]
     with jax.enable_x64(dtype is np.float64):
         out = compiled_gae(*numbers, terminated, terminated | truncated, dtype(gamma), dtype(gae_lambda))
         assert all(x.dtype == dtype for x in out)

@@ -31,8 +31,8 @@ def rollouts(draw):
 
 
 def engine_gae(rollout, gamma, gae_lambda, dtype=torch.float64):
-    rewards, values, next_values, terminated, truncated = rollout
-    columns = (rewards, values, next_values, terminated, terminated | truncated)
+    rewards, values, bootstrap_values, terminated, truncated = rollout
+    columns = (rewards, values, bootstrap_values, terminated, terminated | truncated)
     tensors = [torch.from_numpy(np.asarray(x)).to(dtype) for x in columns]
     return gae(*tensors, gamma=gamma, gae_lambda=gae_lambda)
 

@@ -52,7 +52,7 @@ def test_gae_by_hand():
     advantages, returns = reference.gae(
         rewards=[[1, 1], [2, 1], [3, 1]],
         values=[[4, 2], [2, 4], [8, 2]],
-        next_values=[[2, 6], [8, 100], [4, 6]],
+        bootstrap_values=[[2, 6], [8, 100], [4, 6]],
         terminated=[[False, False], [False, True], [False, False]],
         truncated=[[False, True], [False, False], [False, False]],
         gamma=0.5,
@@ -81,7 +81,7 @@ def test_gae_refuses_values_that_would_broadcast():
 
 @st.composite
 def rollouts(draw, num_envs=2):
-    """Rewards, values, next_values, terminated, truncated of shape `[T, num_envs]`."""
+    """Rewards, values, bootstrap_values, terminated, truncated of shape `[T, num_envs]`."""
     shape = (draw(st.integers(1, 8)), num_envs)
     numbers = [draw(arrays(np.float64, shape, elements=floats())) for _ in range(3)]
     flags = [draw(arrays(np.bool_, shape)) for _ in range(2)]
@@ -90,36 +90,36 @@ def rollouts(draw, num_envs=2):
 
 @given(rollouts(), floats(0.0, 1.0))
 def test_gae_with_lambda_1_is_discounted_returns_minus_values(rollout, gamma):
-    rewards, values, next_values, terminated, truncated = rollout
+    rewards, values, bootstrap_values, terminated, truncated = rollout
     # Inside an episode V' is V of the next row; only the ends keep the values drawn for them.
     inside = ~(terminated | truncated)[:-1]
-    next_values[:-1][inside] = values[1:][inside]
+    bootstrap_values[:-1][inside] = values[1:][inside]
     _, returns = reference.gae(*rollout, gamma=gamma, gae_lambda=1.0)
     for env in range(rewards.shape[1]):
-        following = next_values[-1, env]
+        following = bootstrap_values[-1, env]
         for t in reversed(range(len(rewards))):
             if terminated[t, env]:
                 following = 0.0
             elif truncated[t, env]:
-                following = next_values[t, env]
+                following = bootstrap_values[t, env]
             following = rewards[t, env] + gamma * following
             close(returns[t, env], following)
 
 
 @given(rollouts(), floats(0.0, 1.0))
 def test_gae_with_lambda_0_is_the_one_step_error(rollout, gamma):
-    rewards, values, next_values, terminated, _ = rollout
+    rewards, values, bootstrap_values, terminated, _ = rollout
     advantages, _ = reference.gae(*rollout, gamma=gamma, gae_lambda=0.0)
-    close(advantages, rewards + gamma * next_values * ~terminated - values)
+    close(advantages, rewards + gamma * bootstrap_values * ~terminated - values)
 
 
 @pytest.mark.parametrize(("end", "effect"), [("terminated", 0.0), ("truncated", 0.9)])
 @given(rollout=rollouts())
 def test_termination_cuts_the_bootstrap_and_truncation_does_not(end, effect, rollout):
-    _, _, next_values, terminated, truncated = rollout
+    _, _, bootstrap_values, terminated, truncated = rollout
     terminated[-1], truncated[-1] = end == "terminated", end == "truncated"
     before, _ = reference.gae(*rollout, gamma=0.9, gae_lambda=0.5)
-    next_values[-1] += 1.0
+    bootstrap_values[-1] += 1.0
     after, _ = reference.gae(*rollout, gamma=0.9, gae_lambda=0.5)
     close(after[-1] - before[-1], np.full(2, effect))
 

@@ -15,7 +15,7 @@ UNROLLED_SHARDS = 64
 def gae(
     rewards: Array,
     values: Array,
-    next_values: Array,
+    bootstrap_values: Array,
     terminated: Array,
     done: Array,
     gamma: float,
@@ -23,10 +23,10 @@ def gae(
 ) -> tuple[Array, Array]:
     """Computes advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
 
-    ``next_values`` are V of what followed: of the final observation where an episode was truncated. Nothing is
+    ``bootstrap_values`` are V of what followed: of the final observation where an episode was truncated. Nothing is
     bootstrapped where an episode ``terminated``, nothing flows back where it is ``done`` (each true or 1.0).
     """
-    deltas = rewards + gamma * jnp.where(terminated > 0, 0.0, next_values) - values
+    deltas = rewards + gamma * jnp.where(terminated > 0, 0.0, bootstrap_values) - values
 
     def step(following: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
         delta, ends = now

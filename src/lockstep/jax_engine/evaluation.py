@@ -18,13 +18,13 @@ def evaluate_policy(session: Session) -> np.ndarray:
     policy, envs = session.policy, session.eval_envs()
     shards, net = session.plan.local_num_shards, session.program.net
     parameters, scale = policy.local_parameters(session.state), policy.local_scale(session.state)
-    memory, owned = jnp.zeros((shards, envs.num_envs // shards, net.carry_size)), jnp.int32(shards)
+    recurrent_state, owned = jnp.zeros((shards, envs.num_envs // shards, net.carry_size)), jnp.int32(shards)
 
     def act(rows: np.ndarray) -> np.ndarray:
-        nonlocal memory
+        nonlocal recurrent_state
         lost = envs.buffers.lost.reshape(shards, -1)  # a lost life ends an episode for the learner
-        actions, memory = policy.most_likely(
-            parameters, scale, rows.reshape(shards, -1, rows.shape[-1]), memory, lost, owned
+        actions, recurrent_state = policy.most_likely(
+            parameters, scale, rows.reshape(shards, -1, rows.shape[-1]), recurrent_state, lost, owned
         )
         return np.asarray(actions).reshape(len(rows), *actions.shape[2:])
 

@@ -9,7 +9,7 @@ from lockstep.reference.arrays import Array, float64
 def gae(
     rewards: ArrayLike,
     values: ArrayLike,
-    next_values: ArrayLike,
+    bootstrap_values: ArrayLike,
     terminated: ArrayLike,
     truncated: ArrayLike,
     gamma: float,
@@ -21,7 +21,7 @@ def gae(
     `A_t = delta_t + gamma * lambda * (1 - (terminated | truncated)_t) * A_{t+1}`, with `A_T = 0`.
 
     A terminated step bootstraps from 0, a truncated one from the value of its final observation; both end the sum. All
-    arrays are `[T, E]`; `next_values`, V', are ignored, whatever they hold, where the episode terminated.
+    arrays are `[T, E]`; `bootstrap_values`, V', are ignored, whatever they hold, where the episode terminated.
 
     Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", eq. 16.
 
@@ -31,11 +31,11 @@ def gae(
     Raises:
         ValueError: If the shapes differ.
     """
-    rewards, values, next_values, ends, cuts = float64(
-        rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated
+    rewards, values, bootstrap_values, ends, cuts = float64(
+        rewards=rewards, values=values, bootstrap_values=bootstrap_values, terminated=terminated, truncated=truncated
     )
     is_terminated, is_done = ends != 0, (ends != 0) | (cuts != 0)
-    deltas = rewards + gamma * np.where(is_terminated, 0.0, next_values) - values
+    deltas = rewards + gamma * np.where(is_terminated, 0.0, bootstrap_values) - values
     advantages = np.zeros_like(deltas)
     following = np.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):

@@ -21,26 +21,27 @@ def evaluate_policy(session: Session) -> np.ndarray:
     """
     state, envs, net = session.state, session.eval_envs(), session.state.net
     device, shards = state.parameters.flat.device, session.plan.local_num_shards
-    carry = torch.zeros((shards, envs.num_envs // shards, net.carry_size), device=device)
+    recurrent_state = torch.zeros((shards, envs.num_envs // shards, net.carry_size), device=device)
 
-    def mode_actions(x: Tensor, carry: Tensor) -> tuple[Tensor, Tensor]:
+    def mode_actions(x: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
         weights = state.parameters.expanded(len(x))
         if net.core is None:
-            return distributions.mode(net, nets.actor(net, weights, x)), carry
+            return distributions.mode(net, nets.actor(net, weights, x)), recurrent_state
         none = torch.zeros((len(x), 1, x.shape[1]), device=device)
-        output, _, carries = nets.unroll(net, weights, x.unsqueeze(1), carry, none, actor_only=True)
-        return distributions.mode(net, output[:, 0]), carries[:, 0]
+        output, _, after = nets.unroll(net, weights, x.unsqueeze(1), recurrent_state, none, actor_only=True)
+        return distributions.mode(net, output[:, 0]), after[:, 0]
 
     def act(observations: np.ndarray) -> np.ndarray:
         with torch.inference_mode() if on_host(device) else torch.no_grad():  # what environments do is their own matter
             return inferred(observations)
 
     def inferred(observations: np.ndarray) -> np.ndarray:
-        nonlocal carry
+        nonlocal recurrent_state
         lost = torch.from_numpy(envs.buffers.lost).to(device)  # a lost life ends an episode for the learner
-        carry = torch.where(lost.view(shards, -1, 1), 0.0, carry)
+        recurrent_state = torch.where(lost.view(shards, -1, 1), 0.0, recurrent_state)
         x = aligned(normalized(net.observation, observations, state.observation_normalizer), device)
-        actions, carry = by_shard("loop", mode_actions, x.view(shards, -1, x.shape[-1]), carry)
+        x = x.view(shards, -1, x.shape[-1])
+        actions, recurrent_state = by_shard("loop", mode_actions, x, recurrent_state)
         return distributions.squash(net, actions.flatten(0, 1).cpu().numpy())
 
     episodes = run_episodes(envs, act, session.config.eval.max_steps)
