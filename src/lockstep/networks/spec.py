@@ -11,6 +11,8 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from lockstep.config.run import Config
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 
@@ -183,6 +185,13 @@ class PolicyNet:
     def outputs(self) -> int:
         """What the actor's head gives: logits, means, or means and log standard deviations."""
         return self.action.outputs * (2 if not self.discrete and self.state_dependent_std else 1)
+
+    def squash(self, actions: np.ndarray) -> np.ndarray:
+        """What the environment takes ``[…, A]``, of a squashed Gaussian's actions; others are left as they are."""
+        if not self.squashed:
+            return actions
+        low, high = (np.asarray(bound, np.float32) for bound in (self.action.low, self.action.high))
+        return (low + (high - low) * np.float32(0.5) * (np.tanh(actions) + np.float32(1.0))).astype(np.float32)
 
     @property
     def plain(self) -> bool:

@@ -42,7 +42,7 @@ def evaluate_policy(session: Session) -> np.ndarray:
         x = aligned(normalized(net.observation, observations, state.observation_normalizer), device)
         x = x.view(shards, -1, x.shape[-1])
         actions, recurrent_state = by_shard("loop", mode_actions, x, recurrent_state)
-        return distributions.squash(net, actions.flatten(0, 1).cpu().numpy())
+        return net.squash(actions.flatten(0, 1).cpu().numpy())
 
     episodes = run_episodes(envs, act, session.config.eval.max_steps)
     rows = torch.from_numpy(episodes).unflatten(0, (shards, -1))

@@ -94,7 +94,7 @@ class PolicyFunction:
             actions = distributions.mode(net, output)
         else:
             actions = distributions.sample(net, self._weights, output, torch.from_numpy(noise).unsqueeze(0))
-        return distributions.squash(net, actions[0].numpy()), carry
+        return net.squash(actions[0].numpy()), carry
 
     @torch.inference_mode()
     def outputs(

@@ -19,7 +19,6 @@ from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.numbers import check_numbers, check_rows
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.envs.rewards import RewardShaping
-from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState
@@ -253,7 +252,7 @@ class _Part:
             out.raw[t] = buffers.observations
         out.actions[t] = self._actor(out.observations[t], self._noise[t], self._rows)
         if self._net.squashed:
-            out.native[t] = distributions.squash(self._net, out.actions[t])
+            out.native[t] = self._net.squash(out.actions[t])
         buffers.actions[...] = out.native[t]
 
     def take(self, t: int) -> None:

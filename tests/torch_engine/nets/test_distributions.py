@@ -104,11 +104,11 @@ def test_far_out_a_squashed_log_prob_stays_finite():
 def test_squashed_actions_fill_their_bounds_and_never_leave_them():
     net = squashed_net()
     numbers = np.array([[-50.0, -50.0], [0.0, 0.0], [50.0, 50.0], [0.5, -0.5]], np.float32)
-    squashed = distributions.squash(net, numbers)
+    squashed = net.squash(numbers)
     assert squashed.dtype == np.float32
     assert squashed[:3].tolist() == [[-2.0, 0.0], [-0.5, 5.0], [1.0, 10.0]]
     assert squashed[3] == pytest.approx([-0.5 + 1.5 * np.tanh(0.5), 5 - 5 * np.tanh(0.5)], rel=1e-6)
-    assert distributions.squash(replace(net, squashed=False), numbers) is numbers
+    assert replace(net, squashed=False).squash(numbers) is numbers
 
 
 # --- Standard deviations by state -------------------------------------------------------------------------------------

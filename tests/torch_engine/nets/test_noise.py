@@ -69,8 +69,8 @@ def test_a_squashed_entropy_and_its_gradient_are_right_on_average():
 def test_squashed_actions_reach_both_bounds_and_the_middle():
     net = PolicyNet(OBSERVATION, BOUNDED, squashed=True)
     actions = np.array([[-30, -30], [0, 0], [30, 30]], np.float32)
-    np.testing.assert_allclose(distributions.squash(net, actions), [[-1, 2], [1, 5], [3, 8]], rtol=1e-6)
-    assert distributions.squash(PolicyNet(OBSERVATION, BOUNDED), actions) is actions
+    np.testing.assert_allclose(net.squash(actions), [[-1, 2], [1, 5], [3, 8]], rtol=1e-6)
+    assert PolicyNet(OBSERVATION, BOUNDED).squash(actions) is actions
 
 
 def test_a_standard_deviation_by_state_is_the_second_half_of_the_output():

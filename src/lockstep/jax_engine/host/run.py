@@ -170,20 +170,13 @@ class HostRun:
             actions, states[p] = self._policy.act(parameters, scale, shaped, states[p], ended, noises[p], *numbers)
             return actions
 
-        collect(self.envs, infer, self._squash, self.rollout)
+        collect(self.envs, infer, self.program.net.squash, self.rollout)
 
     def _ended(self, part: slice, t: int) -> np.ndarray:
         """Marks where the step before ended an episode for the learner, bool ``[n]``."""
         if t == 0:
             return np.zeros(part.stop - part.start, np.bool_)
         return self.rollout.terminated[t - 1, part] | self.rollout.truncated[t - 1, part]
-
-    def _squash(self, actions: np.ndarray) -> np.ndarray:
-        net = self.program.net
-        if not net.squashed:
-            return actions
-        low, high = (np.asarray(bound, np.float32) for bound in (net.action.low, net.action.high))
-        return (low + (high - low) * np.float32(0.5) * (np.tanh(actions) + np.float32(1.0))).astype(np.float32)
 
     def _begin_groups(self, iteration: int) -> None:
         self.envs.buffers.episodes[:] = iteration * EPISODES_PER_ITERATION

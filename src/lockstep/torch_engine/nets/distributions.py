@@ -2,7 +2,7 @@
 
 Noise is drawn beforehand, so that sampling is a function: the largest of logits plus Gumbel noise samples a
 categorical; mean plus standard deviation times normal noise a Gaussian. A squashed Gaussian keeps the number before
-the tanh as its action; what the environment takes is made of it by :func:`squash`.
+the tanh as its action; what the environment takes is made of it by :meth:`.PolicyNet.squash`, and :class:`Squash`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,21 +113,13 @@ def _log_slope(x: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - size - torch.log(1.0 + torch.exp(-2.0 * size)))
 
 
-def squash(net: PolicyNet, actions: np.ndarray) -> np.ndarray:
-    """Maps a squashed Gaussian's actions to what the environment takes ``[…, A]``; others are left as they are."""
-    if not net.squashed:
-        return actions
-    low, high = (np.asarray(bound, np.float32) for bound in (net.action.low, net.action.high))
-    return (low + (high - low) * np.float32(0.5) * (np.tanh(actions) + np.float32(1.0))).astype(np.float32)
-
-
 def into_bounds(actions: Tensor, low: Tensor, half: Tensor) -> Tensor:
     """Squashes actions ``[…, A]`` into bounds that begin at ``low`` and are twice ``half`` apart, each ``[A]``."""
     return low + half * (torch.tanh(actions) + 1.0)
 
 
 class Squash:
-    """Does what :func:`squash` does, on tensors of a device."""
+    """Does what :meth:`.PolicyNet.squash` does, on tensors of a device."""
 
     def __init__(self, net: PolicyNet, device: torch.device) -> None:
         self._low, high = (
