@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.core.episodes import WINDOW, EpisodeCounter, RecentEpisodes, first_episodes
+from lockstep.core.episodes import WINDOW, EpisodeCounter, RecentEpisodes, finished_first_episodes
 
 
 def rollouts(seed, count, steps, num_envs, done_probability):
@@ -189,9 +189,9 @@ def test_a_return_is_the_same_whichever_environments_are_beside_it():
     scores, valid = random.normal(size=(100, 5)), np.ones((100, 5), bool)
     valid[40:, 1] = False
     none = np.zeros((100, 5))
-    together = first_episodes(valid, scores, none, range(5))
+    together = finished_first_episodes(valid, scores, none, range(5))
     for env in range(5):
         part = slice(env, env + 1)
-        alone = first_episodes(valid[:, part], scores[:, part], none[:, part], range(env, env + 1))
+        alone = finished_first_episodes(valid[:, part], scores[:, part], none[:, part], range(env, env + 1))
         np.testing.assert_array_equal(alone, together[together[:, 1] == env])
     np.testing.assert_array_equal(together[np.argsort(together[:, 1]), 2], np.where(valid, scores, 0.0).sum(0))

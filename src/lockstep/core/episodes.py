@@ -77,7 +77,7 @@ class EpisodeCounter:
         self.returns[env], self.lengths[env] = 0.0, 0
 
 
-def first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np.ndarray, env_ids: range) -> np.ndarray:
+def finished_first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np.ndarray, env_ids: range) -> np.ndarray:
     """Lists each environment's first episode of a rollout, also where the rollout's end cut it.
 
     ``valid`` says where no episode had ended before, bool ``[T, E]``; ``scores`` are rewards as they are counted,

@@ -45,10 +45,9 @@ class Batch(NamedTuple):
     recurrent_state: Array | None = None
     resets: Array | None = None
 
-
-def columns_of(batch: Batch) -> dict[str, Array]:
-    """Collects the columns that a batch has, by name."""
-    return {name: x for name, x in batch._asdict().items() if x is not None}
+    def columns(self) -> dict[str, Array]:
+        """Collects what there is of them by name."""
+        return {name: x for name, x in self._asdict().items() if x is not None}
 
 
 class PolicyOutputs(NamedTuple):
@@ -71,10 +70,10 @@ def begins(rollout: Rollout) -> Array:
     return jnp.concatenate([jnp.zeros_like(done[:1]), done])
 
 
-def evaluate_rollout(
-    net: PolicyNet, parameters: Parameters, rollout: Rollout, outputs: Array | None, platform: str
+def policy_outputs(
+    net: PolicyNet, parameters: Parameters, rollout: Rollout, acted: Array | None, platform: str
 ) -> PolicyOutputs:
-    """Runs the networks over a rollout ``[T, n, …]``; ``outputs`` are the actor's on it, if they are known.
+    """Computes log-probabilities and values of a rollout ``[T, n, …]``; ``acted`` are the actor's outputs, if known.
 
     ``platform`` is of the mesh.
     """
@@ -83,19 +82,19 @@ def evaluate_rollout(
         first, values, recurrent_states = nets.unroll(
             net, parameters, rows, rollout.recurrent_state, begins(rollout), most_rows=most_images(net, platform)
         )
-        known = first[:-1] if outputs is None else outputs
+        known = first[:-1] if acted is None else acted
         log_probs = distributions.log_prob_and_entropy(net, parameters, known, rollout.actions)[0]
         return PolicyOutputs(log_probs, values, recurrent_states)
     flat, most = rows.reshape((steps + 1) * n, -1), most_images(net, platform)
-    if outputs is None and most is not None:  # one pass, of which actor and critic may share the convolutions
+    if acted is None and most is not None:  # one pass, of which actor and critic may share the convolutions
         both = in_chunks(partial(nets.actor_critic, net, parameters), flat, most)
-        outputs, values = both[0][: steps * n].reshape(steps, n, -1), both[1]
+        acted, values = both[0][: steps * n].reshape(steps, n, -1), both[1]
     else:
         values = _values(net, parameters, flat, platform) if net.critic else None
-    if outputs is None:
-        outputs = nets.actor(net, parameters, flat[: steps * n]).reshape(steps, n, -1)
+    if acted is None:
+        acted = nets.actor(net, parameters, flat[: steps * n]).reshape(steps, n, -1)
     values = None if values is None else values.reshape(steps + 1, n)
-    return PolicyOutputs(distributions.log_prob_and_entropy(net, parameters, outputs, rollout.actions)[0], values)
+    return PolicyOutputs(distributions.log_prob_and_entropy(net, parameters, acted, rollout.actions)[0], values)
 
 
 def _values(net: PolicyNet, parameters: Parameters, rows: Array, platform: str) -> Array:
@@ -104,25 +103,25 @@ def _values(net: PolicyNet, parameters: Parameters, rows: Array, platform: str) 
 
 
 def bootstrap_values(
-    net: PolicyNet, parameters: Parameters, rollout: Rollout, policy: PolicyOutputs, platform: str
+    net: PolicyNet, parameters: Parameters, rollout: Rollout, outputs: PolicyOutputs, platform: str
 ) -> Array:
     """Computes V of what each step led to ``[T, n]``: of its own last observation where an episode was truncated."""
-    assert policy.values is not None
+    assert outputs.values is not None
     steps, n = rollout.rewards.shape
 
     def of_finals() -> Array:
         rows = rollout.final.reshape(steps * n, -1)
         if net.core is None:
             return _values(net, parameters, rows, platform).reshape(steps, n)
-        assert policy.recurrent_states is not None
-        recurrent_state = policy.recurrent_states[:-1].reshape(steps * n, -1)
+        assert outputs.recurrent_states is not None
+        recurrent_state = outputs.recurrent_states[:-1].reshape(steps * n, -1)
         none, most = jnp.zeros((1, steps * n)), most_images(net, platform)
         values = nets.unroll(net, parameters, rows[None], recurrent_state, none, most_rows=most)[1]
         assert values is not None
         return values[0].reshape(steps, n)
 
     finals = lax.cond(rollout.truncated.any(), of_finals, lambda: jnp.zeros((steps, n)))
-    return jnp.where(rollout.truncated, finals, policy.values[1:])
+    return jnp.where(rollout.truncated, finals, outputs.values[1:])
 
 
 def to_units(x: Array, length: int | None) -> Array:
@@ -155,31 +154,31 @@ def make_batch(
         The batch, and the recurrent state before the next rollout ``[n, carry_size]``: zeros where an episode begins.
     """
     length = config.sequence_length
-    policy = evaluate_rollout(net, parameters, rollout, rollout.outputs, platform)
+    outputs = policy_outputs(net, parameters, rollout, rollout.outputs, platform)
     columns: dict[str, Array] = {
         "observations": rollout.observations[:-1],
         "actions": rollout.actions,
-        "log_probs": policy.log_probs,
+        "log_probs": outputs.log_probs,
     }
     if config.algorithm == "grpo":
         columns |= group_columns(rollout, config)
         if reference is not None:
-            columns["reference_log_probs"] = evaluate_rollout(net, reference, rollout, None, platform).log_probs
+            columns["reference_log_probs"] = policy_outputs(net, reference, rollout, None, platform).log_probs
     else:
-        assert policy.values is not None
+        assert outputs.values is not None
         rewards = scaled_rewards(rollout.rewards, scale, config.normalize.clip_rewards)
-        following = bootstrap_values(net, parameters, rollout, policy, platform)
-        columns["values"] = values = policy.values[:-1]
+        following = bootstrap_values(net, parameters, rollout, outputs, platform)
+        columns["values"] = values = outputs.values[:-1]
         columns["advantages"], columns["returns"] = gae(
             rewards, values, following, rollout.terminated, rollout.done, config.ppo.gamma, config.ppo.gae_lambda
         )
     recurrent_state, after = None, rollout.recurrent_state
-    if policy.recurrent_states is not None:
+    if outputs.recurrent_states is not None:
         columns["resets"] = begins(rollout)[:-1]
         first, ends = rollout.recurrent_state[None], slice(length - 1, config.num_steps - 1, length)
-        into = jnp.concatenate([first, policy.recurrent_states[ends]])
+        into = jnp.concatenate([first, outputs.recurrent_states[ends]])
         recurrent_state = into.reshape(-1, into.shape[-1])
-        after = jnp.where(rollout.done[-1][:, None], 0.0, policy.recurrent_states[-2])
+        after = jnp.where(rollout.done[-1][:, None], 0.0, outputs.recurrent_states[-2])
     laid = {name: to_units(x, None if net.core is None else length) for name, x in columns.items()}
     batch = Batch(**laid, recurrent_state=recurrent_state)
     return batch, after

@@ -11,17 +11,17 @@ from lockstep.jax_engine.advantages import group_advantages
 from lockstep.jax_engine.rollout import Rollout
 
 
-def first_episodes(rollout: Rollout) -> Array:
+def mark_first_episodes(rollout: Rollout) -> Array:
     """Marks where no episode of the environment had ended before in this rollout, bool ``[T, n]``."""
     over = rollout.over.astype(jnp.int32)
     return jnp.cumsum(over, 0) - over == 0
 
 
-def finished_episodes(rollout: Rollout) -> Array:
+def mark_finished_episodes(rollout: Rollout) -> Array:
     """Marks where an environment's first episode ended, or the rollout cut it, bool ``[T, n]``."""
     over = rollout.over
     last = jnp.arange(over.shape[0])[:, None] == over.shape[0] - 1
-    return first_episodes(rollout) & (over | last)
+    return mark_first_episodes(rollout) & (over | last)
 
 
 def group_columns(rollout: Rollout, config: Config) -> dict[str, Array]:
@@ -29,7 +29,7 @@ def group_columns(rollout: Rollout, config: Config) -> dict[str, Array]:
 
     What follows the first episode doesn't count.
     """
-    valid = first_episodes(rollout)
+    valid = mark_first_episodes(rollout)
     with jax.enable_x64(True):
         rewards = jnp.where(valid, rollout.rewards, 0.0).astype(jnp.float64)
         returns = rewards.sum(0).reshape(-1, config.grpo.group_size)

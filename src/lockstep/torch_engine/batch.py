@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.shards import ShardPlan
-from lockstep.torch_engine.advantages import gae, group_advantages
+from lockstep.torch_engine.advantages import gae
+from lockstep.torch_engine.groups import group_columns
 from lockstep.torch_engine.nets.functions import PolicyFunctions, PolicyOutputs
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.shards import Mode, by_shard, from_shards, laid_out, to_sequences, to_shards
@@ -155,7 +156,8 @@ def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Con
         advantages=torch.empty(0),
     )
     if config.algorithm == "grpo":
-        add_group_advantages(batch, state, rollout, plan, config)
+        columns = group_columns(rollout, config, device)
+        batch.advantages, batch.valid = (to_shards(columns[name], shards) for name in ("advantages", "valid"))
         if state.reference is not None:
             given = (observations, actions, begins, state.recurrent_state, steps)
             batch.reference_log_probs = policy_outputs(state.reference, mode, *given).log_probs.flatten(1)
@@ -184,22 +186,6 @@ def add_advantages(
     batch.values = outputs.values[:, :-1].flatten(1)
     if rollout.dead is not None:
         batch.valid = to_shards(to_device(~rollout.dead, device).float(), shards)
-
-
-def add_group_advantages(batch: Batch, state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config) -> None:
-    """Adds GRPO's advantages: each environment's first episode of the rollout against its group's.
-
-    What follows the first episode doesn't count.
-    """
-    device, shards = state.parameters.flat.device, plan.local_num_shards
-    valid = rollout.first_episodes
-    returns = np.where(valid, rollout.rewards, 0.0).sum(0).reshape(-1, config.grpo.group_size)
-    per_env = to_device(
-        group_advantages(torch.from_numpy(returns), config.grpo.normalize_std).flatten().numpy(), device
-    )
-    counted = to_device(valid, device).float()
-    batch.advantages = to_shards(per_env.float() * counted, shards)
-    batch.valid = to_shards(counted, shards)
 
 
 def in_sequences(batch: Batch, outputs: PolicyOutputs, begins: Tensor, state: TrainState, config: Config) -> Batch:

@@ -10,7 +10,7 @@ from jax import numpy as jnp
 from net_cases import CASES, arrays_of, rows_of
 
 from lockstep.config.run import Config
-from lockstep.jax_engine.batch import evaluate_rollout
+from lockstep.jax_engine.batch import policy_outputs
 from lockstep.jax_engine.gradients import gradient_parts, minibatch_loss
 from lockstep.jax_engine.nets.chunks import CHUNK_IMAGES, equal_chunks, in_chunks, most_images
 from lockstep.jax_engine.nets.nets import PolicyNet
@@ -98,14 +98,14 @@ def test_a_rollout_of_images_is_evaluated_in_chunks_as_by_one_pass(options):
     weights, rollout = arrays_of(net), rollout_of(net)
 
     def evaluated(platform: str) -> Any:
-        return jax.jit(partial(evaluate_rollout, net, outputs=None, platform=platform))(weights, rollout=rollout)
+        return jax.jit(partial(policy_outputs, net, acted=None, platform=platform))(weights, rollout=rollout)
 
     for chunked, whole in zip(evaluated("cpu"), evaluated("gpu"), strict=True):
         if whole is not None:
             np.testing.assert_allclose(chunked, whole, rtol=1e-4, atol=1e-5)
             assert np.abs(whole).max() > 1e-2
     spoiled = rollout._replace(observations=rollout.observations.at[STEPS].set(0))
-    values = jax.jit(partial(evaluate_rollout, net, outputs=None, platform="cpu"))(weights, rollout=spoiled).values
+    values = jax.jit(partial(policy_outputs, net, acted=None, platform="cpu"))(weights, rollout=spoiled).values
     assert not np.allclose(values[STEPS], evaluated("cpu").values[STEPS], atol=1e-3)
 
 

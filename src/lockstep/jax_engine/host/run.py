@@ -13,7 +13,7 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.config.run import EnvConfig
-from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, first_episodes
+from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, finished_first_episodes
 from lockstep.core.life import Part, life
 from lockstep.core.machine import one_torch_thread
 from lockstep.core.process import fail_now
@@ -187,7 +187,7 @@ class HostRun:
         """Lists the episodes that ended here, float64 ``[n, 5]``: step, global env id, return, length, success."""
         rollout, ids = self.rollout, self.plan.env_ids
         if self.config.algorithm == "grpo":
-            return first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, ids)
+            return finished_first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, ids)
         return self._counter.finished(rollout.scores, rollout.over, ids, rollout.successes)
 
     def _placed(self) -> tuple[Rollout, Array]:

@@ -10,7 +10,7 @@ from jax import numpy as jnp
 
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, TIME_SHARDED, Specs
 from lockstep.jax_engine.distributed.reductions import gather_shards
-from lockstep.jax_engine.groups import finished_episodes
+from lockstep.jax_engine.groups import mark_finished_episodes
 from lockstep.jax_engine.nets.parameters import Named
 from lockstep.jax_engine.program.iterations import Inputs, Outputs
 from lockstep.jax_engine.program.program import Program
@@ -132,7 +132,7 @@ class DeviceProgram:
 
     def outputs(self, rollout: Rollout, metrics: dict[str, Array], owned: Array) -> Outputs:
         """Gathers what the host is told: metrics, and the episodes that ended in this device's own shards."""
-        over = jax.vmap(finished_episodes)(rollout) if self.config.algorithm == "grpo" else rollout.over
+        over = jax.vmap(mark_finished_episodes)(rollout) if self.config.algorithm == "grpo" else rollout.over
         if not self.blocks.even:
             over = over & (jnp.arange(len(over)) < owned)[:, None, None]
         marks = jnp.where(over, rollout.lengths * 4 + rollout.successes.astype(jnp.int32) + 2, 0)

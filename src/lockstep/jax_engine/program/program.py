@@ -20,7 +20,7 @@ from jax import numpy as jnp
 from lockstep.config.run import Config
 from lockstep.core.tree import Tree, tree_of
 from lockstep.envs.description import EnvDescription
-from lockstep.jax_engine.batch import Batch, columns_of, make_batch
+from lockstep.jax_engine.batch import Batch, make_batch
 from lockstep.jax_engine.distributed.mesh import Mesh, Specs, laid_out, over_mesh, platform_of
 from lockstep.jax_engine.distributed.reductions import device_index, of_device
 from lockstep.jax_engine.distributed.shared_memory import unavailable
@@ -236,7 +236,7 @@ class Program:
             advantages = self._advantage_moments(batch, index)
             terms = jnp.stack(list(rollout.terms.values())) if rollout.terms else None
             statistics = Statistics(advantages, fit_moments(batch), moments.observations, moments.returns, terms)
-            columns = columns_of(batch)
+            columns = batch.columns()
             layouts.append(Words.of(columns))
             return layouts[-1].pack(columns), statistics, Carried(recurrent_state, after)
 
