@@ -7,31 +7,27 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
-from lockstep.core.episodes import EPISODES_PER_ITERATION, finished_first_episodes
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.torch_engine.advantages import group_advantages
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup.accelerator import to_device
 from lockstep.torch_engine.state import TrainState
+from lockstep.training import host_rollout
 
 
 def begin_groups(state: TrainState, envs: HostEnvs) -> None:
-    """Starts every environment anew: a group's members in the same state, keyed by (group, iteration)."""
-    envs.buffers.episodes[:] = state.iteration * EPISODES_PER_ITERATION
-    envs.reset()
+    """Starts every environment anew, see :func:`.host_rollout.begin_groups`, and recurrent policies with it."""
+    host_rollout.begin_groups(envs, state.iteration)
     if state.recurrent_state is not None:
         state.recurrent_state[:] = 0.0
 
 
 def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan: ShardPlan) -> np.ndarray:
-    """Lists the episodes that ended in a rollout, float64 ``[n, 5]``: step, global env id, return, length, success.
-
-    With GRPO each environment's first episode counts, also where the end of the rollout cut it.
-    """
-    if config.algorithm == "ppo":
-        return state.counter.finished(rollout.scores, rollout.ended, plan.env_ids, rollout.successes, rollout.dead)
-    return finished_first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, plan.env_ids)
+    """Lists the episodes that ended in a rollout, see :func:`.host_rollout.finished_episodes`."""
+    return host_rollout.finished_episodes(
+        config, state.counter, rollout.scores, rollout.ended, rollout.successes, plan.env_ids, rollout.dead
+    )
 
 
 def group_columns(rollout: Rollout, config: Config, device: torch.device) -> dict[str, Tensor]:

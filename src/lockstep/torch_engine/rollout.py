@@ -22,6 +22,7 @@ from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState
+from lockstep.training.host_rollout import first_episodes
 
 
 @dataclass
@@ -86,8 +87,7 @@ class Rollout:
     @property
     def first_episodes(self) -> np.ndarray:
         """Tells where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
-        done = self.ended
-        return np.cumsum(done, 0) - done == 0
+        return first_episodes(self.ended)
 
     def raw_rows(self) -> np.ndarray:
         """Returns ``raw`` on the host."""

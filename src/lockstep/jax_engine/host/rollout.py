@@ -78,11 +78,6 @@ class HostRollout:
         if b.truncated.any():
             self.final[t, part][b.truncated] = b.final_observations[b.truncated]
 
-    @property
-    def first_episodes(self) -> np.ndarray:
-        """Marks where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
-        return np.cumsum(self.over, 0) - self.over == 0
-
 
 def collect(envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout) -> None:
     """Steps every part of the environments ``T`` times; ``squash`` makes their actions of the policy's."""

@@ -13,7 +13,7 @@ from jax import Array
 from jax import numpy as jnp
 
 from lockstep.config.run import EnvConfig
-from lockstep.core.episodes import EPISODES_PER_ITERATION, WINDOW, EpisodeCounter, finished_first_episodes
+from lockstep.core.episodes import WINDOW, EpisodeCounter
 from lockstep.core.life import Part, life
 from lockstep.core.machine import one_torch_thread
 from lockstep.core.process import fail_now
@@ -34,12 +34,13 @@ from lockstep.jax_engine.program.iterations import Finished, Inputs, Iteration, 
 from lockstep.jax_engine.program.program import Carried, Program
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
+from lockstep.training.host_rollout import begin_groups, finished_episodes
 from lockstep.training.session import gather_shards
 
 
 @dataclass(frozen=True)
 class HostPending:
-    """An iteration whose update is under way, with the episodes of :meth:`HostRun._finished` and its times.
+    """An iteration whose update is under way, with the episodes that ended in it and its times.
 
     ``stated`` are the environments' own metrics of each of those episodes, empty where they give none.
     """
@@ -116,7 +117,8 @@ class HostRun:
         self._clock.update_ends()
         self._clock.rollout_begins()
         if config.algorithm == "grpo":
-            self._begin_groups(first)
+            begin_groups(self.envs, first)
+            self.recurrent_state[:] = 0.0
         self._collect(first)
         check_numbers(self.envs.description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, first)
         for t in np.flatnonzero(self.rollout.truncated.any(1)).tolist():
@@ -125,7 +127,8 @@ class HostRun:
             check_rows(self.envs.description, ids, self.rollout.final[t, ends], first, t + 1)
         if self.envs.replayed and config.algorithm == "ppo":
             record_replay(self._replay, self.envs, self.rollout)
-        episodes = self._finished()
+        out = self.rollout
+        episodes = finished_episodes(config, self._counter, out.scores, out.over, out.successes, self.plan.env_ids)
         stated = [self.rollout.stated.get((int(step), int(env)), {}) for step, env, *_ in episodes]
         laps = self._clock.rollout_ends()
         scheduled = coefficients_of(config, first, 1)
@@ -177,18 +180,6 @@ class HostRun:
         if t == 0:
             return np.zeros(part.stop - part.start, np.bool_)
         return self.rollout.terminated[t - 1, part] | self.rollout.truncated[t - 1, part]
-
-    def _begin_groups(self, iteration: int) -> None:
-        self.envs.buffers.episodes[:] = iteration * EPISODES_PER_ITERATION
-        self.envs.reset()
-        self.recurrent_state[:] = 0.0
-
-    def _finished(self) -> np.ndarray:
-        """Lists the episodes that ended here, float64 ``[n, 5]``: step, global env id, return, length, success."""
-        rollout, ids = self.rollout, self.plan.env_ids
-        if self.config.algorithm == "grpo":
-            return finished_first_episodes(rollout.first_episodes, rollout.scores, rollout.successes, ids)
-        return self._counter.finished(rollout.scores, rollout.over, ids, rollout.successes)
 
     def _placed(self) -> tuple[Rollout, Array]:
         """Places the rollout on the mesh by shard, and discounted returns before it."""
