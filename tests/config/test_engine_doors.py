@@ -9,7 +9,15 @@ import pytest
 from lockstep.config.engines import MissingPackageError, engine_module
 
 ENGINES = ("torch", "jax")
-ASKED = {"check_device", "visible_gpus", "device_memory", "name_ranks", "check_networks", "check_own_loss", "train"}
+ASKED = {
+    "check_device",
+    "count_accelerators",
+    "device_memory",
+    "name_ranks",
+    "check_networks",
+    "check_own_loss",
+    "train",
+}
 ASKED |= {"PolicyFunction"}
 """What is asked of every engine."""
 

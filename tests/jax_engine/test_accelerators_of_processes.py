@@ -152,7 +152,7 @@ def test_cudas_driver_tells_how_many_gpus_there_are(monkeypatch):
 
 def test_what_is_shared_is_what_each_has_times_the_processes(machine, monkeypatch):
     machine(8)
-    assert devices.visible_gpus("cuda") == 8
+    assert devices.count_accelerators("cuda") == 8
     assert devices.device_memory("cuda") == 7
     with pytest.raises(ValueError, match=r"devices: 9 asked for and this machine has 8 \(H100\); use at most 8"):
         devices.check_device("cuda", 9)
@@ -160,7 +160,7 @@ def test_what_is_shared_is_what_each_has_times_the_processes(machine, monkeypatc
     monkeypatch.setattr(devices.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(devices, "in_this_process", lambda: Accelerators(3, "H100", 5))
     monkeypatch.setattr(processes, "_joined", place(1, 2, 1, 2))
-    assert devices.visible_gpus("cuda") == 6
+    assert devices.count_accelerators("cuda") == 6
 
 
 @pytest.fixture

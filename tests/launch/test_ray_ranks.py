@@ -19,7 +19,7 @@ from lockstep.launch.rank import Assignment
 from lockstep.launch.ray import actor as actors
 from lockstep.launch.ray.actor import Place, RankActor, Told
 from lockstep.launch.ray.cluster import Cluster, Node, check_ray, needs_of, places, with_devices
-from lockstep.launch.ray.ranks import RayRanks, order_of, variables_of, visible_gpus
+from lockstep.launch.ray.ranks import RayRanks, gpus_of, order_of, variables_of
 
 A, B = "a" * 8, "b" * 8
 MASTER = ("10.0.0.1", 4711)
@@ -52,9 +52,9 @@ def test_ranks_know_their_node_and_where_they_meet():
 
 def test_ranks_of_a_node_see_all_gpus_that_ray_gave_the_run_there():
     ranks = [Place(A, "", ("10",)), Place(A, "", ("2",)), Place(B, "", ("0", "1")), Place("c", "", ())]
-    assert [visible_gpus(ranks, node) for node in (A, B, "c")] == ["2,10", "0,1", None]
+    assert [gpus_of(ranks, node) for node in (A, B, "c")] == ["2,10", "0,1", None]
     assert [own.get("CUDA_VISIBLE_DEVICES") for own in variables_of(ranks, MASTER)] == ["2,10", "2,10", "0,1", None]
-    assert visible_gpus([Place(A, "", ("GPU-f",)), Place(A, "", ("GPU-a",))], A) == "GPU-a,GPU-f"
+    assert gpus_of([Place(A, "", ("GPU-f",)), Place(A, "", ("GPU-a",))], A) == "GPU-a,GPU-f"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_the_fsdp_axis_is_checked_against_all_devices(cores):
 @pytest.fixture
 def accelerators(monkeypatch):
     """Eight of them."""
-    engine = types.SimpleNamespace(visible_gpus=lambda device: 8)
+    engine = types.SimpleNamespace(count_accelerators=lambda device: 8)
     monkeypatch.setattr(world, "engine_module", lambda name: engine)
 
 

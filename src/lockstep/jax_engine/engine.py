@@ -18,7 +18,7 @@ _HOME = {
     "roomy_pool": "setup.set_up",
     "check_device": "distributed.devices",
     "chosen_device": "setup.accelerators",
-    "visible_gpus": "distributed.devices",
+    "count_accelerators": "distributed.devices",
     "device_memory": "distributed.devices",
     "name_ranks": "distributed.devices",
     "check_networks": "state",

@@ -88,7 +88,7 @@ def available_processes(config: Config, places: int | None = None) -> int:
     if limit is None and config.device == "cpu":
         limit = max(1, available_cores() // config.threads)
     elif limit is None:
-        limit = max(1, engine_module(config.engine).visible_gpus(config.device))
+        limit = max(1, engine_module(config.engine).count_accelerators(config.device))
     num_shards = _num_shards(config)
     return limit if num_shards is None else min(limit, num_shards)
 
@@ -124,5 +124,5 @@ def _devices(options: RunOptions, config: Config, processes: int, processes_here
 
 def _accelerators(config: Config, num_shards: int | None, processes: int, processes_here: int) -> int:
     """Accelerators of each process where the user gives none: its part of this machine's, but no more than shards."""
-    most = engine_module(config.engine).visible_gpus(config.device) // processes_here
+    most = engine_module(config.engine).count_accelerators(config.device) // processes_here
     return max(1, most if num_shards is None else min(most, num_shards // processes))

@@ -135,7 +135,7 @@ def check_device(config: Config) -> None:
     """
     if config.device == "cpu" or config.env.backend != "tensor" or stepped_as_arrays(config.env):
         return
-    if not engine_module("torch").visible_gpus(config.device):
+    if not engine_module("torch").count_accelerators(config.device):
         raise ValueError(
             f"device: {config.env.id} was stepped on {config.device} when this policy was trained, and PyTorch sees no "
             f"such device here; play it where there is one"

@@ -13,7 +13,7 @@ PACKAGES = ("torch",)
 _HOME = {
     "check_device": "setup.devices",
     "chosen_device": "setup.devices",
-    "visible_gpus": "setup.devices",
+    "count_accelerators": "setup.devices",
     "device_memory": "setup.devices",
     "name_ranks": "setup.devices",
     "check_networks": "state",

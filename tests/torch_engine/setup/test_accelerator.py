@@ -9,7 +9,7 @@ import torch
 
 from lockstep.torch_engine.nets.shards import independently
 from lockstep.torch_engine.setup import accelerator
-from lockstep.torch_engine.setup.devices import check_device, chosen_device, device_memory, visible_gpus
+from lockstep.torch_engine.setup.devices import check_device, chosen_device, count_accelerators, device_memory
 
 
 def module(count=2, fp64=True, memory=8, **more):
@@ -31,7 +31,7 @@ def complaint(*words):
 def test_every_kind_of_device_is_asked_the_same(device, monkeypatch):
     monkeypatch.setattr(torch, device, module(memory=80))
     check_device(device, 2)
-    assert (visible_gpus(device), device_memory(device)) == (2, 80)
+    assert (count_accelerators(device), device_memory(device)) == (2, 80)
     assert accelerator.names_of_ranks(device, 2) == [f"{device}:0", f"{device}:1"]
     assert complaint(device, 3).startswith("nproc: 3 ranks need 3 GPUs and 2 are visible")
     monkeypatch.setattr(torch, device, module(count=0))

@@ -24,7 +24,7 @@ def check_device(device: str, ranks_here: int) -> None:
         )
 
 
-def visible_gpus(device: str) -> int:
+def count_accelerators(device: str) -> int:
     """Accelerators of this machine that the run's processes can share, 0 without."""
     try:
         return _accelerators(device).count

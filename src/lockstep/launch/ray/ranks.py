@@ -39,7 +39,7 @@ def order_of(found: Sequence[Place], here: str) -> list[int]:
     return sorted(range(len(found)), key=lambda actor: (nodes.index(found[actor].node), actor))
 
 
-def visible_gpus(ranks: Sequence[Place], node: str) -> str | None:
+def gpus_of(ranks: Sequence[Place], node: str) -> str | None:
     """``CUDA_VISIBLE_DEVICES`` of every rank of a node, of which the i-th takes the i-th share; None: no GPUs.
 
     They are all that Ray gave to the run there: NCCL and ``cuda:{local_rank}`` want to see the others' too.
@@ -56,7 +56,7 @@ def variables_of(ranks: Sequence[Place], master: tuple[str, int]) -> list[dict[s
         local = [other for other, theirs in enumerate(ranks) if theirs.node == place.node]
         own = {"RANK": rank, "WORLD_SIZE": len(ranks), "LOCAL_RANK": local.index(rank), "LOCAL_WORLD_SIZE": len(local)}
         own |= {"MASTER_ADDR": master[0], "MASTER_PORT": master[1], LAUNCHER_VARIABLE: 1}
-        gpus = visible_gpus(ranks, place.node)
+        gpus = gpus_of(ranks, place.node)
         seen = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
         found.append({name: str(value) for name, value in own.items()} | seen)
     return found

@@ -41,7 +41,7 @@ def chosen_device() -> str:
     return accelerator.chosen_device()
 
 
-def visible_gpus(device: str) -> int:
+def count_accelerators(device: str) -> int:
     """Counts the accelerators of a kind that PyTorch sees."""
     return accelerator.count_devices(device)
 
