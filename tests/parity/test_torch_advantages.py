@@ -146,7 +146,7 @@ def test_explained_variance_is_the_references(data, num_shards):
     shape = (num_shards, data.draw(st.integers(2, 6)))
     returns, values = (data.draw(arrays(np.float32, shape, elements=floats(width=32))) for _ in range(2))
     assume(np.ptp(returns) > 1e-3)
-    ours = explained_variance(fit(returns, values), shape[1])
+    ours = explained_variance(fit(returns, values), np.full(num_shards, shape[1]))
     assert ours == pytest.approx(reference.explained_variance(values, returns), rel=1e-6, abs=1e-6)
 
 
@@ -154,4 +154,4 @@ def test_explained_variance_is_the_references(data, num_shards):
 def test_explained_variance_of_equal_returns_is_none_where_the_reference_says_nan(value, size):
     returns, values = np.full((4, size), value, np.float32), np.arange(4 * size, dtype=np.float32).reshape(4, size)
     assert math.isnan(reference.explained_variance(values, returns))
-    assert explained_variance(fit(returns, values), size) is None
+    assert explained_variance(fit(returns, values), np.full(4, size)) is None

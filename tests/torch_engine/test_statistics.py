@@ -79,7 +79,7 @@ def test_only_what_is_normalised_is_measured_and_merged(normalize):
     observations, returns = split_normalizer_moments(state, rows)
     assert observations.shape == (4, 2, 2 if "observations" in normalize else 0)
     assert returns.shape == (4, 2, 1 if "returns" in normalize else 0)
-    merge_normalizers(state, observations, returns, 8)
+    merge_normalizers(state, observations, returns, np.full(4, 8))
     for name, normalizer in (("observations", state.observation_normalizer), ("returns", state.return_normalizer)):
         assert (normalizer is not None) == (name in normalize)
         assert normalizer is None or normalizer.moments.count == 32

@@ -158,26 +158,24 @@ def _gathered(computed: Tensor, known: Tensor, communicator: Communicator) -> tu
     return first, second
 
 
-def explained_variance(fit: Tensor, count: int | np.ndarray) -> float | None:
-    """Computes 1 - Var(returns - values) / Var(returns) over all samples (``count`` a shard, or by shard).
+def explained_variance(fit: Tensor, counts: np.ndarray) -> float | None:
+    """Computes 1 - Var(returns - values) / Var(returns) over all samples, of which each shard has ``counts``.
 
     None where returns don't vary.
     """
-    counts = torch.from_numpy(np.broadcast_to(count, len(fit)).astype(np.float64)).view(-1, 1, 1).expand(-1, 2, 1)
-    _, _, std = merge_counts(torch.cat([counts, fit], -1))
+    each = torch.from_numpy(counts.astype(np.float64)).view(-1, 1, 1).expand(-1, 2, 1)
+    _, _, std = merge_counts(torch.cat([each, fit], -1))
     returns, residuals = std.square().tolist()
     return None if returns == 0.0 else 1.0 - residuals / returns
 
 
-def merge_normalizers(
-    state: TrainState, observations: np.ndarray, returns: np.ndarray, count: int | np.ndarray
-) -> None:
-    """Takes the shards' deltas into the normalisers: after the iteration that they were measured in."""
+def merge_normalizers(state: TrainState, observations: np.ndarray, returns: np.ndarray, counts: np.ndarray) -> None:
+    """Takes the shards' deltas, of ``counts`` samples each, into the normalisers: after the iteration that has them."""
     if state.observation_normalizer is not None:
-        merge_shards(state.observation_normalizer.moments, observations, count)
+        merge_shards(state.observation_normalizer.moments, observations, counts)
         state.observation_normalizer.freeze()
     if state.return_normalizer is not None:
-        merge_shards(state.return_normalizer.moments, returns, count)
+        merge_shards(state.return_normalizer.moments, returns, counts)
 
 
 def initial_statistics(
