@@ -1,13 +1,13 @@
 """The metrics record that both engines write."""
 
-import math
-
 import pytest
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import RecentEpisodes
 from lockstep.training.losses import TERMS, LossSettings, loss_settings
 from lockstep.training.metrics import episode_metrics, update_metrics
+
+COUNTS = ("train/grad_norm", "train/optimizer_steps")
 
 
 def update(settings, **changed):
@@ -41,7 +41,9 @@ def test_a_reference_policy_has_its_part_of_the_loss():
 
 def test_an_update_that_was_stopped_at_once_divides_by_one():
     record = update(LossSettings(0.2, None, 0.0, 0.5, 8), terms=[0.0] * 5, evaluated=0, steps=0, grad_norm=0.0)
-    assert all(value is not None and math.isfinite(value) for value in record.values())
+    assert record.pop("train/learning_rate") == 1e-3
+    assert record.pop("train/stopped_by_kl") == 1
+    assert record == dict.fromkeys(["train/loss", *(f"train/{name}" for name in TERMS), *COUNTS], 0.0)
 
 
 def test_a_record_begins_with_its_counters():
