@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from command_line import wait_until
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit, TransformReward
 
 from lockstep.config.run import EnvConfig
@@ -291,6 +292,5 @@ def test_whoever_waits_for_this_rank_sees_that_its_environments_go_on():
     moving = Watchdog(0.2, lambda: next(signs), lambda: "", pytest.fail)
     before = life.sign().count
     with moving:
-        while life.sign().count < before + 3:
-            pass
+        wait_until(lambda: life.sign().count >= before + 3, "what is waited for is no sign of life of this rank")
     moving.close()
