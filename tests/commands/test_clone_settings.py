@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from command_line import MODULES
+from commands_here import printed, refused
 from made_runs import config_of, make_run
 
 from lockstep import load_policy
@@ -12,16 +13,6 @@ from lockstep.cli import main
 from lockstep.policies.recordings import read_recording, write_recording
 
 QUICK = ("--epochs", 1, "--batch", 64)
-
-
-def printed(capsys, *words):
-    assert main([*map(str, words)]) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys, *words):
-    assert main([*map(str, words)]) == 2
-    return capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command_line import CARTPOLE, SMALL
+from commands_here import printed, refused
 
 from lockstep import load_policy
 from lockstep.cli import main
@@ -19,16 +20,6 @@ from lockstep.policies import cloning
 from lockstep.policies.recordings import read_recording
 
 PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
-
-
-def printed(capsys, *words):
-    assert main([*map(str, words)]) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys, *words):
-    assert main([*map(str, words)]) == 2
-    return capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

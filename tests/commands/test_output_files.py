@@ -8,21 +8,11 @@ import shutil
 import numpy as np
 import pytest
 from command_line import CARTPOLE, MODULES, SMALL
+from commands_here import printed, refused
 
-from lockstep.cli import main
 from lockstep.policies.results import check_files
 
 RANDOM = ("eval", "CartPole-v1", "--policy", "random", "--episodes", 3)
-
-
-def printed(capsys, *words):
-    assert main([*map(str, words)]) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys, *words, code=2):
-    assert main([*map(str, words)]) == code
-    return capsys.readouterr().err
 
 
 @pytest.fixture

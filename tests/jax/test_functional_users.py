@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import error_of
 from variants import variants
 
 import lockstep.jax as ljax
@@ -29,13 +30,6 @@ PPO = ljax.PPOConfig(
     n_steps=8, n_minibatches=2, n_epochs=2, hidden_sizes=(8,), normalize_observations=True, normalize_rewards=True
 )
 STEPS = 8 * 8
-
-
-def error_of(function, *args, **kwargs):
-    with pytest.raises(ValueError) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def differing(a, b):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from refusals import error_of
 from tasks_of_users import Corridors, corridor_settings
 
 import lockstep.jax as ljax
@@ -39,13 +40,6 @@ def fresh(*command, **environment):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-3000:]
     return done
-
-
-def error_of(function, *args, **kwargs):
-    with pytest.raises(ValueError) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.long

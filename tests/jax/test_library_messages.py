@@ -13,6 +13,7 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from refusals import error_of
 
 import lockstep
 import lockstep.jax as ljax
@@ -24,13 +25,6 @@ untyped: Any = ljax
 
 pytestmark = pytest.mark.quick
 PPO = ljax.PPOConfig(n_steps=8, n_minibatches=2, n_epochs=1, hidden_sizes=(4,))
-
-
-def error_of(function, *args, **kwargs):
-    with pytest.raises(ValueError) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # --- checkpoints -----------------------------------------------------------------------------------------------------

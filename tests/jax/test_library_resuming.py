@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import error_of
 
 import lockstep.jax as ljax
 from lockstep.runs.checkpoint import MANIFEST
@@ -20,13 +21,6 @@ untyped: Any = ljax
 pytestmark = pytest.mark.quick
 PPO = ljax.PPOConfig(n_steps=8, n_minibatches=2, n_epochs=1, hidden_sizes=(4,))
 STEPS = 8 * 4
-
-
-def error_of(function, *args, **kwargs):
-    with pytest.raises(ValueError) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def runner_of(updates=1, **settings):

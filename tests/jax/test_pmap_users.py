@@ -12,6 +12,7 @@ import pmap_periodic
 import pmap_walking
 import pytest
 from gymnasium import spaces
+from refusals import error_of
 
 import lockstep.jax as ljax
 from lockstep.jax import training
@@ -21,13 +22,6 @@ from lockstep.jax.training import Training
 from lockstep.jax_engine.program.run import DeviceRun
 
 pytestmark = pytest.mark.quick
-
-
-def error_of(function, *args, **kwargs):
-    with pytest.raises(ValueError) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def same(a, b):

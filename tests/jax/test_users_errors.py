@@ -6,6 +6,7 @@ from typing import Any
 import corridors
 import faulty_walks
 import pytest
+from refusals import failure_of
 
 import lockstep.jax as ljax
 from lockstep.jax.training import Training
@@ -13,13 +14,6 @@ from lockstep.jax.training import Training
 PPO = ljax.PPOConfig(n_steps=8, n_minibatches=2, n_epochs=1, hidden_sizes=(4,))
 RUNNER = ljax.RunnerConfig(64, num_devices=1, num_envs=2)
 FILE = Path(faulty_walks.__file__)
-
-
-def error_of(function, *args, **kwargs):
-    with pytest.raises(ValueError) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return caught.value
 
 
 def trained(env: Any, params: Any = None, **settings: Any):
@@ -55,7 +49,7 @@ class Task(ljax.Task):
 )
 def test_an_error_in_an_environment_names_the_users_line(env, what, begins, cause):
     for run in (lambda: trained(env), Task(env).train, Task(ljax.EpisodeStatisticsWrapper(env)).train):
-        error = error_of(run)
+        error = failure_of(run)
         assert str(error).startswith(begins)
         assert str(error).endswith(f" {place_of(what)}")
         assert isinstance(error.__cause__, cause)
@@ -63,17 +57,17 @@ def test_an_error_in_an_environment_names_the_users_line(env, what, begins, caus
 
 def test_an_error_in_a_reward_term_names_the_term_and_its_line():
     terms = {"good": (1.0, lambda t: t.reward), "bad": (1.0, faulty_walks.failing_term)}
-    error = error_of(Task(corridors.Corridor(), terms).train)
+    error = failure_of(Task(corridors.Corridor(), terms).train)
     assert str(error).startswith("reward_terms: 'bad': TypeError: ")
     assert str(error).endswith(f" {place_of('term')}")
     assert isinstance(error.__cause__, TypeError)
-    error = error_of(Task(corridors.Corridor(), {"pair": (1.0, lambda t: t.observation)}).train)
+    error = failure_of(Task(corridors.Corridor(), {"pair": (1.0, lambda t: t.observation)}).train)
     assert str(error) == "reward_terms: 'pair' gave an array of shape (2,) and must give one number"
 
 
 def test_what_isnt_the_users_code_has_no_line_and_no_cause():
-    error = error_of(trained, corridors.Wrong("shape"))
+    error = failure_of(trained, corridors.Wrong("shape"))
     assert "reset's observation is float32[1], and its space says float32[2]" in str(error)
     assert (error.__cause__, " line " in str(error)) == (None, False)
-    bare = error_of(Training, ljax.Environment(), None, PPO, RUNNER)
+    bare = failure_of(Training, ljax.Environment(), None, PPO, RUNNER)
     assert " line " not in str(bare)

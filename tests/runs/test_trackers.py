@@ -6,35 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tracker_files import RETURN, log_all, make_record, read_csv, read_jsonl, read_scalars
 
 from lockstep.runs.trackers import OPTIONAL_TRACKERS, RunTrackers, Tracker, cut_trackers
-
-RETURN = "rollout/episode_return_mean"
-
-
-def make_record(iteration, episode_return=1.5, **more):
-    return {"iteration": iteration, "global_step": 100 * (iteration + 1), RETURN: episode_return, **more}
-
-
-def log_all(tracker, iterations):
-    for iteration in iterations:
-        tracker.log(make_record(iteration))
-    tracker.close()
-
-
-def read_jsonl(path):
-    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
-
-
-def read_csv(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def read_scalars(directory):
-    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
 
 
 def below_a_file(tmp_path) -> Path:

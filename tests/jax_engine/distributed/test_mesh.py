@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
+from refusals import error_of
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, RunOptions
@@ -44,13 +45,6 @@ FLAGS_OF_THE_USER = "--xla_cpu_multi_thread_eigen=false"
 def mesh(request):
     fsdp, devices = request.param
     return meshes.make_mesh(fsdp, devices)
-
-
-def error_of(function, *args, **kwargs):
-    with pytest.raises(ValueError) as caught:
-        function(*args, **kwargs)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # --- the mesh -------------------------------------------------------------------------------------------------------

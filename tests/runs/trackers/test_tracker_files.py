@@ -1,38 +1,16 @@
-import csv
 import json
 import math
 import os
 
 import numpy as np
 import pytest
+from tracker_files import RETURN, log_all, make_record, read_csv, read_jsonl
 
 from lockstep.core.life import life
 from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv, mend_csv
 from lockstep.runs.trackers.files import replacing
 from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl, iterations_of, last_global_step_of
 from lockstep.runs.trackers.jsonl import read_jsonl as records_in
-
-RETURN = "rollout/episode_return_mean"
-
-
-def make_record(iteration, episode_return=1.5, **more):
-    return {"iteration": iteration, "global_step": 100 * (iteration + 1), RETURN: episode_return, **more}
-
-
-def log_all(tracker, iterations):
-    for iteration in iterations:
-        tracker.log(make_record(iteration))
-    tracker.close()
-
-
-def read_jsonl(path):
-    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
-
-
-def read_csv(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
 
 # ---- JSON lines
 

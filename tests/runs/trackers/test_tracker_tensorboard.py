@@ -9,6 +9,7 @@ from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAt
 from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.summary.writer.record_writer import RecordWriter
+from tracker_files import RETURN, log_all, make_record, read_scalars
 
 from lockstep.core.life import life
 from lockstep.runs.trackers.tensorboard import (
@@ -18,23 +19,6 @@ from lockstep.runs.trackers.tensorboard import (
     cut_tensorboard,
     framed,
 )
-
-RETURN = "rollout/episode_return_mean"
-
-
-def make_record(iteration, episode_return=1.5, **more):
-    return {"iteration": iteration, "global_step": 100 * (iteration + 1), RETURN: episode_return, **more}
-
-
-def log_all(tracker, iterations):
-    for iteration in iterations:
-        tracker.log(make_record(iteration))
-    tracker.close()
-
-
-def read_scalars(directory):
-    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
 
 
 def test_tensorboard_writes_the_tagged_metrics_at_the_global_step(tmp_path):
