@@ -111,7 +111,7 @@ def lowered_call(program: Program) -> tuple[Any, int]:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=named_sharding(mesh, spec))
 
     calls, devices = iterations_per_call(config), mesh.size
-    inputs = Inputs(array((calls,), np.int32), array((calls,), np.float32))  # type: ignore[arg-type]
+    inputs = Inputs(array((calls,), np.int32), array((calls,), np.float32))  # pyright: ignore[reportArgumentType]
     each = array((devices,), np.int32, SHARDED)
     size = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     return compiled.compile_call(specs).trace(shapes, inputs, each, each, array((), np.int32)), size

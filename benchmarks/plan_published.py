@@ -94,7 +94,7 @@ def overlapped(row: Published) -> float:
 def _seconds(row: Published, devices: int, case: str) -> float:
     if devices == 1:
         return 0.0
-    link = link_of(chips()[row.chip], devices, row.per_host, assumptions(case))  # type: ignore[arg-type]
+    link = link_of(chips()[row.chip], devices, row.per_host, assumptions(case))
     total = 0.0
     for one in row.each:
         size = one.bytes * row.many / devices if one.kind == "reduce-scatter" else one.bytes

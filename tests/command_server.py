@@ -165,7 +165,7 @@ class _Forking(subprocess.Popen):
             and _nothing_foreign()
         )
         if not forks:
-            super()._execute_child(args, executable, preexec_fn, close_fds, *rest)  # pyright: ignore
+            super()._execute_child(args, executable, preexec_fn, close_fds, *rest)  # pyright: ignore[reportAttributeAccessIssue]
             return
         sys.stdout.flush()
         sys.stderr.flush()
@@ -181,7 +181,7 @@ class _Forking(subprocess.Popen):
             finally:  # never back into what called
                 os._exit(1)
         self._child_created = True
-        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # pyright: ignore
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _close_all_but(handles: Sequence[int]) -> None:

@@ -20,6 +20,6 @@ class WrappedPolicy(DistributedDataParallel):
 
 dist.init_process_group("gloo")
 model = PPO("MlpPolicy", "CartPole-v1", n_steps=256, batch_size=64, n_epochs=4, seed=dist.get_rank(), device="cpu")
-model.policy = WrappedPolicy(model.policy)  # type: ignore[assignment]
+model.policy = WrappedPolicy(model.policy)  # pyright: ignore[reportAttributeAccessIssue]
 model.learn(2048)
 dist.destroy_process_group()

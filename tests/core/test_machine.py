@@ -92,7 +92,7 @@ def test_pytorch_has_one_thread_where_an_environment_has_loaded_it(monkeypatch):
     monkeypatch.delitem(machine.sys.modules, "torch", raising=False)
     machine.one_torch_thread()
     assert "torch" not in machine.sys.modules
-    monkeypatch.setitem(machine.sys.modules, "torch", SimpleNamespace(set_num_threads=asked.append))  # type: ignore[arg-type]
+    monkeypatch.setitem(machine.sys.modules, "torch", SimpleNamespace(set_num_threads=asked.append))
     machine.one_torch_thread()
     assert asked == [1]
 

@@ -102,7 +102,7 @@ def test_stopped_and_lost_it_goes_on_elsewhere(trained, s3, tmp_path, engine, by
 def test_a_directory_that_is_newer_goes_on_and_one_that_is_older_is_refused_by_name(trained, s3, tmp_path):
     cwd = host(tmp_path, "first")
     assert mirrored(s3, cwd, *CARTPOLE, "--stop-at-step", 512).code == 0
-    older = copy_of(Run(cwd / "runs" / "run", None), host(tmp_path, "second") / "runs" / "run")  # pyright: ignore
+    older = copy_of(Run(cwd / "runs" / "run", None), host(tmp_path, "second") / "runs" / "run")  # pyright: ignore[reportArgumentType]
     run = ended_well(cwd / "runs" / "run", lockstep("train", "--resume", "run", cwd=cwd, **s3.variables()))
     same(trained(*CARTPOLE), run)
     before = {path: path.read_bytes() for path in older.rglob("*") if path.is_file()}

@@ -45,7 +45,7 @@ def test_steps_phases_rates_and_tensors(watch, tmp_path):
     optimizer = torch.optim.Adam(agent.parameters(), lr=0.1)
 
     def look(step):
-        gradients[step] = next(agent.parameters()).grad.clone()  # type: ignore[union-attr]
+        gradients[step] = next(agent.parameters()).grad.clone()  # pyright: ignore[reportOptionalMemberAccess]
         optimizer.param_groups[0]["lr"] = 0.1 if step < 4 else 0.05
 
     train(agent, optimizer, 11, look=look)
@@ -309,7 +309,7 @@ def test_statistics_that_rest_are_an_evaluation_environments():
 
 def backward(*parameters):
     """Gradients of the parameters: all of parameter ``n`` are ``n + 1``."""
-    sum((n + 1) * parameter.sum() for n, parameter in enumerate(parameters)).backward()  # pyright: ignore
+    sum((n + 1) * parameter.sum() for n, parameter in enumerate(parameters)).backward()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_own_gradients_are_kept_beside_what_becomes_of_them():

@@ -253,16 +253,16 @@ def test_settings_that_are_none_are_one_line(kind, settings, words):
 
 def test_a_keyword_that_is_none_is_a_type_error_too():
     with pytest.raises(TypeError, match="did you mean n_steps"):
-        ljax.PPOConfig(nsteps=3)  # type: ignore[call-arg]
+        ljax.PPOConfig(nsteps=3)  # pyright: ignore[reportCallIssue]
     with pytest.raises(TypeError, match="learning_rate: given twice"):
         untyped.PPOConfig(1e-3, learning_rate=1e-3)
     with pytest.raises(TypeError, match="60 values for"):
         untyped.PPOConfig(*range(60))
     env, params = ljax.make("CartPole-v1")
     with pytest.raises(TypeError, match="ppo_config: dict was given; give a PPOConfig"):
-        ljax.train_ppo_multigpu(env, params, ppo_config={}, runner_config=ljax.RunnerConfig())  # type: ignore[arg-type]
+        ljax.train_ppo_multigpu(env, params, ppo_config={}, runner_config=ljax.RunnerConfig())  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="runner_config: NoneType was given"):
-        ljax.train_ppo_multigpu(env, params, ppo_config=PPO, runner_config=None)  # type: ignore[arg-type]
+        ljax.train_ppo_multigpu(env, params, ppo_config=PPO, runner_config=None)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_a_seed_is_a_whole_number():
     assert error_of(untyped.RunnerConfig, seed=jax.random.key(0)) == line
     assert "must be a whole number, at least 0" in error_of(untyped.RunnerConfig, seed=jax.random.PRNGKey(0))
     assert "must be a whole number" in error_of(untyped.RunnerConfig, seed=np.eye(2))
-    assert ljax.RunnerConfig(seed=np.int64(3)).seed == 3  # type: ignore[arg-type]
+    assert ljax.RunnerConfig(seed=np.int64(3)).seed == 3  # pyright: ignore[reportArgumentType]
 
 
 def test_replacing_a_setting_takes_its_own_name():
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_other_settings_is_refused_in_the_configs_names(tmp_path
 
 
 def test_a_config_that_changes_after_the_task_was_made_is_refused():
-    config = Own(num_envs=4, num_devices=1, rollout_length_steps=8, total_timesteps=32, hidden_sizes=[4])  # type: ignore[arg-type]
+    config = Own(num_envs=4, num_devices=1, rollout_length_steps=8, total_timesteps=32, hidden_sizes=[4])  # pyright: ignore[reportArgumentType]
     task = Walk(config)
     config.height = 7.0
     for name, value, then in (("learning_rate", 1.0, 3e-4), ("num_envs", 8, 4), ("resume", True, False)):
@@ -245,7 +245,7 @@ def test_a_config_that_changes_after_the_task_was_made_is_refused():
         for act in (task.train, task.run_distributed_training, task.verify_distributed_setup):
             assert error_of(act).startswith(line)
         setattr(config, name, then)
-    config.hidden_sizes.append(4)  # type: ignore[attr-defined]
+    config.hidden_sizes.append(4)  # pyright: ignore[reportAttributeAccessIssue]
     assert error_of(task.train).startswith("config: hidden_sizes is [4, 4] and was [4] when")
     config.hidden_sizes = (4,)
     task.config = dataclasses.replace(config, hidden_sizes=[4])

@@ -81,7 +81,7 @@ def copies_equal(run: DeviceRun) -> bool:
 
 def compiled_text(run: DeviceRun) -> str:
     """The compiled program of one iteration, as the compiler prints it."""
-    inputs = Inputs(np.zeros(1, np.int32), np.zeros(1, np.float32))  # type: ignore[arg-type]
+    inputs = Inputs(np.zeros(1, np.int32), np.zeros(1, np.float32))  # pyright: ignore[reportArgumentType]
     stops = np.zeros(run.program.mesh.size, np.int32)
     call = DeviceProgram(run.program).compile_call(run.specs)
     return call.lower(run.state, inputs, stops, run.owned, np.int32(1)).compile().as_text()

@@ -70,7 +70,7 @@ def test_memory_begins_with_parameters_and_moments(costs):
 
 def test_statistics_of_many_shards_are_merged_where_only_shapes_are_known():
     """As in a plan: shapes alone lie there as float32."""
-    moments: Any = Moments(*(jax.ShapeDtypeStruct(shape, np.float32) for shape in ((), (3,), (3,))))  # type: ignore
+    moments: Any = Moments(*(jax.ShapeDtypeStruct(shape, np.float32) for shape in ((), (3,), (3,))))  # pyright: ignore[reportArgumentType]
     parts = jax.ShapeDtypeStruct((UNROLLED_SHARDS + 1, 3, 3), np.float32)
     found = jax.eval_shape(_merged, moments, parts)
     assert [x.shape for x in found] == [(), (3,), (3,)]

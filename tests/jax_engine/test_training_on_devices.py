@@ -158,7 +158,7 @@ def test_nor_where_environments_are_stepped_on_the_host():
     run = HostRun(program, state, ShardPlan(config.envs, config.shards, 2, 0, 2), 2)
     try:
         rollout, discounted = run._placed()
-        inputs = Inputs(np.int32(0), np.float32(0))  # type: ignore[arg-type]
+        inputs = Inputs(np.int32(0), np.float32(0))  # pyright: ignore[reportArgumentType]
         rest = (discounted, inputs, np.zeros(2, np.int32), run.owned)
         texts = [lowered(run._learn, run.state, rollout, *rest), lowered(run._first, run.state, rollout, *rest[::3])]
     finally:

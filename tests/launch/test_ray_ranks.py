@@ -80,7 +80,7 @@ def cluster(*nodes):
     """A cluster of nodes with so many CPUs, that this process isn't connected to."""
     made = object.__new__(Cluster)
     made.here = "0"
-    made.nodes = lambda: [  # type: ignore[method-assign]
+    made.nodes = lambda: [
         Node(str(n), f"10.0.0.{n}", 1, {"CPU": float(cpus)}, {"CPU": float(cpus)}) for n, cpus in enumerate(nodes)
     ]
     return made

@@ -62,7 +62,7 @@ class OnDevice(Tensor):
     def __new__(cls, raw: Tensor) -> OnDevice:
         layout = {"strides": raw.stride(), "storage_offset": raw.storage_offset(), "dtype": raw.dtype}
         assert not isinstance(raw, OnDevice), "memory of a device's memory"
-        made = Tensor._make_wrapper_subclass(cls, raw.size(), device=f"{NAME}:0", **layout)  # pyright: ignore
+        made = Tensor._make_wrapper_subclass(cls, raw.size(), device=f"{NAME}:0", **layout)  # pyright: ignore[reportArgumentType]
         made.raw = raw
         return made
 

@@ -16,7 +16,7 @@ class Parts(CartPoleEnv):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.observation_space = spaces.Tuple((self.observation_space, spaces.Discrete(2)))  # type: ignore[assignment]
+        self.observation_space = spaces.Tuple((self.observation_space, spaces.Discrete(2)))  # pyright: ignore[reportAttributeAccessIssue]
 
     def reset(self, **kwargs):
         observation, info = super().reset(**kwargs)
@@ -35,7 +35,7 @@ class Frozen(CartPoleEnv):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.observation_space = spaces.Dict({"pole": self.observation_space})  # type: ignore[assignment]
+        self.observation_space = spaces.Dict({"pole": self.observation_space})  # pyright: ignore[reportAttributeAccessIssue]
 
     def reset(self, **kwargs):
         observation, info = super().reset(**kwargs)
@@ -85,7 +85,7 @@ class Saving(CartPoleEnv):
     def set_env_state(self, state):
         if os.environ.get("STATE_FAILS") == "set":
             raise RuntimeError("no such state")
-        self.state = tuple(state["state"])  # type: ignore[assignment]
+        self.state = tuple(state["state"])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Lingering(CartPoleEnv):

@@ -53,7 +53,7 @@ class Wearing(CartPoleEnv):
         return {"state": np.array(self.state, np.float64), "before": np.array(self.before)}
 
     def set_env_state(self, arrays):
-        self.state = tuple(arrays["state"])  # type: ignore[assignment]
+        self.state = tuple(arrays["state"])  # pyright: ignore[reportAttributeAccessIssue]
         self.before = int(arrays["before"])
 
 

@@ -97,7 +97,7 @@ class Hooked(CartPoleEnv):
         return {"state": np.array(self.state, np.float64)}
 
     def set_env_state(self, arrays):
-        self.state = tuple(arrays["state"])  # type: ignore[assignment]
+        self.state = tuple(arrays["state"])  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Harder(CartPoleEnv):
@@ -120,7 +120,7 @@ class HarderButKept(Harder):
         return {"state": np.array(self.state, np.float64), "counts": np.array([self.before, self.taken])}
 
     def set_env_state(self, arrays):
-        self.state = tuple(arrays["state"])  # type: ignore[assignment]
+        self.state = tuple(arrays["state"])  # pyright: ignore[reportAttributeAccessIssue]
         self.before, self.taken = (int(n) for n in arrays["counts"])
 
 
@@ -139,7 +139,7 @@ class Listed(CartPoleEnv):
 
 
 class Unseeded(CartPoleEnv):
-    def reset(self):  # type: ignore[override]
+    def reset(self):
         return super().reset()
 
 

@@ -125,7 +125,7 @@ def torch_rollout_of(given: Given, current: state.TrainState) -> torch_rollout.R
     envs = make_envs(config.env, given.description, config.seed, list(range(config.envs)), fail_now)
     envs.reset()
     out = torch_rollout.Rollout.empty(config.num_steps, envs, current.net, normalized=False)
-    torch_rollout.collect(current, envs, TakesNoise(), given.actions, out)  # type: ignore[arg-type]
+    torch_rollout.collect(current, envs, TakesNoise(), given.actions, out)  # pyright: ignore[reportArgumentType]
     envs.close()
     return out
 

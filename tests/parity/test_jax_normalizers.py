@@ -130,7 +130,7 @@ def test_discounted_returns_and_rewards_are_those_of_the_host():
     shape, running = (6, 5), random.normal(size=5).astype(np.float32)
     rewards, done = random.normal(size=shape).astype(np.float32), random.random(shape) > 0.7
     rollout = SimpleNamespace(rewards=jnp.asarray(rewards), done=jnp.asarray(done), raw=None)
-    (_, found), after = normalizer_moments(config, None, rollout, jnp.asarray(running))  # type: ignore[arg-type]
+    (_, found), after = normalizer_moments(config, None, rollout, jnp.asarray(running))  # pyright: ignore[reportArgumentType]
     host = RewardNormalizer(RunningMoments.empty(1), 1.0, 0.9, 5)
     host.running = running.astype(np.float64)
     expected = host.discounted_returns(rewards.astype(np.float64), done)

@@ -50,6 +50,6 @@ def test_a_group_says_that_its_seeds_began_with_two_functions(tmp_path, numbers,
     paths = [trained_with(tmp_path / f"seed_{n}", number) for n, number in enumerate(numbers)]
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     progress = Said()
-    Group(RunDirectory(tmp_path, is_writer=False), paths, {}, None, 1, progress)._compare_losses()  # type: ignore[arg-type]
+    Group(RunDirectory(tmp_path, is_writer=False), paths, {}, None, 1, progress)._compare_losses()  # pyright: ignore[reportArgumentType]
     assert len(progress) == said
     assert not said or progress[0].endswith("seed_0: losses:mine, function 1; seed_1: losses:mine, function 2")

@@ -53,7 +53,7 @@ def test_ranks_agree_on_a_reference_by_its_parameters_wherever_a_host_has_it(fin
     other.path.mkdir()
     other.write_config(session.config)
     session.weights += 5
-    recorder = Recorder(session, other, 0.0)  # type: ignore[arg-type]
+    recorder = Recorder(session, other, 0.0)
     session.advance()
     recorder.finish(FINISHED)
     recorder.close()

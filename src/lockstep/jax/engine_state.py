@@ -38,8 +38,8 @@ def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, update
     params, mu, nu = (layout.placed(held) for held in (state.parameters, optimizer.mu, optimizer.nu))
     return PPOTrainState(
         params,
-        optax.ScaleByAdamState(jnp.copy(optimizer.count), mu, nu),  # type: ignore[arg-type]
-        replicate_on_mesh(np.int32(updates), mesh),  # type: ignore[arg-type]
+        optax.ScaleByAdamState(jnp.copy(optimizer.count), mu, nu),
+        replicate_on_mesh(np.int32(updates), mesh),  # pyright: ignore[reportArgumentType]
         _normalizer(state.observation_normalizer, mesh),
         _normalizer(state.return_normalizer, mesh),
         net,
@@ -96,13 +96,13 @@ def _shards_alone(envs: EnvCarry, shard_rows: ShardRows, mesh: Any) -> Any:
 def _normalizer(moments: Moments | None, mesh: Any) -> Normalizer | None:
     if moments is None:
         return None
-    return replicate_on_mesh(_rounded(Moments(*(fetch(x) for x in moments))), mesh)  # type: ignore[arg-type]
+    return replicate_on_mesh(_rounded(Moments(*(fetch(x) for x in moments))), mesh)  # pyright: ignore[reportArgumentType]
 
 
 def _rounded(moments: Moments) -> Normalizer:
     count, mean, m2 = moments
     parts = (np.asarray(x, np.float32) for x in (count, mean, m2 / max(float(count), 1.0)))
-    return Normalizer(*parts)  # type: ignore[arg-type]
+    return Normalizer(*parts)  # pyright: ignore[reportArgumentType]
 
 
 # --- to the engine --------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout, 
     count = np.asarray(gathered(given.opt_state.count), np.int32)
     return state._replace(
         parameters=held(given.params),
-        optimizer=optax.ScaleByAdamState(count, held(given.opt_state.mu), held(given.opt_state.nu)),  # type: ignore[arg-type]
+        optimizer=optax.ScaleByAdamState(count, held(given.opt_state.mu), held(given.opt_state.nu)),
         observation_normalizer=_moments(given, "observations"),
         return_normalizer=_moments(given, "returns"),
     )
@@ -150,15 +150,15 @@ def _moments(given: PPOTrainState, name: str) -> Moments | None:
     seen = getattr(given, name)
     if seen is None:
         return None
-    rounded = Normalizer(*(np.asarray(gathered(x)) for x in seen))  # type: ignore[arg-type]
+    rounded = Normalizer(*(np.asarray(gathered(x)) for x in seen))  # pyright: ignore[reportArgumentType]
     if given.moments is not None and f"{name}.count" in given.moments:
         words = (np.asarray(gathered(given.moments[f"{name}.{part}"])) for part in Moments._fields)
         count, mean, m2 = (x.view(np.float64) for x in words)
-        exact = Moments(count.reshape(()), mean, m2)  # type: ignore[arg-type]
+        exact = Moments(count.reshape(()), mean, m2)  # pyright: ignore[reportArgumentType]
         if all(np.array_equal(x, y) for x, y in zip(_rounded(exact), rounded, strict=True)):
             return exact
     count, mean, var = (np.asarray(x, np.float64) for x in rounded)
-    return Moments(count, mean, var * count)  # type: ignore[arg-type]
+    return Moments(count, mean, var * count)  # pyright: ignore[reportArgumentType]
 
 
 def environments_of(given: PPOTrainState, shapes: EnvCarry) -> tuple[EnvCarry | None, str | None]:

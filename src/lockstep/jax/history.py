@@ -108,7 +108,7 @@ class PPOMetricsHistory(tuple):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
 def _remade(named: dict[str, Any]) -> PPOMetricsHistory:

@@ -161,7 +161,7 @@ class PPO:
         zeros = jax.tree.map(jnp.zeros_like, params)
         return PPOTrainState(
             params,
-            optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros)),  # type: ignore[arg-type]
+            optax.ScaleByAdamState(jnp.zeros((), jnp.int32), zeros, jax.tree.map(jnp.copy, zeros)),
             jnp.zeros((), jnp.int32),
             nothing_seen(net.observation.vector_size) if settings.normalize.observations else None,
             nothing_seen(1) if settings.normalize.returns else None,

@@ -80,7 +80,7 @@ def check_attribute(settings: Any, name: str) -> None:
 
 def names_of(kind: Settings) -> list[str]:
     """Names the settings of a dataclass of settings, further names too."""
-    return [*(field.name for field in dataclasses.fields(kind)), *kind.ALSO]  # type: ignore[arg-type]
+    return [*(field.name for field in dataclasses.fields(kind)), *kind.ALSO]  # pyright: ignore[reportArgumentType]
 
 
 def in_one_line(elsewhere: Mapping[str, str]) -> Callable[[Function], Function]:
@@ -108,7 +108,7 @@ def in_one_line(elsewhere: Mapping[str, str]) -> Callable[[Function], Function]:
                 )
             return function(*values, **arguments)
 
-        return called  # type: ignore[return-value]
+        return called  # pyright: ignore[reportReturnType]
 
     return of
 

@@ -167,7 +167,7 @@ def state_shapes(program: Program, envs: Any = None) -> tuple[TrainState, TrainS
 def _inputs(program: Program, *shape: int) -> Inputs:
     rate = _struct(program.mesh, shape, np.float32)
     coefficients = dict.fromkeys(scheduled_coefficients(program.config, 0), rate) or None
-    return Inputs(_struct(program.mesh, shape, np.int32), rate, coefficients)  # type: ignore[arg-type]
+    return Inputs(_struct(program.mesh, shape, np.int32), rate, coefficients)  # pyright: ignore[reportArgumentType]
 
 
 def _traced(program: Program) -> list[Any]:

@@ -281,5 +281,5 @@ def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:
     """Restores state and environments; ``session.restarted`` names environments that began a new episode instead."""
     load_facts(session, checkpoint.state)
     state = load_state_arrays(state, checkpoint.arrays, session.program.layout, session.optimizer_steps)
-    state = state._replace(learning_rate=np.float32(session.learning_rate))  # type: ignore[arg-type]
+    state = state._replace(learning_rate=np.float32(session.learning_rate))
     session.restarted = session.run.restore(state, checkpoint.env_shards, session.iteration)

@@ -119,7 +119,7 @@ def state_of(config: Config, net: PolicyNet, parameters: Held, zeros: Held) -> T
     return TrainState(
         parameters=parameters,
         optimizer=optax.ScaleByAdamState(np.zeros((), np.int32), zeros, zeros),
-        learning_rate=np.float32(config.ppo.learning_rate),  # type: ignore[arg-type]
+        learning_rate=np.float32(config.ppo.learning_rate),  # pyright: ignore[reportArgumentType]
         observation_normalizer=empty_moments(net.observation.vector_size) if config.normalize.observations else None,
         return_normalizer=empty_moments(1) if config.normalize.returns else None,
     )
@@ -129,8 +129,8 @@ def state_specs(state: TrainState, parameters: Specs) -> TrainState:
     """Says how every leaf of a state lies on the mesh; ``parameters`` are the specs of parameters."""
     return TrainState(
         parameters=parameters,
-        optimizer=optax.ScaleByAdamState(REPLICATED, parameters, parameters),  # type: ignore[arg-type]
-        learning_rate=REPLICATED,  # type: ignore[arg-type]
+        optimizer=optax.ScaleByAdamState(REPLICATED, parameters, parameters),  # pyright: ignore[reportArgumentType]
+        learning_rate=REPLICATED,  # pyright: ignore[reportArgumentType]
         observation_normalizer=jax.tree.map(lambda _: REPLICATED, state.observation_normalizer),
         return_normalizer=jax.tree.map(lambda _: REPLICATED, state.return_normalizer),
         reference=None if state.reference is None else parameters,
@@ -206,4 +206,4 @@ def _counted(step: np.float32, optimizer_steps: int) -> np.ndarray:
 
 def _moments(arrays: Mapping[str, np.ndarray], name: str) -> Moments:
     parts = below(arrays, f"{NORMALIZERS}{name}.")
-    return Moments(parts["count"].reshape(()), parts["mean"], parts["m2"])  # type: ignore[arg-type]
+    return Moments(parts["count"].reshape(()), parts["mean"], parts["m2"])  # pyright: ignore[reportArgumentType]

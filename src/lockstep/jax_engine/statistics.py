@@ -90,7 +90,7 @@ def share(local: Statistics, stop: Array) -> tuple[Statistics, Array]:
         ends = np.cumsum([1, *(int(np.prod(x.shape)) for x in parts)])
         stops, *columns = jnp.split(rows, ends[:-1], 1)
         shaped = iter(shards_alone(x.reshape(-1, *part.shape[1:])) for x, part in zip(columns, parts, strict=True))
-        everyone = Statistics(*(None if x is None else next(shaped) for x in local))  # type: ignore[arg-type]
+        everyone = Statistics(*(None if x is None else next(shaped) for x in local))  # pyright: ignore[reportArgumentType]
         return everyone, stops.max().astype(jnp.int32)
 
 

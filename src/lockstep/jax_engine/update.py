@@ -172,7 +172,7 @@ def clip_and_step(learner: Learner, gradient: Held, norm: Array, config: Config)
         gradient = jax.tree.map(lambda g: g * factor, gradient)
     direction, optimizer = adam(config).update(gradient, learner.optimizer)
     parameters = jax.tree.map(lambda p, d: p - learner.learning_rate * d, learner.parameters, direction)
-    return Learner(parameters, optimizer, learner.learning_rate)  # type: ignore[arg-type]
+    return Learner(parameters, optimizer, learner.learning_rate)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)

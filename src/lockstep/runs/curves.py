@@ -56,7 +56,7 @@ def bootstrap_interval(
     drawn = keyed_generator(0, "bootstrap").integers(count, size=(repetitions, count))
     tail = 50.0 * (1.0 - confidence)
     ends = [np.percentile(interquartile_mean(row[drawn]), (tail, 100.0 - tail)) for row in values]
-    return tuple(np.array(ends).reshape(-1, 2).T)  # type: ignore[return-value]
+    return tuple(np.array(ends).reshape(-1, 2).T)  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def check_shape(losses: Any, rows: int, array: type) -> None:
     """Raises a one-line ``ValueError`` if what a loss returned isn't an array ``[rows]`` of the engine's kind."""
     if not isinstance(losses, array):
         raise ValueError(f"{SETTING}: it returned {type(losses).__name__}; {WANTED}")
-    shape = tuple(losses.shape)  # type: ignore[attr-defined]
+    shape = tuple(losses.shape)
     if shape != (rows,):
         what = "a single number" if shape == () else f"shape {shape}"
         raise ValueError(f"{SETTING}: it returned {what} for {rows} samples; {WANTED}")

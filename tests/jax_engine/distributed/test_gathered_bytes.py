@@ -69,7 +69,7 @@ def test_a_size_of_two_gibibytes_is_told(monkeypatch):
     monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
     payload = mmap.mmap(-1, (1 << 31) + 5)  # no memory is taken until it is read
     with pytest.raises(SizesToldError):
-        processes.gather_bytes(payload)  # type: ignore[arg-type]
+        processes.gather_bytes(payload)  # pyright: ignore[reportArgumentType]
     assert told[0].tolist() == [2, 5]
 
 

@@ -57,7 +57,7 @@ def test_processes_leave_together_when_all_are_done(told):
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_who_fails_alone_is_gone_and_who_fails_with_all_leaves_with_them(told, everywhere):
     error = RankMismatchError("it differs")
-    error.everywhere = everywhere  # type: ignore[attr-defined]
+    error.everywhere = everywhere
     with pytest.raises(RankMismatchError), leaving_together(Topology(rank=0, world_size=2)):
         raise error
     assert told == (["waits for all: failed", "leaves"] if everywhere else [])

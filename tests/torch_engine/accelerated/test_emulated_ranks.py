@@ -25,7 +25,7 @@ def commands(directory: Path, name: str, ranks: int, *words: str, device: str = 
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29000 + os.getpid() % 1000}
         alone = {} if ranks == 1 else {key: str(value) for key, value in place.items()}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        started.append(subprocess.Popen(command, cwd=directory, env={**os.environ, **alone}, **pipes))  # pyright: ignore
+        started.append(subprocess.Popen(command, cwd=directory, env={**os.environ, **alone}, **pipes))
     said = [process.communicate()[0] for process in started]
     assert [process.returncode for process in started] == [0] * ranks, "\n".join(said)
     return json.loads((directory / "runs" / name / "summary.json").read_text())

@@ -243,7 +243,7 @@ def test_sampling_that_looks_at_a_number_is_launched_with_one_warning(graphed, m
         "lockstep: warning: the sampling of actions can't be captured as a graph here, and is launched"
     )
     with opened(config) as (session, trainer, _):
-        session.collector._staged._inner._asked = True  # pyright: ignore
+        session.collector._staged._inner._asked = True  # pyright: ignore[reportAttributeAccessIssue]
         with pytest.raises(ValueError, match="cuda_graphs: true, but the sampling of actions can't be captured here"):
             trainer.iterate()
 
@@ -253,7 +253,7 @@ def test_graphs_that_were_asked_for_are_an_error_where_a_step_looks(graphed, mon
     monkeypatch.setattr(TensorArrays, "step", lambda self, actions: (bool(actions.any()), step(self, actions))[1])
     graphed(True)
     with opened(config_of("tensor environments")) as (session, trainer, _):
-        session.collector._config = session.config.model_copy(update={"cuda_graphs": True})  # pyright: ignore
+        session.collector._config = session.config.model_copy(update={"cuda_graphs": True})  # pyright: ignore[reportAttributeAccessIssue]
         with pytest.raises(ValueError) as caught:
             trainer.iterate()
     assert str(caught.value).startswith(

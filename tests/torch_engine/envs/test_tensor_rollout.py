@@ -75,7 +75,7 @@ def test_nothing_goes_through_the_host_while_steps_are_taken(monkeypatch):
     )
     noise = tensor_rollout.device_noise(session.config, session.plan, session.state.net, 0, torch.device("cpu"))
     calls.clear()
-    session.collector.collect_with(noise)  # pyright: ignore
+    session.collector.collect_with(noise)  # pyright: ignore[reportAttributeAccessIssue]
     assert before == [0]
     assert calls, "at the end everything comes over"
     session.close()
@@ -89,7 +89,7 @@ def test_normalising_on_the_device_is_normalising_on_the_host():
     ours = DeviceNormalizer(layout, normalizer, torch.device("cpu"))(rows)
     np.testing.assert_array_equal(ours.numpy(), normalizer(rows.numpy()))
     session.collect()
-    np.testing.assert_array_equal(rollout.observations[:-1].numpy(), normalizer(rollout.raw.numpy()))  # pyright: ignore
+    np.testing.assert_array_equal(rollout.observations[:-1].numpy(), normalizer(rollout.raw.numpy()))  # pyright: ignore[reportAttributeAccessIssue]
     assert not torch.equal(torch.as_tensor(rollout.raw), torch.as_tensor(rollout.observations[:-1]))
     session.close()
 

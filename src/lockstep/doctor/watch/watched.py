@@ -42,7 +42,7 @@ class AfterImport:
         """The finder's part of an import; None for every other module."""
         if name != self._name:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
@@ -51,7 +51,7 @@ class AfterImport:
                 execute(module)
                 self._then()
 
-            spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_tell
         return spec
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     directory, first, interval = json.loads(sys.argv[1])
     end_with_parent()
     watcher = Watcher(SideWriter(Path(directory), from_environment().rank), Schedule(first, interval))
-    sys.meta_path.insert(0, AfterImport("torch", watcher.watch_torch))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, AfterImport("torch", watcher.watch_torch))
     watcher.start()
     sys.exit(_run(watcher, sys.argv[2:]))
 

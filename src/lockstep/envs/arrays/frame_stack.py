@@ -23,9 +23,9 @@ class FrameStack(ArrayEnvironment):
 
     def __init__(self, env: ArrayEnvironment, count: int) -> None:
         self._env, self._count, self._single = env, count, env.observation_space
-        self.max_episode_steps, self.render_fps = env.max_episode_steps, env.render_fps  # type: ignore[misc]
-        self.reset_draws, self.step_draws = env.reset_draws, env.step_draws  # type: ignore[misc]
-        self.observation_space = stacked_space(self._single, count, None)  # type: ignore[assignment]
+        self.max_episode_steps, self.render_fps = env.max_episode_steps, env.render_fps  # pyright: ignore[reportAttributeAccessIssue]
+        self.reset_draws, self.step_draws = env.reset_draws, env.step_draws  # pyright: ignore[reportAttributeAccessIssue]
+        self.observation_space = stacked_space(self._single, count, None)  # pyright: ignore[reportAttributeAccessIssue]
         self.action_space = env.action_space
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:

@@ -135,7 +135,7 @@ class Increments:
             targets.append(parameter.grad.detach())
             values.append(value if base is None else value.to(base.dtype) + base)
         if targets:  # else a pass within this pass has brought everything
-            torch._foreach_copy_(targets, values)  # pyright: ignore
+            torch._foreach_copy_(targets, values)  # pyright: ignore[reportPrivateImportUsage]
         self.added.clear()
 
 

@@ -52,7 +52,7 @@ def terms_of(rewards: Any) -> Terms:
 
 def _term(name: str, reward: Any) -> tuple[float, Callable[[Transition], Any]]:
     if isinstance(reward, tuple):
-        return reward  # type: ignore[return-value]  # checked with the other terms
+        return reward  # checked with the other terms
     function = getattr(reward, "get_reward", reward)
     if not callable(function):
         raise ValueError(

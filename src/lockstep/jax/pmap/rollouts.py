@@ -123,7 +123,7 @@ class RolloutState:
         resets, steps = jax.random.split(rng)
         count, layout = (len(self.carry.rows),), self.net.observation
         draws = Draws(action, self.env.reset_random(resets, count), self.env.step_random(steps, count))
-        collector = Collector(_Told(self.net), self.env, None, 0.0)  # type: ignore[arg-type]
+        collector = Collector(_Told(self.net), self.env, None, 0.0)  # pyright: ignore[reportArgumentType]
         after, kept = collector.step(self.carry, draws)
         found = collector.layout.unpack(kept.words) | kept.images
         success = found.get("successes")

@@ -233,7 +233,7 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
 
     def _rollout(self, model: RolloutModel, env_state: RolloutState, rng: Array) -> tuple[Trajectory, RolloutState]:
         hook, count = self.rollout, _positional(self.rollout)
-        found = hook(model, env_state, rng) if count < 4 else hook(model, env_state, None, rng)  # type: ignore[call-arg]
+        found = hook(model, env_state, rng) if count < 4 else hook(model, env_state, None, rng)  # pyright: ignore[reportCallIssue]
         if not isinstance(found, tuple) or len(found) not in (2, 3):
             raise ValueError(f"rollout: {type(found).__name__} was returned; return (trajectory, env_state)")
         return found[0], found[1]

@@ -148,7 +148,7 @@ class DeviceProgram:
     def call_specs(self) -> Outputs:
         """How outputs of a call lie on the mesh, in place of the arrays."""
         episodes: Specs = REPLICATED if self.program.everywhere else TIME_SHARDED
-        return Outputs(REPLICATED, episodes, episodes)  # type: ignore[arg-type]
+        return Outputs(REPLICATED, episodes, episodes)  # pyright: ignore[reportArgumentType]
 
     def call(
         self, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array
@@ -184,7 +184,7 @@ class DeviceProgram:
         state, outputs = self.call(state, inputs, stop, owned, count)
         self.metrics = Words.of(outputs.metrics)
         packed = self.metrics.pack(outputs.metrics)
-        return state, outputs._replace(metrics=packed), inputs.iteration + count  # type: ignore[arg-type]
+        return state, outputs._replace(metrics=packed), inputs.iteration + count
 
     def compile_call(self, specs: TrainState) -> Call:
         """Compiles :meth:`call_of_host` over the mesh; the state's memory is reused."""

@@ -85,7 +85,7 @@ class DeviceRun:
     def fetch(self, pending: Pending) -> list[Iteration]:
         """Waits for a call and reads what it tells."""
         life.begin(Part.PROGRAM)
-        words = fetch(pending.outputs.metrics)  # type: ignore[arg-type]
+        words = fetch(pending.outputs.metrics)  # pyright: ignore[reportArgumentType]
         metrics = {name: x.tolist() for name, x in self._program.metrics.on_host(words).items()}
         episodes = finished(*(fetch(x)[: pending.count] for x in pending.outputs[1:]))
         shares = self._clock.shares(pending.count)

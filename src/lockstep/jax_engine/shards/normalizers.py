@@ -23,7 +23,7 @@ class Moments(NamedTuple):
 
 def empty_moments(size: int) -> Moments:
     """Makes the moments of no samples, float64 on the host."""
-    return Moments(np.zeros(()), np.zeros(size), np.zeros(size))  # type: ignore[arg-type]
+    return Moments(np.zeros(()), np.zeros(size), np.zeros(size))  # pyright: ignore[reportArgumentType]
 
 
 def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:

@@ -83,7 +83,7 @@ class ShardedParameters:
             wrapped.set_custom_reduce_scatter(_Scattering(self._reduce, self._rank))
         self._wrapped, self.module = wrapped, module
         with torch.no_grad():
-            self.slices: list[Tensor] = [p.to_local() for p in module.parameters()]  # type: ignore[attr-defined]
+            self.slices: list[Tensor] = [p.to_local() for p in module.parameters()]  # pyright: ignore[reportAttributeAccessIssue]
 
     def _rows(self, shape: tuple[int, ...]) -> int:
         """Rows of a parameter that a rank holds at most."""
@@ -116,7 +116,7 @@ class ShardedParameters:
         parts = []
         for parameter, piece in zip(self.module.parameters(), self.slices, strict=True):
             gradient = parameter.grad
-            parts.append(torch.zeros_like(piece) if gradient is None else gradient.to_local())  # type: ignore[attr-defined]
+            parts.append(torch.zeros_like(piece) if gradient is None else gradient.to_local())  # pyright: ignore[reportAttributeAccessIssue]
             parameter.grad = None
         return torch.cat([part.flatten() for part in parts])
 

@@ -65,14 +65,14 @@ class TensorRollout(Rollout):
         actions: Any = torch.zeros((*shape, *action.row_shape), dtype=dtype, device=device)
         return cls(
             observations=observations,
-            raw=torch.zeros_like(observations[:-1]) if normalized else observations[:-1],  # pyright: ignore
+            raw=torch.zeros_like(observations[:-1]) if normalized else observations[:-1],  # pyright: ignore[reportArgumentType]
             actions=actions,
-            native=torch.zeros_like(actions) if net.squashed else actions,  # pyright: ignore
+            native=torch.zeros_like(actions) if net.squashed else actions,  # pyright: ignore[reportArgumentType]
             rewards=np.zeros(shape),
             terminated=np.zeros(shape, np.bool_),
             truncated=np.zeros(shape, np.bool_),
             successes=np.zeros(shape, np.int8),
-            final=rows.new_zeros((0, rows.shape[1])),  # pyright: ignore
+            final=rows.new_zeros((0, rows.shape[1])),  # pyright: ignore[reportArgumentType]
             scores=np.zeros(0) if envs.description.rewards.identity else np.zeros(shape),
             last=torch.zeros((*shape, rows.shape[1]), dtype=rows.dtype, device=device),
             device_scores=torch.zeros(shape, device=device),
@@ -264,11 +264,11 @@ def take_step(
     """Takes step ``t`` of a rollout with noise ``[E, action outputs]``; nothing is looked at."""
     if out.normalized:
         out.raw[t] = envs.observations
-    actions = actor.tensors(out.observations[t], noise)  # pyright: ignore[reportArgumentType]
+    actions = actor.tensors(out.observations[t], noise)
     out.actions[t] = actions
     native = actions
     if squash is not None:
-        out.native[t] = native = squash(actions)  # pyright: ignore[reportArgumentType]
+        out.native[t] = native = squash(actions)
     step = envs.advance(native)
     out.keep(t, step)
     actor.forget(step.terminated | step.truncated)

@@ -83,7 +83,7 @@ def lone_in_pairs(function: Function) -> Function:
         result = function(self, *map(in_pairs, arguments))
         return tuple(x[:1] for x in result) if isinstance(result, tuple) else result[:1]
 
-    return called  # type: ignore[return-value]
+    return called  # pyright: ignore[reportReturnType]
 
 
 class AutogradFunctions:

@@ -54,7 +54,7 @@ def _in_precision(function: Function) -> Function:
             return result.float()
         return tuple(None if x is None else x.float() for x in result)
 
-    return run  # type: ignore[return-value]
+    return run  # pyright: ignore[reportReturnType]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
