@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from command_line import MODULES
 from commands_here import printed, refused
 from made_runs import config_of, make_run
 
@@ -116,8 +115,7 @@ def test_what_jax_alone_steps_is_cloned_for_engine_jax(capsys, tmp_path):
     assert "network.custom: users_nets:Tiny, but a clone learns with PyTorch and plays lockstep/GridWorld-v0" in said
 
 
-def test_simulators_stay_simulators(capsys, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(MODULES)
+def test_simulators_stay_simulators(capsys, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"env": {"id": "simulators:maniskill", "backend": "tensor"}}))
     printed(capsys, "record", tmp_path / "a.json", "--policy", "random", "--episodes", 4, "--out", tmp_path / "a.npz")
     assert cloned(capsys, tmp_path / "a.npz", tmp_path / "a", "--trust")["env"]["backend"] == "tensor"

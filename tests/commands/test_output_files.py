@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from command_line import CARTPOLE, MODULES, SMALL
+from command_line import CARTPOLE, SMALL
 from commands_here import printed, refused
 
 from lockstep.policies.results import check_files
@@ -124,7 +124,6 @@ def test_a_full_disk_leaves_what_was_there(capsys, tmp_path, monkeypatch):
 def test_a_video_that_fails_half_way_leaves_the_one_before(trained, capsys, tmp_path, monkeypatch):
     pytest.importorskip("pygame")
     imageio = pytest.importorskip("imageio")
-    monkeypatch.syspath_prepend(MODULES)
     path, video = trained("faulty:FaultyCartPole-v0", *SMALL).path, tmp_path / "out.gif"
     printed(capsys, "play", path, "--video", video)
     kept = contents(tmp_path)
@@ -139,7 +138,6 @@ def test_a_video_that_fails_half_way_leaves_the_one_before(trained, capsys, tmp_
 
 
 def test_rewards_that_are_no_numbers_are_neither_evaluated_nor_recorded(capsys, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(MODULES)
     monkeypatch.setenv("FAULT", "nan reward")
     faulty = ("faulty:FaultyCartPole-v0", "--policy", "random", "--episodes", 3)
     line = "environment faulty:FaultyCartPole-v0 gave reward nan in step 1 of episode 0; lockstep check faulty:Faulty"

@@ -8,7 +8,7 @@ import signal
 import gymnasium
 import numpy as np
 import pytest
-from command_line import CARTPOLE, MODULES, NEEDS_PROC, SMALL, lockstep, marked, running, wait_until
+from command_line import CARTPOLE, NEEDS_PROC, SMALL, lockstep, marked, running, wait_until
 
 from lockstep import load_policy
 from lockstep.cli import main
@@ -62,7 +62,6 @@ LANTERN = ("small_worlds:Lantern-v0", *SMALL, "--normalize.observations", "--sto
 
 @pytest.mark.parametrize("words", [LSTM, DOORS, LANTERN], ids=["LSTM", "masked MultiDiscrete", "Dict with an image"])
 def test_evaluating_and_playing_are_what_a_plain_loop_finds(trained, capsys, monkeypatch, words):
-    monkeypatch.syspath_prepend(MODULES)
     monkeypatch.setattr(videos, "drawn_environment", lambda config, _: make_environment(config))
     run, returns = trained(*words), []
     policy, env = load_policy(run.path), gymnasium.make(words[0])
@@ -96,8 +95,7 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(trained):
     assert np.array_equal(policy._carry, first)
 
 
-def test_a_masked_policy_never_takes_what_is_forbidden(trained, monkeypatch):
-    monkeypatch.syspath_prepend(MODULES)
+def test_a_masked_policy_never_takes_what_is_forbidden(trained):
     policy, masks = load_policy(trained(*DOORS).path), np.array([[1, 0, 1, 0, 1], [0, 1, 0, 1, 0]])
     observations = np.eye(3, dtype=np.float32)[[1, 0]]
     for _ in range(50):

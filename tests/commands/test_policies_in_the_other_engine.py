@@ -6,7 +6,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from command_line import CARTPOLE, MODULES, SMALL
+from command_line import CARTPOLE, SMALL
 
 from lockstep import load_policy
 
@@ -17,8 +17,7 @@ LANTERN = ("small_worlds:Lantern-v0", *SMALL, "--normalize.observations", "--sto
 
 
 @pytest.mark.parametrize("words", [PENDULUM, LSTM, DOORS, LANTERN], ids=["Pendulum", "LSTM", "masked", "Dict"])
-def test_actions_of_a_torch_run_are_the_same_in_jax(trained, monkeypatch, words):
-    monkeypatch.syspath_prepend(MODULES)
+def test_actions_of_a_torch_run_are_the_same_in_jax(trained, words):
     run = trained(*words)
     policies = [load_policy(run.path, engine=engine) for engine in ("torch", "jax", None)]
     env, actions = gymnasium.make(words[0]), []

@@ -6,8 +6,6 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,13 +19,6 @@ from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 
 LINGERING = "heedless:Lingering-v0"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _modules() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[1] / "modules")
-        yield
 
 
 class Slow(gymnasium.Env):

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.heap import Arena
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,7 +26,6 @@ from lockstep.envs.gymnasium.workers import WorkerEnvs
 from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.registry import make_envs
 
-MODULES = Path(__file__).parents[1] / "modules"
 SEED, LIMIT, EVERYONE = 3, 25, range(8)
 CONFIGS = {
     "arrays": {"id": "lockstep/CartPole-v1"},
@@ -51,13 +49,6 @@ def begin(envs: HostEnvs, episode: int = 0) -> HostEnvs:
     envs.buffers.episodes[:] = episode
     envs.reset()
     return envs
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _modules() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(MODULES)
-        yield
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -486,7 +477,6 @@ def test_a_forbidden_action_would_have_raised():
 
 
 def test_workers_close_their_environments(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(MODULES))
     config = {"id": "odd_factories:Closing", "workers": 2}
     described = describe(EnvConfig.model_validate(config))
     monkeypatch.setenv("CLOSED_IN", str(tmp_path))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.envs.restore.snapshot import load_shards, save_shards
 
-MODULES = Path(__file__).parents[1] / "modules"
 ENVS, SHARDS, STEPS = 8, 4, 45
 CARTPOLE = {"id": "CartPole-v1", "max_episode_steps": 30}
 ARRAYS = {"id": "lockstep/CartPole-v1", "max_episode_steps": 30}
@@ -31,13 +29,6 @@ ARRAY_IMAGES = {"id": "lockstep/GridWorldPixels-v0"}
 HOOKED = {"id": "hooked:Hooked-v0"}
 
 Shards = dict[int, dict[str, np.ndarray]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _modules() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(MODULES)
-        yield
 
 
 @dataclass

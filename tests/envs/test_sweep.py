@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -22,13 +20,6 @@ from lockstep.envs.gymnasium.sweep import Sweep
 from lockstep.envs.gymnasium.time_limit import without_time_limit
 from lockstep.envs.host_envs import Buffers, WantedEnvs, buffer_layout
 from lockstep.envs.restore.replay import row_hashes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _modules() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[1] / "modules")
-        yield
 
 
 def swept(config: EnvConfig, count: int = 2) -> tuple[Sweep, Buffers, WantedEnvs]:

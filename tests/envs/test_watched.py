@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,13 +19,6 @@ from lockstep.envs.registry import make_envs
 
 VECTOR = Box(-1.0, 1.0, (3,), np.float32)
 FITS, WIDE, NAN = np.zeros(3, np.float32), np.zeros(3), np.full(3, np.nan, np.float32)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _modules() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[1] / "modules")
-        yield
 
 
 def trained_on(name: str, steps: int = 40) -> HostEnvs:

@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from command_line import MODULES
 from golden_cases import GRPO, IMAGES, JAX, LSTM, MASKED, NORMALIZED, SHORT
 from variants import variants
 
@@ -36,11 +35,6 @@ ENGINES = [pytest.param((), id="torch"), pytest.param(JAX, id="jax", marks=pytes
 
 def near(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture(autouse=True)
-def _modules(monkeypatch):
-    monkeypatch.syspath_prepend(MODULES)
 
 
 def stacked(observations):

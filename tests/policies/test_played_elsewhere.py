@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-from command_line import MODULES
 from golden_cases import JAX, SHORT
 
 import lockstep
@@ -42,8 +41,7 @@ def test_a_policy_of_a_gpu_plays_on_the_cpu(of_a_gpu, trained, capsys, environme
     assert lockstep.load_run(run).config.device == "cuda"
 
 
-def test_simulators_that_were_stepped_on_a_gpu_need_one(monkeypatch):
-    monkeypatch.syspath_prepend(MODULES)
+def test_simulators_that_were_stepped_on_a_gpu_need_one():
     config = Config.model_validate({"env": {"id": "simulators:Push", "backend": "tensor"}, "device": "cuda"})
     with pytest.raises(ValueError, match=r"^device: simulators:Push was stepped on cuda when .* where there is one"):
         check_device(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,6 @@ LATE: dict[str, Any] = {"id": "Late-v0", "backend": "envpool"}
 
 @pytest.fixture
 def fake(monkeypatch) -> Any:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "modules")
     late = importlib.import_module("late")
     monkeypatch.setattr(envpool_vector, "envpool_module", lambda: late)
     return late

@@ -1,7 +1,6 @@
 """What an iteration of the PyTorch engine costs a rank, against products written out by hand."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,8 +273,7 @@ def test_recurrent_and_convolutional_layers_are_bfloat16_too(core):
         assert found["matmul_bf16"] > 0
 
 
-def test_a_users_network_is_bfloat16_as_a_whole(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "modules"))
+def test_a_users_network_is_bfloat16_as_a_whole():
     found = costs_of(precision="bf16", network={"custom": "users_nets:Tiny"})
     assert set(kinds(found, "rollout")) == {"matmul_bf16"}
 

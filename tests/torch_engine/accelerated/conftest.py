@@ -1,7 +1,5 @@
 """Two stand-ins for an accelerator, as ``--device xpu``: a device that isn't there, and the CPU's own memory."""
 
-from pathlib import Path
-
 import emulated_accelerator
 import pytest
 import torch
@@ -12,7 +10,6 @@ from lockstep.torch_engine.setup import accelerator
 
 @pytest.fixture(autouse=True)
 def _settings(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "modules")
     before = torch.are_deterministic_algorithms_enabled()
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # put back afterwards
     yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeAction
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, of_steps, uniform
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 
-MODULES = Path(__file__).parents[2] / "modules"
 CPU = torch.device("cpu")
 SPACE = spaces.Dict(
     {
@@ -34,11 +32,6 @@ SPACE = spaces.Dict(
         "eye": spaces.Box(0, 255, (5, 7, 3), np.uint8),
     }
 )
-
-
-@pytest.fixture(autouse=True)
-def _modules(monkeypatch):
-    monkeypatch.syspath_prepend(MODULES)
 
 
 def made(env: dict[str, Any], env_ids=range(8), shard_size=2, purpose="reset", seed=0) -> TensorEnvs:

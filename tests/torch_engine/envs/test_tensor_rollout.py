@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,6 @@ from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.envs import tensor_rollout
 from lockstep.torch_engine.envs.tensor_rollout import DeviceNormalizer, TensorRollout
 from lockstep.torch_engine.session import Session, open_session
-
-
-@pytest.fixture(autouse=True)
-def _modules(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "modules")
 
 
 def opened(env_id: str, **settings: Any) -> tuple[Session, TensorRollout]:

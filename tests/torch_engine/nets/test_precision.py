@@ -1,7 +1,6 @@
 """bfloat16: really on inside the networks, in rollouts, evaluations and gradients, and nowhere else."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from lockstep.torch_engine.policy import PolicyFunction
 from lockstep.torch_engine.setup.choose_mode import choose_mode
 from lockstep.torch_engine.state import POLICY, TrainState, state_arrays
 
-MODULES = str(Path(__file__).parents[2] / "modules")
 LOW, FULL = torch.bfloat16, torch.float32
 BY_AUTOGRAD = {"activation": "silu"}
 NETS = {
@@ -59,9 +57,8 @@ def few_bits(x):
 
 
 @pytest.fixture
-def telling(monkeypatch):
+def telling():
     """The user's module that tells of its activations."""
-    monkeypatch.syspath_prepend(MODULES)
     __import__("users_nets")
     kind = sys.modules["users_nets"].Telling
     kind.seen.clear()
@@ -181,8 +178,7 @@ def test_heads_in_bfloat16_are_those_of_float32_on_the_same_features(net, monkey
         torch.testing.assert_close(found, head.view(found.shape).float(), rtol=1e-6, atol=1e-6)
 
 
-def test_a_users_module_may_have_a_head_of_its_own_in_float32(monkeypatch):
-    monkeypatch.syspath_prepend(MODULES)
+def test_a_users_module_may_have_a_head_of_its_own_in_float32():
     for custom, rounded in (("users_nets:Tiny", True), ("users_nets:WideHead", False)):
         state = small_state(config_of("bf16", custom=custom), described())
         with torch.no_grad():
