@@ -66,19 +66,17 @@ def test_what_a_file_starts_is_taken(name):
         parse_arguments([*words, "--nosuch"])
 
 
-@pytest.mark.parametrize("name", ["torchrun.service", "kubernetes.yaml"])
-def test_agents_that_come_and_go_keep_no_address_of_an_earlier_round(name):
+@pytest.mark.parametrize(("name", "hosts"), [("torchrun.service", "1:4"), ("kubernetes.yaml", "2")])
+def test_agents_that_come_and_go_keep_no_address_of_an_earlier_round(name, hosts):
     words = torchrun_words(name)
-    least, _, most = words[words.index("--nnodes") + 1].partition(":")
-    if most and least != most:
-        assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" in variables_of(name)
-        assert {"--local-addr", "--rdzv-conf", "--collective-timeout"} <= set(words)
+    assert words[words.index("--nnodes") + 1] == hosts
+    comes_and_goes = ":" in hosts
+    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE" in variables_of(name)) == comes_and_goes
+    assert ({"--local-addr", "--rdzv-conf", "--collective-timeout"} <= set(words)) == comes_and_goes
 
 
-def test_the_unit_is_of_hosts_that_come_and_go():
-    """The negative of the test above: it looks at something."""
+def test_the_unit_gives_each_host_an_address_of_its_own():
     words = torchrun_words("torchrun.service")
-    assert words[words.index("--nnodes") + 1] == "1:4"
     assert "OWN_ADDRESS" in variables_of("torchrun.service")
     assert words[words.index("--local-addr") + 1] == "${OWN_ADDRESS}"
 
