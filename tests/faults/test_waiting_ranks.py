@@ -14,6 +14,8 @@ def sleep():
     if slept < 11:  # longer than the limit, and never long at once
         slept += 1
         time.sleep(LIMIT / 8)
+        with open("slept", "w") as file:
+            file.write(str(slept))
 class Waiting(CartPoleEnv):
     made, steps = 0, 0
     def __init__(self, **given):
@@ -71,7 +73,8 @@ def test_an_evaluation_that_is_slow_on_one_rank_is_waited_for(waiting, tmp_path,
     evaluates = ("--eval.interval", 8, "--eval.episodes", 8, "--eval.max-steps", 40)
     ended = waiting("slow evaluation", meeting, *evaluates)
     assert ended.code == 0, ended.stderr
-    assert [row["iteration"] for row in metrics_of(tmp_path / "runs" / "run") if "eval/episodes" in row]
+    assert (tmp_path / "slept").read_text() == "11"
+    assert [row["iteration"] for row in metrics_of(tmp_path / "runs" / "run") if "eval/episodes" in row] == [8]
 
 
 @pytest.mark.long
@@ -79,4 +82,5 @@ def test_a_video_that_is_slow_to_draw_is_waited_for(waiting, tmp_path):
     evaluates = ("--eval.interval", 8, "--eval.episodes", 8, "--eval.max-steps", 40, "--eval.record-video")
     ended = waiting("slow video", "memory", *evaluates)
     assert ended.code == 0, ended.stderr
-    assert list((tmp_path / "runs" / "run" / "videos").glob("*.mp4"))
+    assert (tmp_path / "slept").read_text() == "11"
+    assert [file.name for file in (tmp_path / "runs" / "run" / "videos").iterdir()] == ["step_1024.mp4"]
