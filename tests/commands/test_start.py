@@ -84,8 +84,13 @@ def test_a_relative_reference_of_an_older_version_is_the_same_as_the_absolute_on
         before.setattr("lockstep.launch.start.with_reference", lambda config, *_: config)
         found = trained(Path("out"), "old", *AGAINST, relative, "--total-steps", "512", "--stop-at-step", "128")
     assert found["grpo"]["reference"] == relative
-    for words in ((), ("--grpo.reference", relative), ("--grpo.reference", "first")):
-        assert resumed_config(run, request_of(["--resume", str(run), *words]).overrides, trust=True)
+    for words, reference in (
+        ((), relative),
+        (("--grpo.reference", relative), relative),
+        (("--grpo.reference", "first"), "first"),
+    ):
+        resumed = resumed_config(run, request_of(["--resume", str(run), *words]).overrides, trust=True)
+        assert resumed.grpo.reference == reference
     assert train(["--resume", "out/old", "--quiet", "--stop-at-step", "256"]) == 0
     found["grpo"]["reference"] = str(tmp_path / relative)
     assert json.loads((run / "config.json").read_text()) == found
