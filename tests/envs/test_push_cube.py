@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from lockstep.envs.arrays import PushCube
 
-JOINTS = ("shoulder", "elbow")
 CUBE = ("cube_x", "cube_y", "cube_cos", "cube_sin")
 
 

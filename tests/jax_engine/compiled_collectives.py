@@ -30,7 +30,6 @@ ITEMSIZE = {
 _HEADER = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 _OPERATION = re.compile(r"^(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\(")
-_CALLED = re.compile(r"(?:to_apply|calls|branch_computations|true_computation|false_computation|called_computations)=")
 _INSTRUCTION = re.compile(r"^(?:ROOT )?%?([\w.\-]+) = .*? ([\w\-]+)\((.*)$")
 _CALLEES = re.compile(
     r"\b(?:to_apply|calls|body|condition|branch_computations|true_computation|false_computation|called_computations)="

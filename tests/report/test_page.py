@@ -75,9 +75,6 @@ class Read(HTMLParser):
         rows = [[" ".join(cell.split()) for cell in row] for row in self.rows]
         return next(row for row in rows if row and row[0] == first)
 
-    def definitions(self) -> str:
-        return self.text
-
 
 def page(*paths):
     return page_of([read_run(path, path.name) for path in paths])
