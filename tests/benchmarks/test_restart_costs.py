@@ -21,7 +21,7 @@ def test_a_table_of_recoveries():
     assert "| 0.00 s (0.00 to 0.00) | 1 (3) of 5 | rows |" in text
 
 
-def test_rows_of_other_engines_are_kept(tmp_path, capsys):
+def test_rows_of_other_engines_are_kept(tmp_path):
     out = tmp_path / "restarts.md"
     restarts.keep([ROW | FACTS], out)
     restarts.keep([ROW | FACTS | {"engine": "jax"}], out)
@@ -31,7 +31,7 @@ def test_rows_of_other_engines_are_kept(tmp_path, capsys):
     assert out.read_text().count("| CartPole |") == 2
 
 
-def test_the_cost_is_the_median_of_the_pairs_and_stays_beside_the_rows(tmp_path, capsys):
+def test_the_cost_is_the_median_of_the_pairs_and_stays_beside_the_rows(tmp_path):
     out = tmp_path / "restarts.md"
     restarts.keep([ROW | FACTS], out)
     rates = {"without": [100, 200, 100], "with": [99, 190, 50]}
@@ -43,7 +43,7 @@ def test_the_cost_is_the_median_of_the_pairs_and_stays_beside_the_rows(tmp_path,
 
 
 @pytest.mark.parametrize("words", [["--cost", "2"], ["--env", "CartPole", "--engine", "torch"]])
-def test_the_load_is_that_of_before_the_measurement(monkeypatch, tmp_path, capsys, words):
+def test_the_load_is_that_of_before_the_measurement(monkeypatch, tmp_path, words):
     load = [0.5]
 
     def busy(value):
@@ -69,7 +69,7 @@ def test_what_is_timed_differs_in_restarts_alone():
 @NEEDS_PROC
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", [[], ["--torchrun"]], ids=["lockstep", "torchrun"])
-def test_two_kills_change_nothing(tmp_path, capsys, launcher):
+def test_two_kills_change_nothing(tmp_path, launcher):
     out = tmp_path / "restarts.md"
     words = ["--kills", "2", "--every", "1", "--engine", "torch", "--env", "CartPole", "--steps", "80000"]
     assert restarts.main([*words, "--out", str(out), *launcher]) == 0

@@ -51,7 +51,7 @@ def test_peers_and_we_get_the_same_case():
     assert our_config(T3, T3.env, "exact")["ppo"]["num_minibatches"] == 32
 
 
-def test_repetitions_are_interleaved_and_failures_kept(scripted, monkeypatch, capsys):
+def test_repetitions_are_interleaved_and_failures_kept(scripted, capsys):
     good = dataclasses.replace(scripted("for _ in range(8):\n    time.sleep(0.001)\n    say()\n"), label="good")
     gone = dataclasses.replace(good, label="gone", command=("/nonexistent/python", "{lines}"))
     rows = side_by_side.run_interleaved([good, gone], 2, 60)

@@ -94,7 +94,7 @@ def test_settings_of_training_alone_stand_in_nobodys_way(recorded, capsys, tmp_p
 
 
 @pytest.mark.parametrize("sizes", [{"num_envs_per_rank": "auto"}, {"num_envs": 8, "num_shards": 3}, {"fsdp": True}])
-def test_sizes_that_fit_no_run_are_none_of_a_baselines(recorded, capsys, tmp_path, sizes):
+def test_sizes_that_fit_no_run_are_none_of_a_baselines(capsys, tmp_path, sizes):
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"env": "CartPole-v1", "ppo": {"num_minibatches": 1000}, **sizes}))
     printed(capsys, "record", file, "--policy", "random", "--episodes", 2, "--out", tmp_path / "a.npz")

@@ -202,7 +202,7 @@ def test_continuous_actions_and_normalised_numbers_are_cloned_too(trained, capsy
     assert np.abs(ours - theirs).mean() < 0.3 * np.abs(theirs - theirs.mean()).mean() + 0.02
 
 
-def test_what_cannot_be_cloned_is_refused(greedy, trained, capsys, tmp_path):
+def test_what_cannot_be_cloned_is_refused(greedy, capsys, tmp_path):
     out = ("--out", tmp_path / "out")
     assert "there is no file" in refused(capsys, "clone", tmp_path / "a.npz", *out)
     assert "must end in .npz or .safetensors" in refused(capsys, "clone", tmp_path / "a.pt", *out)

@@ -213,7 +213,7 @@ def test_resuming_needs_no_environment_and_anything_else_does():
     assert read_request(["--env", "Hopper-v5"]).config.env.id == "Hopper-v5"
 
 
-def test_a_file_is_utf_8_whatever_the_locale_says(write, tmp_path):
+def test_a_file_is_utf_8_whatever_the_locale_says(write):
     path = write("a.yaml", "env: CartPole-v1\nname: größe")
     code = "import sys; from pathlib import Path; from lockstep.config.files import read_file\n"
     code += "print(ascii(read_file(Path(sys.argv[1]))['name']))"

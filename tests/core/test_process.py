@@ -59,7 +59,7 @@ def test_what_a_failed_command_said(stderr, said):
     assert said_error(stderr, 3) == said
 
 
-def test_a_process_ends_though_nobody_can_be_told(tmp_path):
+def test_a_process_ends_though_nobody_can_be_told():
     code = "import sys; from lockstep.core.process import fail_now; sys.stderr.close(); fail_now('the last')"
     assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 1
 

@@ -50,7 +50,7 @@ def test_a_killed_launcher_leaves_nobody(tmp_path, kind):
     assert len(took) == KILLS
 
 
-def test_a_process_that_a_launcher_leaves_is_seen(tmp_path):
+def test_a_process_that_a_launcher_leaves_is_seen():
     mark = "left"
     script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep({60})'])"
     subprocess.run([sys.executable, "-c", script], env=surroundings(mark), check=True)

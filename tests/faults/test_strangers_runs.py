@@ -100,7 +100,7 @@ def test_trust_imports_what_is_named_for_once(theirs, tmp_path):
     error_line(lockstep(*words, cwd=tmp_path))
 
 
-def test_what_was_trained_with_is_played_without_a_word(theirs, tmp_path):
+def test_what_was_trained_with_is_played_without_a_word(tmp_path):
     (tmp_path / "mine_here.py").write_text(
         "import gymnasium\n"
         "gymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:CartPoleEnv', max_episode_steps=500)\n"
@@ -113,7 +113,7 @@ def test_what_was_trained_with_is_played_without_a_word(theirs, tmp_path):
     assert lockstep("eval", "mine", "--episodes", 1, cwd=tmp_path).code == 0
 
 
-def test_a_file_in_the_working_directory_takes_no_packages_place(trained, tmp_path):
+def test_a_file_in_the_working_directory_takes_no_packages_place(tmp_path):
     for name in ("numpy", "gymnasium", "json", "torch"):
         (tmp_path / f"{name}.py").write_text("import pathlib; pathlib.Path('owned').touch(); raise SystemExit(7)")
     ended = lockstep("train", *CARTPOLE, "--nproc", 2, cwd=tmp_path)

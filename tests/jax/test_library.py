@@ -50,7 +50,7 @@ def test_everything_that_needs_two_devices():
 
 
 @pytest.mark.timeout(600)
-def test_the_example_learns(tmp_path):
+def test_the_example_learns():
     before = set(ROOT.iterdir())
     output = fresh(str(ROOT / "examples" / "custom_task.py")).stdout
     first, last = map(float, re.findall(r"episode_return: (\S+) in the first update, (\S+) in the last", output)[0])

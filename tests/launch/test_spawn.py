@@ -184,13 +184,13 @@ def test_the_launcher_loads_no_framework():
     assert done.stdout == "[]\n"
 
 
-def test_one_failure_ends_all_ranks_and_is_told_once(tmp_path, capfd):
+def test_one_failure_ends_all_ranks_and_is_told_once(capfd):
     code = supervise(lambda logs: spawned(FAILS, 2, logs))
     assert code == 1
     assert capfd.readouterr().err == "lockstep: error: rank 1: the cart fell over\n"
 
 
-def test_a_rank_that_is_killed_is_named(spawn, tmp_path, capfd):
+def test_a_rank_that_is_killed_is_named(capfd):
     script = "import os, signal, time\nif os.environ['RANK'] == '0':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     script += "time.sleep(3600)"
     assert supervise(lambda logs: spawned(script, 2, logs)) == 1

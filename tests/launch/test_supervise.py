@@ -75,7 +75,7 @@ def test_a_rank_that_is_done_silences_nobody(capfd):
     assert capfd.readouterr().err == "still here\n"
 
 
-def test_last_words_reach_a_reader_who_is_slow(monkeypatch):
+def test_last_words_reach_a_reader_who_is_slow():
     reading, writing = os.pipe()
     kept = os.dup(2)
     os.dup2(writing, 2)

@@ -269,7 +269,7 @@ def test_a_clear_action_that_is_another_is_found(trained):
     assert CLEAR == 1e-4
 
 
-def test_what_export_refuses(trained, tmp_path, capsys):
+def test_what_export_refuses(trained, capsys):
     run = str(trained(*KINDS["MLP"]).path)
     for words, line in (
         ((), "which file? give --onnx FILE.onnx, --torch FILE.pt2, or both (lockstep export --help)"),

@@ -55,6 +55,6 @@ def test_an_evaluation_counts_more_than_returns_before_there_was_any(session_of,
     assert there(tmp_path) == {3 * 128, 4 * 128}
 
 
-def test_one_that_was_evaluated_as_a_session_ended_counts_more_than_returns(session_of, tmp_path):
+def test_one_that_was_evaluated_as_a_session_ended_counts_more_than_returns(session_of):
     assert session_of([500.0], [5.0], interval=0, keep_best=False) == 128
     assert session_of([900.0], keep_last=5) == 128
