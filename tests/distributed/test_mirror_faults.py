@@ -37,8 +37,25 @@ def is_up_to_date(s3, run):
             assert s3.read(name) == file.read_bytes(), name
 
 
+def warnings_of(s3, ended):
+    """Those of the mirror, of a run whose environment stands in its steps meanwhile.
+
+    The mirror's client draws how long it waits from the generator that a step isn't to move, and that is warned of too.
+    """
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("lockstep: warning: ")]
+    return [line for line in lines if s3.mirror in line]
+
+
 def reached(s3):
-    return wait_until(lambda: "checkpoints/step_384/manifest.json" in s3.names(), "no checkpoint comes to the mirror")
+    """Waits until the third iteration's checkpoint is on the mirror, and whoever copied it has been told so."""
+    wait_until(lambda: "checkpoints/step_384/manifest.json" in s3.names(), "no checkpoint comes to the mirror")
+
+    def rests():
+        before = len(s3.proxy.requests)
+        time.sleep(0.5)
+        return len(s3.proxy.requests) == before
+
+    wait_until(rests, "the mirror is asked again and again")
 
 
 @NEEDS_PROC
@@ -66,7 +83,7 @@ def test_a_mirror_that_fails_for_a_while_catches_up(trained, s3, tmp_path, fault
     is_up_to_date(s3, run)
     assert json.loads(s3.read("summary.json"))["mirror"] == told
     assert "writer.json" not in s3.names()
-    warnings = [line for line in ended.stderr.splitlines() if line.startswith("lockstep: warning: ")]
+    warnings = warnings_of(s3, ended)
     if told["failures"]:
         (warning,) = warnings
         assert s3.mirror in warning
@@ -96,7 +113,7 @@ def test_a_mirror_that_fails_to_the_end_is_told_and_brought_up_to_date_later(tra
     told = run.summary["mirror"]
     assert (told["url"], told["step"]) == (f"{s3.mirror}/run", 384)
     assert told["error"]
-    warnings = [line for line in ended.stderr.splitlines() if line.startswith("lockstep: warning: ")]
+    warnings = warnings_of(s3, ended)
     assert "run is behind at the end, step 384 is the newest there (" in warnings[-1]
     assert told["error"] in warnings[-1]
     assert told["failures"] > 0
