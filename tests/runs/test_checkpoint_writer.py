@@ -301,8 +301,9 @@ def test_everything_is_on_disk_before_the_name_is(tmp_path, monkeypatch):
     assert str(tmp_path) in synced
 
 
-def test_a_rank_that_does_not_write_writes_nothing(tmp_path):
-    writer = CheckpointWriter(None, 1, False)
+def test_a_rank_that_does_not_write_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer = CheckpointWriter(None, 1, False, check=lambda: pytest.fail("the run isn't its to write"))
     writer.save(1, files_of(1), 1.0)
     writer.wait()
     assert list(tmp_path.iterdir()) == []
