@@ -27,7 +27,7 @@ from command_line import (
 from variants import variants
 
 from lockstep.runs.checkpoint import checkpoints_in, step_of
-from lockstep.training.keeping import SOONEST
+from lockstep.training.due import SOONEST
 
 pytestmark = [NEEDS_PROC, pytest.mark.quick]
 STEPS = 128

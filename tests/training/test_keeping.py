@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.training.keeping import COST, SOONEST, Keeper
+from lockstep.training.due import COST, SOONEST, Keeper
 from lockstep.training.stop import KEEP, RUNNING, SAVE, TIME_LIMIT, stops
 
 

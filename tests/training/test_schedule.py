@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.training.schedule import comes_due, evaluation_due
+from lockstep.training.due import comes_due, evaluation_due
 
 
 @pytest.mark.parametrize(("interval", "due"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [2, 4]), (7, [])])

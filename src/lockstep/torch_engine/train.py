@@ -42,9 +42,9 @@ from lockstep.torch_engine.statistics import (
     share_stated,
 )
 from lockstep.torch_engine.update import UpdateResult, update
+from lockstep.training.due import comes_due
 from lockstep.training.metrics import Record, episode_metrics
 from lockstep.training.recorder import Recorder, record_training
-from lockstep.training.schedule import comes_due
 from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, stop_code, stop_requests, stops
 
 

@@ -25,10 +25,9 @@ from lockstep.runs.progress import evaluation_line, full_lines
 from lockstep.runs.trackers.service import Ending
 from lockstep.training.announcement import unread_settings
 from lockstep.training.audience import Audience
-from lockstep.training.keeping import Keeper
+from lockstep.training.due import Keeper, comes_due, evaluation_due
 from lockstep.training.metrics import WORLD_SIZE, Record
 from lockstep.training.past import Past, rows_of, summary_before, utc_date, with_facts_before
-from lockstep.training.schedule import comes_due, evaluation_due
 from lockstep.training.session import TrainingSession
 from lockstep.training.stop import KEEP, RUNNING, SAVE, TrainResult, status_of
 

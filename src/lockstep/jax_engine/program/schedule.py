@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.config.run import Config
-from lockstep.training.schedule import comes_due
+from lockstep.training.due import comes_due
 
 
 @dataclass(frozen=True)

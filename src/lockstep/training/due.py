@@ -1,4 +1,7 @@
-"""When the state is saved by the clock: on the disk every so many seconds, in memory as often as that is cheap."""
+"""When something is due: after so many iterations, or by the clock.
+
+By the clock the state is saved on the disk every so many seconds, in memory as often as that is cheap.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from lockstep.config.run import Config
 from lockstep.training.stop import KEEP, RUNNING, SAVE
 
 COST = 0.02
@@ -15,6 +19,17 @@ RECENT = 5
 """States whose median cost counts."""
 SOONEST = 0.5
 """Seconds between two of them at least: what a rank that is lost costs is bounded by a second, not by less."""
+
+
+def comes_due(interval: int, iteration: int) -> bool:
+    """Tells whether what is due every ``interval`` iterations (0: never) is due after this one."""
+    return interval > 0 and iteration % interval == 0
+
+
+def evaluation_due(config: Config, iteration: int) -> bool:
+    """Tells whether the policy is evaluated after this iteration: at every interval, and at the end of the run."""
+    interval = config.eval.interval
+    return interval > 0 and (comes_due(interval, iteration) or iteration >= config.num_iterations)
 
 
 class Keeper:
