@@ -134,8 +134,17 @@ def test_a_rank_that_writes_a_sharded_checkpoint_waits_for_nobody(monkeypatch):
     assert watched(blocked, waits=True)[1].certain
 
 
+def test_a_rank_that_reports_its_errors_is_in_no_collective_for_that():
+    """``@record`` has a frame around the whole script."""
+    wrapper = "/x/site-packages/torch/distributed/elastic/multiprocessing/errors/__init__.py:367 wrapper"
+    around = [wrapper, "/home/me/train.py:20 <module>"]
+    assert not stacks.stands_in_collective(["/home/me/train.py:9 main", *around])
+    gathering = "/x/site-packages/torch/distributed/distributed_c10d.py:7 all_reduce"
+    assert stacks.stands_in_collective([gathering, "/home/me/train.py:9 main", *around])
+
+
 def test_places_are_looked_for_in_the_innermost_frames():
-    lines = [*["/x/torch/nn/linear.py:3 forward"] * 9, "/x/site-packages/torch/distributed/run.py:1 main"]
+    lines = [*["/x/torch/nn/linear.py:3 forward"] * 9, "/x/site-packages/torch/distributed/rpc/api.py:1 shutdown"]
     assert not stands_in(lines, stacks.COLLECTIVES)
     assert stands_in(lines[5:], stacks.COLLECTIVES)
     assert not stacks.stands_in_collective(lines)

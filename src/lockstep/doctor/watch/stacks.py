@@ -14,6 +14,9 @@ COLLECTIVES = (os.path.join("torch", "distributed", ""), os.path.join("torch", "
 """Parts of paths of files in which a rank waits for others."""
 STORAGE = (os.path.join("torch", "distributed", "checkpoint", ""),)
 """There a rank reads and writes files itself; where it waits for others, a collective's own frame is further in."""
+LAUNCHERS = tuple(os.path.join("torch", "distributed", *part) for part in (
+    ("elastic", "multiprocessing", ""), ("elastic", "agent", ""), ("launcher", ""), ("run.py",)))  # fmt: skip
+"""These start ranks, or are a frame around all of a rank: ``@record``."""
 BACKWARD = (os.path.join("torch", "autograd", ""),)
 """DDP and FSDP wait inside the backward pass; but a backward pass may also be long."""
 INNERMOST = 8
@@ -43,7 +46,7 @@ def stands_in(lines: list[str], places: tuple[str, ...]) -> bool:
 def stands_in_collective(lines: list[str]) -> bool:
     """Whether a stack, innermost first, ends in a collective, and not in what is done between two of them."""
     near = next((line for line in lines[:INNERMOST] if stands_in([line], COLLECTIVES)), None)
-    return near is not None and not stands_in([near], STORAGE)
+    return near is not None and not stands_in([near], STORAGE + LAUNCHERS)
 
 
 def waits_for_work(lines: list[str]) -> bool:
