@@ -48,6 +48,15 @@ def test_it_is_not_accused_when_somebody_stops_the_ranks(tmp_path):
     assert "steps" in kinds(Story(**LOGGED, **ends).diagnosis(tmp_path / "of itself"), "fault")
 
 
+def test_nor_when_its_time_is_over(tmp_path):
+    ends: dict[str, Any] = {"ends": {0: None, 1: None}, "codes": {0: None, 1: None}}
+    found = Story(**LOGGED, **ends).diagnosis(tmp_path, stopped=True)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["phases"])
+    assert "were stopped before they showed anything else" in found.findings[0].text
+    assert "let the script come to its end" in found.findings[0].fix
+    assert Story(boundaries=lambda rank: [2], **ends).diagnosis(tmp_path / "alike", stopped=True).verdict == "IN SYNC"
+
+
 @pytest.mark.parametrize("story", [LOGGED | {"taken": lambda rank: 9 + rank}, CROSSING])
 def test_it_is_accused_of_other_steps_if_it_took_fewer_or_phases_cross(tmp_path, story):
     found = Story(**story).diagnosis(tmp_path)

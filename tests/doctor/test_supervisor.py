@@ -49,7 +49,7 @@ def test_a_rank_that_waits_for_one_that_ended_is_ended(tmp_path):
 
 def test_a_rank_that_stands_still_may_be_busy_though_another_has_ended(tmp_path):
     outcome, _ = outcome_of(tmp_path, STAYS, [0], states=[{"waiting": 1.0}], run_limit=0.5)
-    assert outcome == Outcome()
+    assert outcome == Outcome(stopped=True)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_rank_that_stands_still_may_be_busy_though_another_has_ended(tmp_path)
 def test_ranks_that_may_only_be_busy_are_given_longer(tmp_path, certain, seconds, deadlock):
     states = [{"waiting": seconds, "certain": certain}, {"waiting": seconds, "certain": True}]
     outcome, _ = outcome_of(tmp_path, STAYS, [None], states=states, run_limit=None if deadlock else 0.5)
-    assert outcome == Outcome(deadlock=deadlock)
+    assert outcome == Outcome(deadlock=deadlock, stopped=not deadlock)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_ranks_that_may_only_be_busy_are_given_longer(tmp_path, certain, seconds
 def test_while_any_rank_moves_nothing_is_ended(tmp_path, states):
     others = [None] * (len(states) - 1) or [0]
     outcome, seconds = outcome_of(tmp_path, STAYS, others, states=states, run_limit=1.0)
-    assert outcome == Outcome()
+    assert outcome == Outcome(stopped=True)
     assert seconds >= 1.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lockstep.core.temporary import temporary_directory
@@ -58,7 +58,7 @@ def examine(wanted: Examination, nproc: int) -> Diagnosis:
         logs.mkdir()
         ranks = start_script(wanted.words(store), nproc, logs)
         outcome = wanted.supervisor(ranks, store, nproc, judges=True).wait()
-        return diagnose(read_traces(store, range(nproc)), deadlock=outcome.deadlock, interrupted=outcome.interrupted)
+        return diagnose(read_traces(store, range(nproc)), **asdict(outcome))
 
 
 def examine_as_rank(wanted: Examination, topology: Topology, tell: Callable[[Diagnosis], int]) -> int:
@@ -81,7 +81,7 @@ def examine_as_rank(wanted: Examination, topology: Topology, tell: Callable[[Dia
         if not judges:
             return await_verdict(store, topology.rank)
         traces = read_traces(store, range(topology.world_size))
-        status = tell(diagnose(traces, deadlock=outcome.deadlock, interrupted=outcome.interrupted))
+        status = tell(diagnose(traces, **asdict(outcome)))
         write_json(store / VERDICT, {"status": status})
         await_leaving(store, range(1, topology.world_size))
         return status

@@ -33,10 +33,11 @@ STOP = "stop.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tells how a run ended: whether by a ``deadlock``, or ``interrupted`` by a signal."""
+    """Tells how a run ended: by a ``deadlock``, ``interrupted`` by a signal, or ``stopped`` at its run limit."""
 
     deadlock: bool = False
     interrupted: bool = False
+    stopped: bool = False
 
 
 class OneRank:
@@ -146,7 +147,7 @@ class Supervisor:
         if received and self._after(GRACE_SECONDS):
             return Outcome(interrupted=True)
         if self._run_limit is not None and time.monotonic() - self._began > self._run_limit:
-            return Outcome()
+            return Outcome(stopped=True)
         states = [state for rank in running if not (state := self._readers[rank].state()).get("over")]
         if not states and self._after(self._wait_limit):
             return Outcome()  # the scripts are done, and their processes don't end

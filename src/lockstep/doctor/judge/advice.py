@@ -74,6 +74,7 @@ CAUSES = {
         "a rank ends its epochs by a value of its own (the KL divergence of its own minibatch, its own loss):"
         " from then on ranks pair different minibatches, and in the end one waits for a step that never comes"
     ),
+    "phases": "that rank evaluates or logs, which is no mistake; or it always ends its epochs before the others do",
     "normalizers": (
         "each rank normalises by statistics of its own environments: the same observation is another input on"
         " every rank, and only one rank's statistics are saved"
@@ -133,6 +134,7 @@ FIXES = {
     "steps": (
         "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag)"
     ),
+    "phases": "let the script come to its end, after fewer steps: then it shows",
     "normalizers": (
         "merge counts, means and squares of all ranks after each rollout; lockstep.integrations.sb3 does it "
         "for VecNormalize"

@@ -71,15 +71,17 @@ class Diagnosis:
         return head | {"coverage": self.coverage, "overhead": self.overhead}
 
 
-def diagnose(traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted: bool = False) -> Diagnosis:
+def diagnose(
+    traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted: bool = False, stopped: bool = False
+) -> Diagnosis:
     """Judge what the ranks left.
 
     ``deadlock`` says that the doctor ended them because they only waited for one another, ``interrupted`` that somebody
-    stopped the run.
+    stopped the run, ``stopped`` that its time was over.
     """
     known = [trace for trace in traces if trace.state or trace.checks]
     evidence = gather_evidence(known) if known else Evidence([RankTrace(0)], [], {})
-    findings = _findings(traces, evidence, deadlock, interrupted)
+    findings = _findings(traces, evidence, deadlock, interrupted, interrupted or stopped)
     if (lost := lost_finding(traces)) is not None:
         findings = [lost, *(f if f.kind in CERTAIN else _doubted(f) for f in findings)]
     faults, doubts, notes = ([f for f in findings if f.level == level] for level in (FAULT, DOUBT, NOTE))
@@ -88,7 +90,9 @@ def diagnose(traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted
     return Diagnosis(verdict, reason, [*faults, *doubts, *notes], _coverage(traces, evidence), _overhead(known))
 
 
-def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, interrupted: bool) -> list[Finding]:
+def _findings(
+    traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, interrupted: bool, stopped: bool
+) -> list[Finding]:
     failure = failure_finding(traces, interrupted, deadlock)
     endings = [waiting_finding(traces, deadlock), failure, unheard_finding(traces), blindness_finding(evidence)]
     if len(traces) == 1:
@@ -99,7 +103,7 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
         return [independent, *_there([normalizer_finding(evidence), *endings])]
     if (server := server_finding(evidence)) is not None:
         return _there([failure, server, *(e for e in endings if e is not failure), unknown_finding(evidence)])
-    steps, start = step_finding(evidence, interrupted), start_finding(evidence)
+    steps, start = step_finding(evidence, stopped), start_finding(evidence)
     before = evidence.until(steps)  # ranks that pair different minibatches since have nothing to be compared by
     gradients, rates = gradient_finding(before), rate_finding(before)
     causes = [gradients, start, rates, settings_finding(evidence), loaded_finding(evidence)]
@@ -108,7 +112,7 @@ def _findings(traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, i
         found.append(parameter_finding(before))
     found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
-    found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, interrupted)]
+    found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, stopped)]
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
 
 

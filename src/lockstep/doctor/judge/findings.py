@@ -167,12 +167,12 @@ def buffer_finding(evidence: Evidence) -> Finding | None:
 # --- steps and data -----------------------------------------------------------------------------------------------
 
 
-def step_finding(evidence: Evidence, interrupted: bool) -> Finding | None:
+def step_finding(evidence: Evidence, stopped: bool) -> Finding | None:
     """Different numbers of optimiser steps, within a phase or in all."""
     traces = evidence.traces
     for optimizer in evidence.optimizers:
         phase = uneven_phase(traces, optimizer)
-        if phase is not None and _who_looks_in_between(evidence, optimizer, interrupted) is None:
+        if phase is not None and _who_looks_in_between(evidence, optimizer, stopped) is None:
             lengths = {t.rank: phase_lengths(t.boundaries[optimizer]) for t in traces}
             counts = {rank: each[phase] for rank, each in lengths.items()}
             before = sum(lengths[traces[0].rank][:phase])
@@ -189,25 +189,31 @@ def step_finding(evidence: Evidence, interrupted: bool) -> Finding | None:
     return None
 
 
-def _who_looks_in_between(evidence: Evidence, optimizer: int, interrupted: bool) -> int | None:
-    """The rank with phases of its own within the others', where all took equally many steps or somebody stopped them.
+def _who_looks_in_between(evidence: Evidence, optimizer: int, stopped: bool) -> int | None:
+    """The rank with phases of its own within the others', where all took equally many steps or they were stopped.
 
     Of ranks that end their epochs by values of their own one has taken fewer steps in the end, or waits.
     """
     traces = evidence.traces
     equal = len({trace.steps.get(optimizer, 0) for trace in traces}) == 1 and all(t.finished for t in traces)
-    return rank_with_more_phases(traces, optimizer) if equal or interrupted else None
+    return rank_with_more_phases(traces, optimizer) if equal or stopped else None
 
 
-def phases_finding(evidence: Evidence, interrupted: bool) -> Finding | None:
-    """Forward passes without gradients that one rank makes often and the others don't, between two steps."""
+def phases_finding(evidence: Evidence, stopped: bool) -> Finding | None:
+    """Forward passes without gradients that one rank makes often and the others don't, between two steps.
+
+    Of ranks that were stopped it can't be told from epochs that all but one always end early, after equally many steps.
+    """
     for optimizer in evidence.optimizers:
-        who = _who_looks_in_between(evidence, optimizer, interrupted)
+        who = _who_looks_in_between(evidence, optimizer, stopped)
         if who is not None and uneven_phase(evidence.traces, optimizer) is not None:
             text = f"{listed([who])} makes forward passes without gradients within the others' rollout phases: "
             text += "an evaluation or a number for the log, as ranks "
-            text += "took equally many steps" if not interrupted else "were stopped before they showed anything else"
-            return Finding("phases", NOTE, text, "", "", {"optimizer": optimizer, "rank": who})
+            details = {"optimizer": optimizer, "rank": who}
+            if not stopped:
+                return Finding("phases", NOTE, text + "took equally many steps", "", "", details)
+            text += "were stopped before they showed anything else"
+            return Finding("phases", DOUBT, text, CAUSES["phases"], FIXES["phases"], details)
     return None
 
 
