@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from lockstep.doctor.judge.compare import compare_parts, comparisons, phase_lengths, relative_difference, same
+from lockstep.doctor.judge.compare import (
+    compare_parts,
+    comparisons,
+    inputs_at,
+    phase_lengths,
+    relative_difference,
+    same,
+)
 from lockstep.doctor.judge.traces import Check, Kept, Moment, RankTrace
 
 AT = Moment(0, 1, "after")
@@ -92,6 +99,22 @@ def test_tensors_are_told_by_the_names_of_their_places():
     ranks = {0: {"0.1": kept(1), "0.1.exp_avg": kept(1)}, 1: {"0.1": kept(2), "0.1.exp_avg": kept(3)}}
     assert compare_parts("moments", AT, ranks, {"0.1": "net.bias"}).differing == ("net.bias", "net.bias.exp_avg")
     assert compare_parts("buffers", AT, {0: {"0.1.mean": kept(1)}, 1: {"0.1.mean": kept(2)}}).differing == ("0.1.mean",)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "word"),
+    [
+        (("a", "b"), "differ"),
+        (("a,b", "b,c"), "differ"),
+        (("a", "a", "b"), "differ"),
+        (("a,b", "a", "a,b,c"), "equal"),
+        (("a", "a"), "equal"),
+        (("a", ""), "unseen"),
+    ],
+)
+def test_what_one_rank_had_in_addition_is_no_other_data(inputs, word):
+    ranks = [RankTrace(rank, checks={AT: Check({}, {"inputs": each})}) for rank, each in enumerate(inputs)]
+    assert inputs_at(ranks, AT) == word
 
 
 def test_phases_are_as_long_as_the_steps_between_their_beginnings():

@@ -121,6 +121,12 @@ def test_the_rank_that_failed_first_is_named(tmp_path):
 
 
 @pytest.mark.long
+def test_what_one_rank_alone_draws_makes_equal_data_no_other_ones(tmp_path):
+    found = examined("same_seed_and_a_graph_on_rank_0", tmp_path)
+    assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["identical_data"])
+
+
+@pytest.mark.long
 def test_statistics_that_could_not_be_known_are_counted_as_unseen(tmp_path):
     found = examined("statistics_by_other_names", tmp_path)
     (note,) = found.json["findings"]

@@ -460,6 +460,19 @@ def one_of_two_normalizers_is_local():
     train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()), after=update)
 
 
+def same_seed_and_a_graph_on_rank_0():
+    """As a writer draws the network: a forward pass with gradients that the other ranks don't make."""
+    rank = join()
+    agent = Agent()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+
+    def draw():
+        if rank == 0:
+            agent(torch.ones(1, 4))
+
+    train(agent, optimizer, Data(0), before_step=draw, after=draw)
+
+
 def batch_norm():
     data = Data(join())
     agent = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from lockstep.doctor.judge.normalizers import match_normalizers
 from lockstep.doctor.judge.traces import Kept, Moment, Part, RankTrace
-from lockstep.doctor.watch.side_store import OPTIMIZED
+from lockstep.doctor.watch.side_store import BETWEEN_WORDS, OPTIMIZED
 
 
 @dataclass(frozen=True)
@@ -170,11 +171,16 @@ def comparisons(traces: Sequence[RankTrace], unmatched: set[str]) -> Iterator[Co
 
 
 def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
-    """Whether the ranks' data before a step are ``equal``, ``differ``, or were ``unseen``."""
-    digests = {trace.checks[moment].facts.get("inputs", "") for trace in traces}
-    if "" in digests:
+    """Whether the ranks' data before a step are ``equal``, ``differ``, or were ``unseen``.
+
+    They differ where each of two ranks had some that the other had not. What one rank had in addition (the graph for a
+    log, an evaluation with gradients) is no other data.
+    """
+    words = [set(filter(None, trace.checks[moment].facts.get("inputs", "").split(BETWEEN_WORDS))) for trace in traces]
+    if not all(words):
         return "unseen"
-    return "equal" if len(digests) == 1 else "differ"
+    words.sort(key=len)
+    return "equal" if all(fewer <= more for fewer, more in itertools.pairwise(words)) else "differ"
 
 
 def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:

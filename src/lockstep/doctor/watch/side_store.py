@@ -28,6 +28,9 @@ BROKEN = "broken"
 OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
 """Kinds of tensors that are known by their places in the optimiser."""
 
+BETWEEN_WORDS = ","
+"""Stands between words of data."""
+
 
 def rank_directory(directory: Path, rank: int) -> Path:
     """Names the directory in which a rank writes."""

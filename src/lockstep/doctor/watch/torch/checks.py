@@ -112,8 +112,8 @@ class StepRecorder:
     def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Taken]) -> None:
         """Before a checked step.
 
-        ``inputs`` is the digest of what forward passes were given, empty if none was seen; ``gathered`` is what
-        was taken of parameters of a sharded model in its last forward pass.
+        ``inputs`` are words of what forward passes were given, empty if none was seen; ``gathered`` is what was
+        taken of parameters of a sharded model in its last forward pass.
         """
         parameters = _parameters(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}

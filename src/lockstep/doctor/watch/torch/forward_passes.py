@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lockstep.doctor.watch.side_store import BETWEEN_WORDS
 from lockstep.doctor.watch.torch.checks import OptimizerWatch
 from lockstep.doctor.watch.torch.inspection import is_ddp
 from lockstep.doctor.watch.torch.values import input_digests, tensors_in
@@ -49,11 +50,11 @@ class ForwardPasses:
         self._count += 1
 
     def before_step(self, watch: OptimizerWatch) -> str:
-        """One word for the data behind an optimiser's coming step; none if no forward pass was seen.
+        """A word for each of the data behind an optimiser's coming step, joined by commas; empty if none was seen.
 
-        It is made of the passes through modules with parameters of this optimiser. It is made of all passes where there
-        are none of these (it updates parameters outside of modules, or others took their place), and where an outermost
-        one of them was given what other modules had made of their data.
+        They are those of the passes through modules with parameters of this optimiser, and those of all passes where
+        there are none of these (it updates parameters outside of modules, or others took their place), and where an
+        outermost one of them was given what other modules had made of their data.
         """
         fresh = min(self._count - watch.seen_passes, len(self._passes))
         new = list(self._passes)[len(self._passes) - fresh :]
@@ -63,7 +64,8 @@ class ForwardPasses:
         if any(each.ddp for each in own or new):
             watch.through.add("ddp")
         alone = own and not any(each.made for each in _outermost(own))
-        return _joined([digest for each in (own if alone else new) for digest in each.digests])
+        words = {_joined(each.digests) for each in (own if alone else new) if each.digests}
+        return BETWEEN_WORDS.join(sorted(words))
 
     def clear(self) -> None:
         """Forget them, as no optimiser's next step is a compared one."""
@@ -86,4 +88,4 @@ def _outermost(passes: Sequence[Pass]) -> list[Pass]:
 
 
 def _joined(digests: list[str]) -> str:
-    return hashlib.blake2b("".join(digests).encode(), digest_size=8).hexdigest() if digests else ""
+    return hashlib.blake2b("".join(digests).encode(), digest_size=8).hexdigest()
