@@ -12,6 +12,7 @@ CORRECT = (
     *("reduced_by_hand", "reduced_in_one_buffer", "parameter_server", "merged_normalizers_and_a_writer_between"),
     *("evaluated_on_one_rank", "target_network", "old_policy_made_before_the_broadcast", "actor_and_critic_apart"),
     *("attached_as_ddp_left_it", "accumulated", "saved_and_continued", "always_clipped"),
+    *("average_on_rank_0",),
 )
 FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of the first
     "critic_outside_ddp": (

@@ -66,6 +66,25 @@ def test_steps_phases_rates_and_tensors(watch, tmp_path):
     assert "parameters" in trace.checks[Moment(0, 1, "before")].parts
 
 
+def test_buffers_are_those_of_models_that_are_used_and_of_modules_without_parameters(watch, tmp_path):
+    class Statistics(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("center", torch.zeros(3))
+
+    agent, statistics, resting = Agent(), Statistics(), nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.1)
+    train(agent, optimizer, 1)
+    resting(torch.ones(2, 3))
+    train(agent, optimizer, 1)
+    trace = trace_of(watch, tmp_path)
+    names = [{name.rpartition(".")[2] for name in trace.checks[Moment(0, step, "after")].parts["buffers"]}
+             for step in (1, 2)]  # fmt: skip
+    assert names[0] == {"mean", "center"}
+    assert names[1] == {"mean", "center", "running_mean", "running_var", "num_batches_tracked"}
+    assert statistics.center is not None
+
+
 def test_inputs_are_those_of_the_passes_with_gradients_since_the_last_step(watch, tmp_path):
     agent = Agent()
     train(agent, torch.optim.SGD(agent.parameters(), lr=0.0), 3)

@@ -231,6 +231,19 @@ def accumulated():
         optimizer.step()
 
 
+def average_on_rank_0():
+    """An average of the weights that one rank updates, to save it; its number of updates is a buffer."""
+    rank = join()
+    agent = DistributedDataParallel(Agent())
+    ema = torch.optim.swa_utils.AveragedModel(agent.module)
+
+    def average():
+        if rank == 0:
+            ema.update_parameters(agent.module)
+
+    train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank), after=average)
+
+
 def saved_and_continued():
     """Stable-Baselines3's way, with our class: normalised environments are saved, and loaded to go on."""
     from stable_baselines3.common.env_util import make_vec_env

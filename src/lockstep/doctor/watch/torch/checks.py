@@ -128,7 +128,7 @@ class StepRecorder:
 
     def after(self, watch: OptimizerWatch, used: Container[int]) -> None:
         """After a checked step; ``used`` are ids of modules that had a forward pass so far."""
-        buffers = {n: b for n, b in self.inventory.buffers() if b.numel()}
+        buffers = {n: b for n, b in self.inventory.buffers(used) if b.numel()}
         normalizers: dict[str, Tensor] = {}
         for name, find in self.inventory.normalizers.items():
             thing = find()

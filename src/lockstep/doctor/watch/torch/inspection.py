@@ -57,12 +57,19 @@ class Inventory:
     unknown: set[str] = field(default_factory=set)
     unplaced: set[str] = field(default_factory=set)
 
-    def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Buffers of all modules that still live."""
+    def buffers(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
+        """Buffers of modules that still live: of models those that are trained or ``used`` on this rank, by ``id``.
+
+        Modules without parameters may be normalisers that are called by methods of their own.
+        """
         for prefix, _, ref in self.modules:
-            module = ref()
-            for name, buffer in module.named_buffers() if module is not None else ():
-                yield prefix + bare(name), buffer
+            root = ref()
+            if root is None:
+                continue
+            held = [id(parameter) for parameter in root.parameters()]
+            if not held or not self.optimized.isdisjoint(held) or _uses(root, used):
+                for name, buffer in root.named_buffers():
+                    yield prefix + bare(name), buffer
 
     def parameters(self, used: Container[int] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Parameters of all placed modules that still live; of those ``used``, by ``id``, where these are given."""
@@ -70,7 +77,7 @@ class Inventory:
             root = ref()
             if root is None or not place:
                 continue
-            if used is None or any(id(module) in used for module in root.modules()):
+            if used is None or _uses(root, used):
                 for name, parameter in root.named_parameters():
                     if parameter.numel() and not parameter.is_meta:
                         yield f"{place}.{bare(name)}", parameter
@@ -79,6 +86,10 @@ class Inventory:
         """Parameters of used modules that no optimiser updates, and of which this rank holds more than a part."""
         known = self.optimized | self.sharded
         return ((name, p) for name, p in self.parameters(used) if id(p) not in known)
+
+
+def _uses(root: nn.Module, used: Container[int]) -> bool:
+    return any(id(module) in used for module in root.modules())
 
 
 def bare(name: str) -> str:
