@@ -12,7 +12,7 @@ CORRECT = (
     *("reduced_by_hand", "reduced_in_one_buffer", "parameter_server", "merged_normalizers_and_a_writer_between"),
     *("evaluated_on_one_rank", "target_network", "old_policy_made_before_the_broadcast", "actor_and_critic_apart"),
     *("attached_as_ddp_left_it", "accumulated", "saved_and_continued", "always_clipped"),
-    *("average_on_rank_0",),
+    *("average_on_rank_0", "updated_by_parts"),
 )
 FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of the first
     "critic_outside_ddp": (
@@ -49,6 +49,10 @@ FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of
     "server_that_sends_nothing": (
         ["server"],
         ("rank 0 takes all optimiser steps, and rank 1 differs", "doesn't send all parameters", "after each step"),
+    ),
+    "parts_that_stay_where_they_are": (
+        ["gathered"],
+        ("ranks 0 and 1 differ from optimiser step 2 in 6 of 6 tensors", "not all parts come to", "gather the parts"),
     ),
     "local_stop": (["steps"], ("4 (rank 0), 3 (rank 1) in rollout phase 1", "ends its epochs", "decide together")),
     "extractor_of_a_library_bypassed": (

@@ -244,6 +244,33 @@ def average_on_rank_0():
     train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank), after=average)
 
 
+def updated_by_parts(gather=True):
+    """Each rank's optimiser holds a part of the flattened parameters, as with ZeRO, and all parts are gathered."""
+    rank = join()
+    agent, ranks = Agent(), dist.get_world_size()
+    size = sum(p.numel() for p in agent.parameters())
+    each = -(-size // ranks)
+    own = slice(rank * each, (rank + 1) * each)
+
+    def flat(tensors):
+        return nn.functional.pad(nn.utils.parameters_to_vector(tensors).detach(), (0, ranks * each - size))
+
+    part = flat(agent.parameters())[own].clone().requires_grad_()
+    optimizer = torch.optim.Adam([part], 0.01)
+    for batch in Data(rank).phases(agent):
+        agent.zero_grad()
+        agent(batch).mean().backward()
+        gradient = flat([p.grad for p in agent.parameters()])
+        dist.all_reduce(gradient)
+        part.grad = gradient[own] / ranks
+        optimizer.step()
+        parts = list(flat(agent.parameters()).split(each))
+        if gather:
+            dist.all_gather(parts, part.detach())
+        parts[rank] = part.detach()
+        nn.utils.vector_to_parameters(torch.cat(parts)[:size].clone(), agent.parameters())
+
+
 def saved_and_continued():
     """Stable-Baselines3's way, with our class: normalised environments are saved, and loaded to go on."""
     from stable_baselines3.common.env_util import make_vec_env
@@ -395,6 +422,10 @@ def average_of_its_own():
 
 def server_that_sends_nothing():
     parameter_server(broadcast=False)
+
+
+def parts_that_stay_where_they_are():
+    updated_by_parts(gather=False)
 
 
 def local_stop():

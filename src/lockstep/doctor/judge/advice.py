@@ -53,6 +53,7 @@ CAUSES = {
         "at the end only: something was loaded or changed on one rank after the last compared step (the best"
         " checkpoint, an average of the weights), which is no mistake; or ranks parted in the steps since"
     ),
+    "parts": "each rank's optimiser updates a part of the parameters, and not all parts come to all ranks after a step",
     "moments": (
         "the optimiser's state came from different places (a checkpoint loaded on one rank only, an optimiser"
         " that was built anew)"
@@ -122,6 +123,7 @@ FIXES = {
     "diverged": "do it on every rank alike, from combined values, or broadcast the parameters afterwards",
     "end": "an --interval by which the last steps are compared, too; if it was meant for all, do it on every rank",
     "blindness": "the script isn't to blame: please report that line, and what the step or forward pass was given",
+    "parts": "gather the parts of all ranks after each step, and write them to every parameter of the model",
     "moments": "load the optimiser's state on every rank from the same file",
     "loaded": "load the optimiser's state on every rank from the same file, or on none",
     "settings": "build it from the same configuration on every rank",

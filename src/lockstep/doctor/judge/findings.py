@@ -278,13 +278,18 @@ def sharded_finding(evidence: Evidence) -> Finding | None:
     sharded = [c for c in evidence.of("parameters") if c.sharded]
     if not sharded and "fsdp1" not in evidence.wrappers:
         return None
-    gathered = evidence.of("gathered")
+    gathered, by_parts = evidence.of("gathered"), set().union(*(trace.by_parts for trace in evidence.traces))
     unlike = next((c for c in gathered if c.differing), None)
     if unlike is not None:
         text = f"gathered parameters differ: {difference(evidence, unlike)}"
-        return fault("gathered", text, "diverged", figures(unlike))
+        advice = "diverged"
+        if unlike.moment.optimizer in by_parts:
+            advice = "start" if unlike.moment.step == 1 else "parts"
+        return fault("gathered", text, advice, figures(unlike))
     count = max((c.sharded for c in sharded), default=0)
     text = f"{count} of the parameters are sharded over the ranks, each shard on one: "
+    if by_parts:
+        text = "each rank's optimiser holds a part of the model's parameters, laid end to end: "
     times = sum(1 for c in gathered if c.equal)
     seen = f"compared as forward passes gathered them, at {times} steps, and by step counts and learning rates"
     text += seen if times else "compared by step counts and learning rates alone"

@@ -53,6 +53,7 @@ class RankTrace:
         boundaries: numbers of steps an optimiser had taken when each rollout phase began; ``steps`` in the end.
         names: of an optimiser's parameters in their modules, by their places ``group.number`` in the optimiser.
         wrapped: places in the optimiser of parameters that DDP was given.
+        by_parts: optimisers that held the rank's part of a model's parameters.
         settings: of an optimiser's groups, but for the learning rate.
         loaded: tensors that an optimiser's state held before its first step.
         models: digests of all models' parameters by name, by the phase (from 1) at whose beginning they were taken.
@@ -74,6 +75,7 @@ class RankTrace:
     steps: dict[int, int] = field(default_factory=dict)
     names: dict[int, dict[str, str]] = field(default_factory=dict)
     wrapped: dict[int, set[str]] = field(default_factory=dict)
+    by_parts: set[int] = field(default_factory=set)
     settings: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     loaded: dict[int, int] = field(default_factory=dict)
     models: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -122,6 +124,7 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.libraries |= set(event["libraries"])
             trace.names[optimizer] = event["names"]
             trace.wrapped[optimizer] = set(event.get("wrapped", event["names"]))
+            trace.by_parts |= {optimizer} if event.get("by_parts") else set()
             trace.settings[optimizer] = event.get("settings", [])
             trace.loaded[optimizer] = event.get("state", 0)
             trace.unknown |= set(event.get("unknown", ()))

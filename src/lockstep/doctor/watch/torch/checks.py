@@ -26,7 +26,7 @@ from lockstep.doctor.watch.torch.values import (
     take_part,
 )
 
-LIBRARIES = ("stable_baselines3", "deepspeed")
+LIBRARIES = ("stable_baselines3",)
 """Libraries that explain some findings, if it is their models that are trained."""
 Parts = dict[str, dict[str, Any]]
 
@@ -79,6 +79,7 @@ class StepRecorder:
             "libraries": libraries,
             "names": self.names(watch),
             "wrapped": [place for place, p in parameters.items() if id(p) in inventory.wrapped],
+            "by_parts": self._by_parts(watch),
             "settings": [_settings(group) for group in watch.optimizer.param_groups],
             "state": sum(isinstance(x, Tensor) for state in watch.optimizer.state.values() for x in state.values()),
             "unknown": sorted(inventory.unknown),
@@ -118,7 +119,7 @@ class StepRecorder:
         parameters = _parameters(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
-        parts["gathered"] = gathered
+        parts["gathered"] = gathered | (dict(self.inventory.updated_by_parts()) if self._by_parts(watch) else {})
         parts["own"], parts["stepped"] = self.own_gradients.beside(parameters)
         if watch.steps == 0:
             parts |= self._state(watch)
@@ -159,6 +160,11 @@ class StepRecorder:
         """The names that the optimiser's parameters have in their modules, by their places."""
         names = self.inventory.names
         return {place: names[id(p)] for place, p in _parameters(watch).items() if id(p) in names}
+
+    def _by_parts(self, watch: OptimizerWatch) -> bool:
+        """Whether the optimiser holds this rank's part of a model's parameters."""
+        known = self.inventory.sharded - self.inventory.owners.keys()
+        return any(id(parameter) in known for parameter in _parameters(watch).values())
 
     def _state(self, watch: OptimizerWatch) -> Parts:
         parameters = _parameters(watch)

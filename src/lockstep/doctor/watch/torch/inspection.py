@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lockstep.doctor.watch.places import attributes_of, find_places
+from lockstep.doctor.watch.torch.flat_parts import is_whole, tensors_of, updated_by_parts
+from lockstep.doctor.watch.torch.process_group import group_facts
 
 STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
                    for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
@@ -37,8 +39,9 @@ class Inventory:
         wrappers: kinds of wrappers around modules: ``ddp``, ``fsdp1``, ``fsdp2``.
         broadcast: ids of buffers that DDP sends from rank 0 to all before each forward pass.
         wrapped: ids of parameters that DDP reduces the gradients of.
-        sharded: ids of parameters of which an FSDP1 module keeps a part on every rank.
-        optimized: ids of parameters that some optimiser updates.
+        sharded: ids of parameters of which an FSDP1 module keeps a part on every rank, or that are parts themselves.
+        optimized: ids of parameters that some optimiser updates, or a part of them.
+        by_parts: ids of those of which an optimiser holds only this rank's part.
         owners: classes of the outermost modules that hold a parameter, by its ``id``: module and name of each base.
         normalizers: objects with running statistics by name, for as long as they live.
         unknown: classes of objects that may keep running statistics, under names that aren't known.
@@ -52,6 +55,7 @@ class Inventory:
     wrapped: set[int] = field(default_factory=set)
     sharded: set[int] = field(default_factory=set)
     optimized: set[int] = field(default_factory=set)
+    by_parts: set[int] = field(default_factory=set)
     owners: dict[int, list[str]] = field(default_factory=dict)
     normalizers: dict[str, Callable[[], Any]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
@@ -81,6 +85,14 @@ class Inventory:
                 for name, parameter in root.named_parameters():
                     if parameter.numel() and not parameter.is_meta:
                         yield f"{place}.{bare(name)}", parameter
+
+    def updated_by_parts(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters of which an optimiser holds only this rank's part, where this rank holds all of them now."""
+        for _, _, ref in self.modules:
+            root = ref()
+            for parameter in root.parameters() if root is not None else ():
+                if id(parameter) in self.by_parts and is_whole(parameter):
+                    yield self.names[id(parameter)], parameter
 
     def frozen(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
         """Parameters of used modules that no optimiser updates, and of which this rank holds more than a part."""
@@ -113,9 +125,20 @@ def look_around(before: Inventory | None = None) -> Inventory:
     for thing in things:
         if kinds[type(thing)][3] and statistics_of(thing) is None:
             found.unknown.add(type(thing).__name__)
-        if isinstance(thing, Optimizer):
-            found.optimized |= {id(parameter) for group in thing.param_groups for parameter in group["params"]}
+    _note_optimizers(found, [thing for thing in things if isinstance(thing, Optimizer)])
     return found
+
+
+def _note_optimizers(found: Inventory, optimizers: Sequence[Optimizer]) -> None:
+    found.optimized = {id(tensor) for optimizer in optimizers for tensor in tensors_of(optimizer)}
+    roots = [root for _, _, ref in found.modules if (root := ref()) is not None]
+    ranks = group_facts().get("size", 1)
+    for optimizer in optimizers:
+        models = updated_by_parts(optimizer, roots, found.owners, found.optimized, ranks)
+        if models:
+            found.by_parts |= {id(parameter) for parameter in models}
+            found.sharded |= {id(vector) for vector in tensors_of(optimizer)}
+    found.optimized |= found.by_parts
 
 
 def _kind(cls: type, thing: Any) -> tuple[bool, bool, bool, bool]:
