@@ -1,6 +1,7 @@
 """Where objects are held, by names that don't depend on when they were made."""
 
 import sys
+import weakref
 from collections import deque
 
 from lockstep.doctor.watch.places import find_places
@@ -61,6 +62,21 @@ def test_what_nothing_leads_to_has_no_place():
     number = id(hidden)
     del hidden
     assert find_places({number}, sys._getframe()) == {}
+
+
+def test_what_the_script_lets_go_dies():
+    thing = Thing()
+    gone = weakref.ref(thing)
+    assert places(thing) == ["thing"]
+    del thing
+    assert gone() is None
+
+
+def test_variables_that_the_script_took_as_a_dictionary_stay_there():
+    thing = Thing()
+    taken = locals()
+    assert places(thing) == ["thing"]
+    assert taken["thing"] is thing
 
 
 def test_circles_end():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from collections import deque
@@ -12,6 +13,8 @@ MOST_VISITED = 200_000
 DEEPEST = 8
 MOST_ITEMS = 1024
 """A container's first items are looked at: normalisers and models aren't kept by the thousand."""
+_OURS = 3
+"""References to a frame's variables of which none is the script's: the frame's, ours, and one to count them by."""
 _LEAVES = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 _FOREIGN = ("site-packages", "dist-packages", "lib/python", "<frozen", "<string>")
 
@@ -56,10 +59,23 @@ def _namespaces(frame: types.FrameType | None) -> Iterator[list[tuple[str, Any]]
     while frame is not None:
         code = frame.f_code
         if code.co_name != "<module>" and _own(code.co_filename):
-            functions.append((code.co_name, frame.f_locals))
+            functions.append((code.co_name, _variables(frame)))
         frame = frame.f_back
     for function, variables in reversed(functions):
-        yield [(key if key == "self" else f"{function}.{key}", value) for key, value in list(variables.items())]
+        yield [(key if key == "self" else f"{function}.{key}", value) for key, value in variables]
+
+
+def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
+    """A function's variables as they are now; the frame holds no copies of them afterwards.
+
+    Before Python 3.13 ``f_locals`` is a dictionary that a frame keeps, and ``locals()`` gives the same one away: it is
+    emptied where nobody else has it.
+    """
+    held = frame.f_locals
+    found = list(held.items())
+    if type(held) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(held) <= _OURS:
+        held.clear()
+    return found
 
 
 def _own(file: str | None) -> bool:
