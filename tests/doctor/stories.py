@@ -9,6 +9,7 @@ import numpy as np
 
 from lockstep.doctor.judge.diagnosis import diagnose
 from lockstep.doctor.judge.traces import read_traces
+from lockstep.doctor.watch.boundaries import Boundaries
 from lockstep.doctor.watch.side_store import ENDED, OPTIMIZED, SideWriter, write_json
 
 PARTS = ("parameters", "gradients", "moments", "frozen", "buffers", "normalizers", "gathered")
@@ -87,7 +88,12 @@ class Story:
             self._check(writer, rank, (optimizer, step, "before"), inputs)
             self._check(writer, rank, (optimizer, step, "after"), {"broadcast": list(self.broadcast)})
         taken = self.steps if self.taken is None else self.taken(rank)
-        writer.add({"kind": "phases", "optimizer": optimizer, "boundaries": self.boundaries(rank), "steps": taken})
+        phases, runs = Boundaries(), []
+        for boundary in self.boundaries(rank):
+            runs += [run] if (run := phases.add(boundary)) else []
+        for run in runs:
+            writer.add({"kind": "boundaries", "optimizer": optimizer, "run": run})
+        writer.add({"kind": "phases", "optimizer": optimizer, "run": phases.run, "steps": taken})
         if self.end is not None:
             self._check(writer, rank, (optimizer, taken, "end"), {})
 

@@ -1,5 +1,8 @@
 """What is seen of a training loop in its own process: steps, phases, tensors and their names, inputs, statistics."""
 
+import gc
+import json
+import weakref
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -135,6 +138,64 @@ def test_optimizers_inside_of_others_are_parts_of_them(watch, tmp_path):
     trace = trace_of(watch, tmp_path)
     assert trace.steps == {0: 3, 1: 2}
     assert len(trace.names[0]) == 4
+
+
+def test_a_step_that_calls_its_base_s_is_one_step(watch, tmp_path):
+    """Their base's step has hooks of its own once an optimiser of that class was made."""
+
+    class Mine(torch.optim.Adam):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    agent, other = Agent(), Agent()
+    train(other, torch.optim.Adam(other.parameters(), lr=0.1), 1)
+    train(agent, Mine(agent.parameters(), lr=0.1), 3)
+    trace = trace_of(watch, tmp_path)
+    assert trace.steps == {0: 1, 1: 3}
+    seen = [trace.checks[Moment(1, step, "before")].facts["inputs"] for step in (1, 2, 3)]
+    assert len(set(seen)) == 3
+    assert "" not in seen
+    assert set(trace.checks[Moment(1, 2, "before")].parts["own"]) == {"0.0", "0.1", "0.2", "0.3"}
+
+
+def test_steps_after_one_that_failed_are_seen(watch, tmp_path):
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ValueError("not now")
+
+    agents = [Agent(), Agent()]
+    with pytest.raises(ValueError, match="not now"):
+        Failing(agents[0].parameters(), lr=0.1).step()
+    optimizer = torch.optim.SGD(agents[1].parameters(), lr=0.1)
+    agents[1].act(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert trace_of(watch, tmp_path).steps == {0: 0, 1: 1}
+
+
+def test_an_optimizer_that_the_script_lets_go_dies_when_another_begins(watch, tmp_path):
+    agents = [Agent(), Agent()]
+    optimizer = torch.optim.Adam(agents[0].parameters(), lr=0.1)
+    train(agents[0], optimizer, 5)
+    gone, weight = weakref.ref(optimizer), weakref.ref(agents[0].actor[0].weight)
+    del optimizer, agents[0]
+    train(agents[0], torch.optim.Adam(agents[0].parameters(), lr=0.1), 6)
+    gc.collect()
+    assert gone() is None
+    assert weight() is None
+    trace = trace_of(watch, tmp_path)
+    assert trace.steps == {0: 5, 1: 6}
+    assert {Moment(0, 5, "end"), Moment(1, 6, "end")} <= trace.checks.keys()
+
+
+def test_phases_of_one_step_each_need_no_room(watch):
+    agent = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(agent.parameters(), lr=0.1)
+    for _ in range(300):
+        with torch.no_grad():
+            agent(torch.ones(1, 1))
+        agent(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    assert len(json.dumps(watch.tally())) < 200
 
 
 def test_what_modules_make_of_data_counts_for_those_behind_them(watch, tmp_path):

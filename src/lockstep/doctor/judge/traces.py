@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lockstep.doctor.watch.boundaries import Run, numbers_of
 from lockstep.doctor.watch.side_store import BROKEN, SideReader, array_at, rank_directory
 
 
@@ -116,8 +117,10 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.checks[Moment(optimizer, event["step"], event["when"])] = Check(parts, event)
         elif kind == "rates":
             trace.rates.setdefault(optimizer, []).append((event["step"], event["rates"]))
+        elif kind == "boundaries":
+            _add_run(trace, optimizer, event["run"])
         elif kind == "phases":
-            trace.boundaries[optimizer] = event["boundaries"]
+            _add_run(trace, optimizer, event["run"])
             trace.steps[optimizer] = event["steps"]
         elif kind == "optimizer":
             trace.wrappers |= set(event["wrappers"])
@@ -140,10 +143,16 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.state |= event
     for index, counts in enumerate(trace.state.get("optimizers", [])):
         trace.steps.setdefault(index, counts["steps"])
-        trace.boundaries.setdefault(index, counts["boundaries"])
+        _add_run(trace, index, counts["run"])
     ended = reader.ended() or {}
     trace.exit_code, trace.ended_at = ended.get("code"), ended.get("at")
     return trace
+
+
+def _add_run(trace: RankTrace, optimizer: int, run: Run) -> None:
+    """Add what is new of a run: the newest may have been written before it was complete, and again."""
+    known = trace.boundaries.setdefault(optimizer, [])
+    known += [number for number in numbers_of(run) if not known or number > known[-1]]
 
 
 def _part(part: dict[str, Any], values: np.ndarray) -> Part:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Container, Iterable
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lockstep.doctor.watch.boundaries import Boundaries
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
 from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
@@ -31,28 +32,46 @@ LIBRARIES = ("stable_baselines3",)
 Parts = dict[str, dict[str, Any]]
 
 
-@dataclass
 class OptimizerWatch:
     """One optimiser of the script.
 
     Attributes:
         index: in the order of first steps.
-        optimizer: itself, kept, so that its ``id`` stays its own.
         boundaries: numbers of steps taken when a phase of forward passes without gradients began.
         rates: learning rates of all groups as last seen.
         seen_passes: how many forward passes belong to earlier steps.
         through: wrappers through whose ``forward`` its gradients were made so far.
         last_step: steps that all optimisers together had taken when it took its last one.
+        kept: the optimiser itself, so that it is there when the script has ended; None for one that may go before.
     """
 
-    index: int
-    optimizer: Optimizer
-    steps: int = 0
-    boundaries: list[int] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    seen_passes: int = 0
-    through: set[str] = field(default_factory=set)
-    last_step: int = 0
+    def __init__(self, index: int, optimizer: Optimizer) -> None:
+        self.index = index
+        self.kept: Optimizer | None = optimizer
+        self._optimizer = weakref.ref(optimizer)
+        self.steps = 0
+        self.boundaries = Boundaries()
+        self.rates: list[float] = []
+        self.seen_passes = 0
+        self.through: set[str] = set()
+        self.last_step = 0
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """Itself; None once the script has let it go."""
+        return self._optimizer()
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Its groups of parameters; none once it is gone."""
+        optimizer = self.optimizer
+        return [] if optimizer is None else optimizer.param_groups
+
+    @property
+    def state(self) -> Mapping[Tensor, Mapping[str, Any]]:
+        """Its state by parameter; none once it is gone."""
+        optimizer = self.optimizer
+        return {} if optimizer is None else optimizer.state
 
 
 class StepRecorder:
@@ -80,8 +99,8 @@ class StepRecorder:
             "names": self.names(watch),
             "wrapped": [place for place, p in parameters.items() if id(p) in inventory.wrapped],
             "by_parts": self._by_parts(watch),
-            "settings": [_settings(group) for group in watch.optimizer.param_groups],
-            "state": sum(isinstance(x, Tensor) for state in watch.optimizer.state.values() for x in state.values()),
+            "settings": [_settings(group) for group in watch.groups],
+            "state": sum(isinstance(x, Tensor) for state in watch.state.values() for x in state.values()),
             "unknown": sorted(inventory.unknown),
             "unplaced": sorted(name for name in inventory.unplaced if inventory.normalizers[name]() is not None),
         }
@@ -100,7 +119,7 @@ class StepRecorder:
 
         Ones that are tensors are read only at checked steps: a GPU would have to wait.
         """
-        rates = [group.get("lr", 0.0) for group in watch.optimizer.param_groups]
+        rates = [group.get("lr", 0.0) for group in watch.groups]
         if rates == watch.rates:
             return
         if any(isinstance(rate, Tensor) for rate in rates) and not self._schedule.includes(watch.steps + 1):
@@ -171,7 +190,7 @@ class StepRecorder:
         moments = {
             f"{name}.{key}": value
             for name, parameter in parameters.items()
-            for key, value in watch.optimizer.state.get(parameter, {}).items()
+            for key, value in watch.state.get(parameter, {}).items()
             if isinstance(value, Tensor)
         }
         return {"parameters": parameters, "moments": moments}
@@ -213,5 +232,5 @@ def _place(key: str) -> str:
 
 def _parameters(watch: OptimizerWatch) -> dict[str, Tensor]:
     """The optimiser's parameters by their places, ``group.number``: the same on every rank, as names may not be."""
-    groups = watch.optimizer.param_groups
+    groups = watch.groups
     return {f"{g}.{p}": parameter for g, group in enumerate(groups) for p, parameter in enumerate(group["params"])}

@@ -59,7 +59,7 @@ class ForwardPasses:
         fresh = min(self._count - watch.seen_passes, len(self._passes))
         new = list(self._passes)[len(self._passes) - fresh :]
         watch.seen_passes = self._count
-        mine = {id(parameter) for group in watch.optimizer.param_groups for parameter in group["params"]}
+        mine = {id(parameter) for group in watch.groups for parameter in group["params"]}
         own = [each for each in new if not each.parameters.isdisjoint(mine)]
         if any(each.ddp for each in own or new):
             watch.through.add("ddp")

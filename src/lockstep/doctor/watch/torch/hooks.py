@@ -6,8 +6,10 @@ Between checked steps a step costs two short calls, and a forward pass nothing o
 from __future__ import annotations
 
 import functools
+import sys
 import time
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +70,8 @@ class TorchWatch:
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
         self._writer, self._schedule = writer, schedule
         self._recorder = StepRecorder(writer, schedule)
-        self._optimizers: dict[int, OptimizerWatch] = {}
+        self._optimizers: list[OptimizerWatch] = []
+        self._known: dict[int, OptimizerWatch] = {}
         self._passes = ForwardPasses()
         self._gathered: dict[str, Taken] = {}
         self._hot = False  # whether the coming step of an optimiser is a checked one
@@ -76,7 +79,6 @@ class TorchWatch:
         self._learned = False  # whether there was a forward pass with gradients since the last phase began
         self._phases = 0
         self._used: set[int] = set()
-        self._outer: Optimizer | None = None  # in whose step we are
         self._steps_of_all = 0
         self._calls = 0
         self._world: dict[str, Any] = {}
@@ -95,8 +97,7 @@ class TorchWatch:
 
     def tally(self) -> dict[str, Any]:
         """Counts so far, of JSON types."""
-        watches = list(self._optimizers.values())
-        counts = [{"steps": watch.steps, "boundaries": list(watch.boundaries)} for watch in watches]
+        counts = [{"steps": watch.steps, "run": watch.boundaries.run} for watch in list(self._optimizers)]
         return {"optimizers": counts, "world": self._world, "captured": self._captured}
 
     @property
@@ -123,15 +124,10 @@ class TorchWatch:
         """Write what is only known at the end."""
         self.remove()
         self.look_at_process_group()
-        for watch in self._optimizers.values():
-            event = {"kind": "phases", "optimizer": watch.index, "boundaries": watch.boundaries}
+        for watch in self._optimizers:
+            event = {"kind": "phases", "optimizer": watch.index, "run": watch.boundaries.run}
             self._writer.add(event | {"steps": watch.steps})
-            try:
-                self._recorder.last(watch)
-            except RuntimeError:
-                continue  # a device that failed with the script
-            except Exception as error:
-                self.note_failure(error)
+            self._write_last(watch)
 
     def remove(self) -> None:
         """Take all hooks out."""
@@ -151,22 +147,15 @@ class TorchWatch:
     # --- optimiser steps ----------------------------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not _within_a_step(sys._getframe(1)):
             self._step_begins(optimizer)
 
     @_guarded
     def _step_begins(self, optimizer: Optimizer) -> None:
         began = time.perf_counter()
         self.signs_of_life += 1
-        if self._outer is None:
-            self._outer = optimizer
-        elif self._outer is not optimizer:  # a part of another one's step (ZeRO's: each rank has another part)
-            return
-        watch = self._optimizers.get(id(optimizer))
-        if watch is None:
-            watch = self._optimizers[id(optimizer)] = OptimizerWatch(len(self._optimizers), optimizer)
-            self._recorder.first_seen(watch)
-            self.look_at_process_group()
+        watch = self._watch_of(optimizer) or self._first_seen(optimizer)
+        watch.kept = optimizer
         if capturing():
             self._captured = True
             return
@@ -175,22 +164,47 @@ class TorchWatch:
             self._recorder.before(watch, self._passes.before_step(watch), self._gathered_for(watch))
         self.seconds += time.perf_counter() - began
 
+    def _watch_of(self, optimizer: Optimizer) -> OptimizerWatch | None:
+        watch = self._known.get(id(optimizer))
+        return watch if watch is not None and watch.optimizer is optimizer else None
+
+    def _first_seen(self, optimizer: Optimizer) -> OptimizerWatch:
+        """Begin to watch an optimiser; of the others that the script has let go, nothing is held any more."""
+        for other in self._optimizers:
+            if other.kept is not None:
+                self._write_last(other)
+                other.kept = None
+        watch = self._known[id(optimizer)] = OptimizerWatch(len(self._optimizers), optimizer)
+        self._optimizers.append(watch)
+        self._recorder.first_seen(watch)
+        self.look_at_process_group()
+        return watch
+
+    def _write_last(self, watch: OptimizerWatch) -> None:
+        """Write an optimiser's state, should it be the last: of one that is gone that was done."""
+        try:
+            if watch.optimizer is not None and not capturing():
+                self._recorder.last(watch)
+        except RuntimeError:
+            return  # a device that failed with the script
+        except Exception as error:
+            self.note_failure(error)
+
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() and self._outer is optimizer:
+        if not torch.compiler.is_compiling() and not _within_a_step(sys._getframe(1)):
             self._step_ends(optimizer)
 
     @_guarded
     def _step_ends(self, optimizer: Optimizer) -> None:
         began = time.perf_counter()
-        self._outer = None
-        watch = self._optimizers[id(optimizer)]
+        watch = self._known[id(optimizer)]
         watch.steps += 1
         self._steps_of_all += 1
         watch.last_step = self._steps_of_all
         if self._schedule.includes(watch.steps) and not capturing():
             self._recorder.after(watch, self._used)
         self._stepped = True
-        live = [w for w in self._optimizers.values() if self._steps_of_all - w.last_step <= GIVEN_UP]
+        live = [w for w in self._optimizers if w.optimizer is not None and self._steps_of_all - w.last_step <= GIVEN_UP]
         checked = [other for other in live if self._schedule.includes(other.steps + 1)]
         self._hot = bool(checked)
         self._recorder.listen(checked)
@@ -234,14 +248,13 @@ class TorchWatch:
     def _begin_phase(self) -> None:
         began = time.perf_counter()
         self._stepped = self._learned = False
-        self._outer = None  # should a step have failed
         self.signs_of_life += 1
         self._phases += 1
         if self._schedule.includes(self._phases) and not capturing():
             self._recorder.models(self._phases)
-        for watch in self._optimizers.values():
-            if not watch.boundaries or watch.boundaries[-1] != watch.steps:
-                watch.boundaries.append(watch.steps)
+        for watch in self._optimizers:
+            if run := watch.boundaries.add(watch.steps):
+                self._writer.add({"kind": "boundaries", "optimizer": watch.index, "run": run})
         self.seconds += time.perf_counter() - began
 
     @_guarded
@@ -277,6 +290,17 @@ class TorchWatch:
         handle.remove()
         self._calls = calls
         return max(0.0, hooked - without)
+
+
+def _within_a_step(frame: types.FrameType) -> bool:
+    """Whether the step that calls a hook from ``frame`` is a part of another one's, or of its own overridden one.
+
+    So parts of ZeRO's step are, of which each rank has others.
+    """
+    step, outer = frame.f_code, frame.f_back
+    while outer is not None and outer.f_code is not step:
+        outer = outer.f_back
+    return outer is not None
 
 
 def _time(call: Callable[[Any], Any], times: int) -> float:
