@@ -34,7 +34,7 @@ for step in range(5):
     optimizer.zero_grad()
     model(torch.randn(4, 3)).pow(2).mean().backward()
     optimizer.step()
-Path(f"{rank}.told").write_text(f"{__name__} {sys.argv} {sys.path[0]} {Path(__file__).name}")
+Path(f"{rank}.told").write_text(f"{__name__} {sys.argv} {sys.path[0]} {__file__}")
 if "raise" in wish and rank == 1:
     raise KeyError("nothing")
 if "deadlock" in wish:
@@ -62,7 +62,7 @@ def test_the_script_runs_as_python_would_run_it(script):
     assert found.json["verdict"] == "IN SYNC"
     assert found.json["coverage"]["optimizer_steps"] == {"0": {"0": 5, "1": 5}}  # also of ranks that left abruptly
     for rank in range(2):
-        expected = f"__main__ {['script.py', '--nproc', 'x', 'leave']} {script} script.py"
+        expected = f"__main__ {['script.py', '--nproc', 'x', 'leave']} {script} {script / 'script.py'}"
         assert (script / f"{rank}.told").read_text() == expected
 
 
@@ -79,7 +79,7 @@ def test_under_torchrun_every_rank_is_watched_and_one_reports(script):
     assert [finding["kind"] for finding in report["findings"]] == ["independent"]
     assert ended.code == 1
     assert not list(script.glob("*lockstep-*"))
-    assert (script / "1.told").read_text().endswith(f"{script} script.py")
+    assert (script / "1.told").read_text().endswith(f"{script} {script / 'script.py'}")
 
 
 def test_a_process_group_alone_reduces_nothing_and_attach_does(script):

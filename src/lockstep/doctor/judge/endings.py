@@ -88,7 +88,8 @@ def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bo
 def _how(trace: RankTrace) -> str:
     end = trace.end or {}
     if "error" in end:
-        at = f" — at {end['error_at'].partition(' ')[0]}" if end.get("error_at") else ""
+        place = end.get("error_at", "").partition(" ")[0].removeprefix(os.getcwd() + os.sep)
+        at = f" — at {place}" if place else ""
         return f"raised {end['error']}{at}"
     code = trace.exit_code or 0
     if code < 0:

@@ -9,6 +9,7 @@ sets up beforehand keeps its meaning.
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import importlib.util
 import json
@@ -75,7 +76,23 @@ def run_as_main(words: Sequence[str]) -> dict[str, Any]:
     sys.argv = list(words)
     if not Path(words[0]).is_dir():
         sys.path[0] = str(Path(words[0]).resolve().parent)
-    return runpy.run_path(words[0], run_name="__main__")
+    if not words[0].endswith(".py"):  # a directory, an archive, compiled code
+        return runpy.run_path(words[0], run_name="__main__")
+    return _run_file(os.path.abspath(words[0]))
+
+
+def _run_file(path: str) -> dict[str, Any]:
+    """Run a file with the name that ``python`` gives it, which is absolute though that in ``sys.argv`` may not be."""
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    module = ModuleType("__main__")
+    vars(module).update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins)
+    code = loader.source_to_code(loader.get_data(path), path)
+    ours, sys.modules["__main__"] = sys.modules["__main__"], module
+    try:
+        exec(code, vars(module))
+    finally:
+        sys.modules["__main__"] = ours
+    return vars(module)
 
 
 def _run(watcher: Watcher, words: Sequence[str]) -> int:
