@@ -106,6 +106,13 @@ def test_gradients_that_are_summed_are_a_note(tmp_path):
     assert "averaged or only summed" not in " ".join(found.ended.stdout.split())
 
 
+@pytest.mark.long
+def test_whether_hooks_within_backward_sum_or_average_was_not_seen(tmp_path):
+    found = examined("summed_in_hooks", tmp_path)
+    assert (found.json["verdict"], found.json["status"]) == IN_SYNC
+    assert "averaged or only summed" in " ".join(found.ended.stdout.split())
+
+
 @pytest.mark.parametrize("name", variants(FAULTY, KEPT[1:]))
 def test_who_is_not_is_told_what_and_why_and_how_to_mend_it(name, tmp_path):
     kinds, (reason, cause, fix) = FAULTY[name]

@@ -574,6 +574,13 @@ def summed():
     train(agent, optimizer, data, before_step=reduce_without_dividing)
 
 
+def summed_in_hooks():
+    data, agent = Data(join()), Agent()
+    for parameter in agent.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: dist.all_reduce(parameter.grad))
+    train(agent, torch.optim.SGD(agent.parameters(), lr=0.01), data)
+
+
 def always_clipped():
     data, agent = Data(join()), Agent()
     optimizer = torch.optim.SGD(agent.parameters(), 0.01)

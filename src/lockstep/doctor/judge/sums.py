@@ -67,8 +67,13 @@ def _multiple(traces: Sequence[RankTrace], moment: Moment) -> float | None:
 
 
 def _pairs(own: Sequence[Part], stepped: Mapping[str, Kept]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of each gradient that every rank has: the ranks' mean, and what the step was given."""
+    """Of each gradient that every rank has: the ranks' mean, and what the step was given.
+
+    Not of those that are equal on all ranks: hooks of the script's own have reduced them within ``backward``.
+    """
     for place, kept in stepped.items():
         each = [part[place].numbers for part in own if place in part]
-        if len(each) == len(own) and all(numbers.shape == kept.numbers.shape for numbers in each):
+        if len(each) != len(own) or all(np.array_equal(numbers, each[0]) for numbers in each):
+            continue
+        if all(numbers.shape == kept.numbers.shape for numbers in each):
             yield np.mean(np.asarray(each, np.float64), axis=0), kept.numbers.astype(np.float64)
