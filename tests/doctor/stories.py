@@ -48,6 +48,7 @@ class Story:
     rates: Callable[..., Any] = lambda rank: [(0, [1e-3])]
     boundaries: Callable[..., Any] = lambda rank: [2]
     taken: Callable[..., Any] | None = None
+    models: Callable[..., Any] | None = None
     end: Callable[..., Any] | None = None
     everywhere: bool = False
     sharded: int = 0
@@ -87,6 +88,9 @@ class Story:
             inputs = {"inputs": self.inputs(rank, step), "through": list(self.through)}
             self._check(writer, rank, (optimizer, step, "before"), inputs)
             self._check(writer, rank, (optimizer, step, "after"), {"broadcast": list(self.broadcast)})
+        for phase in range(1, 4) if self.models is not None else ():
+            digests = {"net.weight": str(self.models(rank, phase)), "fixed.weight": f"of rank {rank}"}
+            writer.add({"kind": "models", "phase": phase, "digests": digests})
         taken = self.steps if self.taken is None else self.taken(rank)
         phases, runs = Boundaries(), []
         for boundary in self.boundaries(rank):

@@ -217,6 +217,24 @@ def test_an_optimizer_may_reduce_in_its_step(tmp_path):
     assert kinds(once, "fault") == ["gradients"]
 
 
+LEARNERS: dict[str, Any] = {"ranks": 4, "world": 4, "taken": lambda rank: 80 if rank < 2 else 0}
+
+
+def test_several_learners_are_judged_among_themselves_and_actors_by_their_parameters(tmp_path):
+    found = Story(**LEARNERS, models=lambda rank, phase: phase).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("IN SYNC", ["server"])
+    assert "ranks 0 and 1 take all optimiser steps, and ranks 2 and 3 had their parameters" in found.findings[0].text
+    assert "on 2 ranks" in found.reason
+    late = Story(**LEARNERS, models=lambda rank, phase: phase - (rank == 3)).diagnosis(tmp_path / "late")
+    assert (late.verdict, kinds(late, "fault")) == ("NOT IN SYNC", ["server"])
+    assert "rank 3 differs from rank 0 when rollout phase 2 begins: in 1 of 1 tensors, first net.weight" in late.reason
+    unseen = Story(**LEARNERS).diagnosis(tmp_path / "unseen")
+    assert (unseen.verdict, kinds(unseen)) == ("UNDETERMINED", ["server"])
+    apart = Story(**LEARNERS, **DRIFT, models=lambda rank, phase: phase).diagnosis(tmp_path / "apart")
+    assert kinds(apart, "fault") == ["parameters"]
+    assert "ranks 0 and 1 differ" in apart.reason
+
+
 # --- ends -------------------------------------------------------------------------------------------------------
 
 COLLECTIVE = {"stack": ["/x/site-packages/torch/distributed/c10d.py:9 all_reduce", "train.py:41 update"]}

@@ -30,6 +30,7 @@ from lockstep.doctor.judge.others import (
     loaded_finding,
     server_finding,
     settings_finding,
+    stepping,
     unknown_finding,
     unmatched_finding,
 )
@@ -80,7 +81,8 @@ def diagnose(
     stopped the run, ``stopped`` that its time was over.
     """
     known = [trace for trace in traces if trace.state or trace.checks]
-    evidence = gather_evidence(known) if known else Evidence([RankTrace(0)], [], {})
+    learners = stepping(known)  # those of an actor–learner script, or all
+    evidence = gather_evidence(learners if len(learners) > 1 else known) if known else Evidence([RankTrace(0)], [], {})
     findings = _findings(traces, evidence, deadlock, interrupted, interrupted or stopped)
     if (lost := lost_finding(traces)) is not None:
         findings = [lost, *(f if f.kind in CERTAIN else _doubted(f) for f in findings)]
@@ -93,15 +95,17 @@ def diagnose(
 def _findings(
     traces: Sequence[RankTrace], evidence: Evidence, deadlock: bool, interrupted: bool, stopped: bool
 ) -> list[Finding]:
+    known = [trace for trace in traces if trace.state or trace.checks]
     failure = failure_finding(traces, interrupted, deadlock)
-    endings = [waiting_finding(traces, deadlock), failure, unheard_finding(traces), blindness_finding(evidence)]
+    endings = [waiting_finding(traces, deadlock), failure, unheard_finding(traces), blindness_finding(known)]
     if len(traces) == 1:
         text = "there is one rank, and nothing to compare it with; give --nproc 2"
         return [Finding("one_rank", DOUBT, text), *_there([failure])]
     independent = _independent_finding(evidence)
     if independent is not None:
         return [independent, *_there([normalizer_finding(evidence), *endings])]
-    if (server := server_finding(evidence)) is not None:
+    server = server_finding(known)
+    if server is not None and len(stepping(known)) == 1:
         return _there([failure, server, *(e for e in endings if e is not failure), unknown_finding(evidence)])
     steps, start = step_finding(evidence, stopped), start_finding(evidence)
     before = evidence.until(steps)  # ranks that pair different minibatches since have nothing to be compared by
@@ -110,7 +114,7 @@ def _findings(
     found = [gradients, start, steps, *causes[2:]]
     if not _there(causes):  # they explain what follows
         found.append(parameter_finding(before))
-    found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings]
+    found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings, server]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
     found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, stopped)]
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
@@ -140,7 +144,7 @@ def _steps_compared(evidence: Evidence) -> int:
 
 
 def _well(evidence: Evidence) -> str:
-    if (server := server_finding(evidence)) is not None:
+    if (server := server_finding(evidence.traces)) is not None:
         return server.text
     ranks, steps = len(evidence.traces), _steps_compared(evidence)
     if not any(evidence.reduced(optimizer) for optimizer in evidence.optimizers):

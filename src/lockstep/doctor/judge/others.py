@@ -89,39 +89,48 @@ def unknown_finding(evidence: Evidence) -> Finding | None:
     return Finding("unseen_statistics", NOTE, text, "", FIXES["unmatched"])
 
 
-def blindness_finding(evidence: Evidence) -> Finding | None:
+def blindness_finding(traces: Sequence[RankTrace]) -> Finding | None:
     """Errors of the doctor's own, because of which something wasn't compared."""
-    failed = {trace.rank: trace.failures for trace in evidence.traces if trace.failures}
+    failed = {trace.rank: trace.failures for trace in traces if trace.failures}
     if not failed:
         return None
     text = f"the doctor itself failed on {listed(list(failed))}, and didn't see all: {next(iter(failed.values()))[0]}"
     return Finding("blindness", DOUBT, text, "", FIXES["blindness"], {"errors": failed})
 
 
-def server_finding(evidence: Evidence) -> Finding | None:
-    """One rank takes all steps: it is one agent if the others have its parameters whenever a phase begins."""
-    steps = {t.rank: sum(t.steps.values()) for t in evidence.traces}
-    stepping = [rank for rank, count in steps.items() if count]
-    if len(stepping) != 1 or len(steps) == 1:
+def stepping(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """Ranks that take optimiser steps."""
+    return [trace for trace in traces if any(trace.steps.values())]
+
+
+def server_finding(traces: Sequence[RankTrace]) -> Finding | None:
+    """Some ranks take all steps: they are one agent with the others if these have their parameters in every phase.
+
+    Whether several that step are one agent is not for this to say; the first one stands for them.
+    """
+    servers = [trace.rank for trace in stepping(traces)]
+    others = [trace for trace in traces if trace.rank not in servers]
+    if not servers or not others:
         return None
-    server = next(t for t in evidence.traces if t.rank == stepping[0])
-    phases = sorted(set.intersection(*(set(t.models) for t in evidence.traces)))
+    server = next(trace for trace in traces if trace.rank == servers[0])
+    phases = sorted(set.intersection(*(set(t.models) for t in (server, *others))))
     trained = (
         {n for n in server.models[phases[0]] if len({server.models[p].get(n) for p in phases}) > 1} if phases else set()
     )
-    others = [t.rank for t in evidence.traces if t is not server]
-    who = f"{listed([server.rank])} takes all optimiser steps"
+    names, several = listed([t.rank for t in others]), len(servers) > 1
+    who = f"{listed(servers)} {'take' if several else 'takes'} all optimiser steps"
+    whom, its = (listed(servers[:1]), "their") if several else ("it", "its")
     for phase in phases:
-        if (found := _first_unlike(server, evidence.traces, phase, trained)) is not None:
+        if (found := _first_unlike(server, others, phase, trained)) is not None:
             rank, name, unlike, shared = found
-            text = f"{who}, and {listed([rank])} differs from it when rollout phase {phase + 1} begins: in {unlike} of "
-            return fault("server", f"{text}{shared} tensors, first {name}", "server", {"phase": phase + 1})
+            text = f"{who}, and {listed([rank])} differs from {whom} when rollout phase {phase + 1} begins: in {unlike}"
+            text += f" of {shared} tensors, first {name}"
+            return fault("server", text, "server", {"phase": phase + 1})
     if not trained:
-        text = f"{who}, and whether {listed(others)} have its parameters wasn't seen: it takes forward passes without "
-        return Finding("server", DOUBT, f"{text}gradients, on every rank, between two of its steps")
-    text = (
-        f"{who}, and {listed(others)} had its parameters whenever a rollout phase began, {len(phases)} times compared"
-    )
+        text = f"{who}, and whether {names} have {its} parameters wasn't seen: "
+        text += f"{'they take' if several else 'it takes'} forward passes without gradients, on every rank, between two"
+        return Finding("server", DOUBT, f"{text} of {its} steps")
+    text = f"{who}, and {names} had {its} parameters whenever a rollout phase began, {len(phases)} times compared"
     return Finding("server", NOTE, text)
 
 
