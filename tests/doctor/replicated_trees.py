@@ -37,9 +37,9 @@ def activation(x):
     return x * RANK
 
 
-def outcome(tree):
+def outcome(tree, **how):
     try:
-        return check_replicated(tree)
+        return check_replicated(tree, **how)
     except DesyncError as error:
         return str(error)
 
@@ -64,5 +64,13 @@ TREES = {
     "half differs": {"w": array(WHOLE, lambda d: float(d.id == LAST), jax.numpy.bfloat16)},
     "functions": {"activation": activation, "w": array(WHOLE, lambda d: 1.0)},
 }
-print(json.dumps({name: outcome(tree) for name, tree in TREES.items()}))
+WITH_DEVICE_AXIS = {
+    "pmap": {"w": array(CUT, lambda d: 1.0), "host": np.ones((4, 2)), "n": 3},
+    "pmap differs": {"b": array(CUT, lambda d: 1.0), "w": array(CUT, lambda d: float(d.id == LAST))},
+    "pmap of several a device": array(PARTLY, lambda d: 1.0),
+    "slices differ on the host": np.arange(4),
+}
+found = {name: outcome(tree) for name, tree in TREES.items()}
+found |= {name: outcome(tree, device_axis=True) for name, tree in WITH_DEVICE_AXIS.items()}
+print(json.dumps(found | {"pmap without its axis": outcome(WITH_DEVICE_AXIS["pmap differs"])}))
 processes.leave_processes()

@@ -68,6 +68,18 @@ def test_a_copy_that_differs_is_named(reports, processes):
     assert report["half differs"].startswith("not replicated: 1 of 1 leaves")
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_slices_of_a_device_axis_are_copies(reports, processes):
+    report = reports[2 - 2 * (processes == 2)]
+    assert report["pmap"] == 2 + (processes == 2)
+    assert report["pmap differs"].startswith("not replicated: 1 of 2 leaves differ between their copies, first ['w']: ")
+    assert "slice 3 on device" in report["pmap differs"]
+    assert "against slice 0 on device 0" in report["pmap differs"]
+    assert report["pmap of several a device"] == 1
+    assert "slice 1 of process 0" in report["slices differ on the host"]
+    assert report["pmap without its axis"] == 0
+
+
 def test_processes_with_other_numbers_or_trees_are_named(reports):
     assert "process 1 against process 0" in reports[0]["of processes"]
     assert "['y']" in reports[0]["structure"]

@@ -13,7 +13,7 @@ from lockstep.core.fingerprint import array_digest
 from lockstep.jax_engine.distributed.processes import gather_json
 
 
-def check_replicated(pytree: Any) -> int:
+def check_replicated(pytree: Any, *, device_axis: bool = False) -> int:
     """Compare all copies of every leaf, bit for bit, on all devices of all processes.
 
     A sharding says that devices hold the same array and JAX believes it; after ``shard_map`` without its check, or
@@ -24,15 +24,22 @@ def check_replicated(pytree: Any) -> int:
     Args:
         pytree: of ``jax.Array`` (PRNG keys too), NumPy arrays and numbers; the latter are copies of their process.
             Leaves that are none of these (functions of an Equinox module) are passed over.
+        device_axis: whether the leading axis of every array counts copies, as ``pmap`` and
+            ``lockstep.jax.replicate`` have it: its slices are compared with one another. Without it each device's
+            slice is a part of its own, and there is nothing to compare. Numbers have no such axis.
 
     Returns:
-        Number of leaves of which there were several copies to compare.
+        Number of leaves of which there were several copies to compare; 0 says that nothing was compared.
 
     Raises:
         DesyncError: in every process; one line that names the first leaf, how many differ, and where.
     """
     leaves = tree_util.tree_flatten_with_path(pytree)[0]
-    mine = {tree_util.keystr(path) or "the tree": _copies(leaf) for path, leaf in leaves if _holds_numbers(leaf)}
+    mine = {
+        tree_util.keystr(path) or "the tree": _copies(leaf, device_axis)
+        for path, leaf in leaves
+        if _holds_numbers(leaf)
+    }
     everyone: list[dict[str, Any]] = gather_json(mine)
     names = list(everyone[0])
     for rank, theirs in enumerate(everyone):
@@ -54,17 +61,32 @@ def _holds_numbers(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) or np.asarray(leaf).dtype != object
 
 
-def _copies(leaf: Any) -> dict[str, dict[str, str]]:
+def _copies(leaf: Any, device_axis: bool) -> dict[str, dict[str, str]]:
     """By part of the leaf: each holder's digest."""
     holder = f"process {jax.process_index()}"
+    device_axis = device_axis and np.ndim(leaf) > 0
+    out: dict[str, dict[str, str]] = {}
     if not isinstance(leaf, jax.Array):
-        return {"whole": {holder: array_digest(np.asarray(leaf)).hex()}}
+        array = np.asarray(leaf)
+        if device_axis:
+            return {
+                "whole": {
+                    f"slice {n} of {holder}": array_digest(np.asarray(each)).hex() for n, each in enumerate(array)
+                }
+            }
+        return {"whole": {holder: array_digest(array).hex()}}
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
-    out: dict[str, dict[str, str]] = {}
     for shard in leaf.addressable_shards:
-        part = str([tuple(index.indices(size)) for index, size in zip(shard.index, leaf.shape, strict=True)])
-        out.setdefault(part, {})[f"device {shard.device.id}"] = array_digest(np.asarray(shard.data)).hex()
+        bounds = [index.indices(size) for index, size in zip(shard.index, leaf.shape, strict=True)]
+        data, name = np.asarray(shard.data), f"device {shard.device.id}"
+        if device_axis:
+            first = bounds[0][0]
+            found = {f"slice {first + n} on {name}": each for n, each in enumerate(data)}
+        else:
+            found = {name: data}
+        held = out.setdefault(str(bounds[1:] if device_axis else bounds), {})
+        held |= {where: array_digest(np.asarray(each)).hex() for where, each in found.items()}
     return out
 
 
@@ -73,7 +95,7 @@ def _merged(everyone: list[dict[str, dict[str, str]]]) -> dict[str, dict[str, st
     for process, parts in enumerate(everyone):
         for part, copies in parts.items():
             for name, digest in copies.items():
-                alone = len(everyone) == 1 or name.startswith("process")
+                alone = len(everyone) == 1 or "process" in name
                 out.setdefault(part, {})[name if alone else f"{name} of process {process}"] = digest
     return out
 
