@@ -93,8 +93,8 @@ class RankTrace:
 
     @property
     def finished(self) -> bool:
-        """Whether the script came to its end by itself and without an error."""
-        return self.end is not None and "error" not in self.end and self.exit_code == 0
+        """Whether the script came to its end by itself and without an error; its process may have been ended then."""
+        return self.end is not None and "error" not in self.end and self.exit_code in (0, None)
 
     @property
     def lost(self) -> bool:
