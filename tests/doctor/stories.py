@@ -88,8 +88,9 @@ class Story:
             inputs = {"inputs": self.inputs(rank, step), "through": list(self.through)}
             self._check(writer, rank, (optimizer, step, "before"), inputs)
             self._check(writer, rank, (optimizer, step, "after"), {"broadcast": list(self.broadcast)})
-        for phase in range(1, 4) if self.models is not None else ():
-            digests = {"net.weight": str(self.models(rank, phase)), "fixed.weight": f"of rank {rank}"}
+        words = [] if self.models is None else [str(self.models(rank, phase)) for phase in (1, 2, 3)]
+        for phase, word in enumerate(words, 1):
+            digests = {"net.weight": word, "fixed.weight": f"of rank {rank}"}
             writer.add({"kind": "models", "phase": phase, "digests": digests})
         taken = self.steps if self.taken is None else self.taken(rank)
         phases, runs = Boundaries(), []

@@ -18,7 +18,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from lockstep.core.process import end_with_parent
@@ -56,10 +56,18 @@ class AfterImport:
         return spec
 
 
+class MainLoader(importlib.machinery.SourceFileLoader):
+    """Loads a script as Python does: nothing of it is kept beside it."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The script's code, compiled anew."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _own_part(trace: TracebackType | None) -> TracebackType | None:
     """A traceback from the script's first frame on."""
-    ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+    ours = (__file__, runpy.__file__, "<frozen ")
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
     return trace
 
@@ -83,13 +91,12 @@ def run_as_main(words: Sequence[str]) -> dict[str, Any]:
 
 def _run_file(path: str) -> dict[str, Any]:
     """Run a file with the name that ``python`` gives it, which is absolute though that in ``sys.argv`` may not be."""
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    loader = MainLoader("__main__", path)
     module = ModuleType("__main__")
     vars(module).update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins)
-    code = loader.source_to_code(loader.get_data(path), path)
     ours, sys.modules["__main__"] = sys.modules["__main__"], module
     try:
-        exec(code, vars(module))
+        loader.exec_module(module)
     finally:
         sys.modules["__main__"] = ours
     return vars(module)
