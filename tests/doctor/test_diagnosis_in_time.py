@@ -44,8 +44,8 @@ def test_a_rank_that_looks_in_between_takes_the_same_steps(tmp_path):
 def test_nor_is_a_rank_whose_process_was_ended_after_its_script(tmp_path):
     found = Story(**LOGGED, codes={0: None}).diagnosis(tmp_path)
     assert (found.verdict, kinds(found)) == ("IN SYNC", ["phases"])
-    other: dict[str, Any] = LOGGED | {"taken": lambda rank: 9 + rank}
-    assert "steps" in kinds(Story(**other | {"codes": {0: None}}).diagnosis(tmp_path / "other"), "fault")
+    other: dict[str, Any] = LOGGED | {"taken": lambda rank: 9 + rank, "codes": {0: None}}
+    assert "steps" in kinds(Story(**other).diagnosis(tmp_path / "other"), "fault")
 
 
 def test_it_is_not_accused_when_somebody_stops_the_ranks(tmp_path):
