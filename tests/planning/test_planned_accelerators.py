@@ -11,7 +11,7 @@ from lockstep.planning.accelerators import Times, Workload, largest_num_envs, pr
 from lockstep.planning.hardware import parse_target
 from lockstep.planning.host_steps import HostSteps
 from lockstep.planning.prediction import Outlook
-from lockstep.training.costs import Collective, Costs, Kernel, Part
+from lockstep.training.costs import Collective, Costs, Grows, Kernel, Part
 
 SLOW_STEPS = HostSteps((1e-3,))
 VALUES = {"engine": "jax", "device": "cuda", "num_envs": 64, "num_steps": 16, "ppo": {"num_minibatches": 2}}
@@ -143,7 +143,7 @@ def test_a_graph_of_one_rank_launches_what_python_would():
 
 
 def test_branches_of_a_graph_run_beside_one_another_as_far_as_there_are_shards():
-    def seconds(devices, grows="count", graphs=None):
+    def seconds(devices, grows: Grows = "count", graphs=None):
         parts = (Part("gradients", (Kernel(0.0, 0.0, 1000),), grows, beside=4),)
         config = CONFIG.model_copy(update={"engine": "torch", "cuda_graphs": graphs})
         return predict(work(devices, config=config, costs=replace(COSTS, parts=parts))).parts["gradients"]
