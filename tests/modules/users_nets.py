@@ -181,3 +181,16 @@ class Compiled(Tiny):
     def __init__(self, observation, outputs):
         super().__init__(observation, outputs)
         self.body = torch.compile(self.body, backend="eager")
+
+
+class Crowded(Tiny):
+    """Has parameters whose names are those of others, but for their dots, and of what PyTorch's wrappers keep."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.body_0_weight = nn.Parameter(torch.full((outputs,), 0.5))
+        self.net = nn.Parameter(torch.full((outputs,), 0.25))
+
+    def forward(self, observation):
+        output, values = super().forward(observation)
+        return self.body_0_weight * output + self.net, values

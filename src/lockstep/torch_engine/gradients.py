@@ -165,7 +165,7 @@ class PolicyModule(nn.Module):
     def __init__(self, net: PolicyNet, parameters: Parameters, loss_of: LossFunction) -> None:
         super().__init__()
         self.net, self._loss_of = net, loss_of
-        self._names = {name: name.replace(".", "_") for name in parameters}
+        self._names = {name: f"p{number}" for number, name in enumerate(parameters)}  # of a user's own any may be taken
         for name, value in parameters.items():
             self.register_parameter(self._names[name], nn.Parameter(value))
 

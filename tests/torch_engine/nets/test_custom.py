@@ -130,6 +130,23 @@ def test_buffers_lie_where_the_observations_do():
     torch.testing.assert_close(output, 0.5 * plain(x + torch.linspace(-1.0, 1.0, 4))[0])
 
 
+def test_parameters_may_have_any_names():
+    """DDP and FSDP want a module whose parameters have no dots in their names."""
+    gradients = {}
+    for reduction in ("exact", "fast"):
+        config = custom_config("Crowded", reduction=reduction)
+        state = small_state(config, described())
+        columns = random_batch(config, state.net).columns()
+        columns |= {"dropout_seed": torch.zeros((config.shards, 1), dtype=torch.int64)}
+        make = fast_gradient if reduction == "fast" else partial(exact_gradient, mode="loop")
+        vector = make(state, config, alone(config))(columns, 16).vector
+        gradients[reduction] = state.parameters.split(vector)
+    for name, expected in gradients["exact"].items():
+        torch.testing.assert_close(gradients["fast"][name], expected)
+        assert expected.any()
+    assert {"body.0.weight", "body_0_weight", "net"} <= set(gradients["fast"])
+
+
 # --- Shards in one call ----------------------------------------------------------------------------------------------
 
 
