@@ -47,6 +47,14 @@ def test_two_ranks_train_with_fsdp_as_they_do_with_ddp(trained, net):
     assert "fsdp" not in replicated.ended.stdout
 
 
+def test_frozen_parameters_of_ones_own_network_get_no_gradient(trained):
+    """And so stay bit for bit what they were: Adam's moments of them are zero."""
+    arrays = arrays_of(trained(*CARTPOLE, *STEPS, *FAST, "--fsdp", "--network.custom", "users_nets:Frozen"))
+    moved = {name.split("/")[-1] for name, x in arrays.items() if name.startswith("optimizer/exp_avg") and x.any()}
+    assert moved == {"actor.weight", "actor.bias", "critic.weight", "critic.bias"}
+    assert arrays["policy/body.0.weight"].any()
+
+
 @pytest.mark.long
 def test_a_sharded_run_goes_on_alone_and_a_lone_one_sharded(trained, tmp_path):
     words = (*CARTPOLE, *FAST, *SILU)

@@ -194,3 +194,11 @@ class Crowded(Tiny):
     def forward(self, observation):
         output, values = super().forward(observation)
         return self.body_0_weight * output + self.net, values
+
+
+class Frozen(Tiny):
+    """Keeps its first layer, or all of it, as it is made."""
+
+    def __init__(self, observation, outputs, whole=False):
+        super().__init__(observation, outputs)
+        (self if whole else self.body).requires_grad_(False)

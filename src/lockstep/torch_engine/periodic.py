@@ -48,8 +48,12 @@ def synchronize(state: TrainState, period: _Period, communicator: Communicator) 
     seen = torch.tensor([period.norm, float(period.broken)], device=flat.device)
     total = communicator.all_reduce(torch.cat([*vectors, period.terms.to(flat.device), seen]))
     ranks = communicator.topology.world_size
+    views, frozen = state.parameters.views, () if state.net.custom is None else state.net.custom.frozen
+    equal = {name: views[name].clone() for name in frozen}  # on all ranks, and a mean of three would round
     for number, vector in enumerate(vectors):
         vector.copy_(total[number * flat.numel() : (number + 1) * flat.numel()] / ranks)
+    for name, value in equal.items():
+        views[name].copy_(value)
     terms, (norm, broken) = total[3 * flat.numel() : -2], total[-2:].tolist()
     return _Period(terms, norm / ranks, int(broken), period.steps)
 

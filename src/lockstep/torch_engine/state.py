@@ -102,6 +102,11 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
         ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
     """
     net = make_net(config, description.observation, description.action)
+    if net.custom is not None and net.custom.frozen == net.shapes().keys():
+        raise ValueError(
+            f"network.custom: {config.network.custom} has nothing to train: each of its {len(net.custom.frozen)} "
+            "parameters has requires_grad False; leave it True for those that are to learn"
+        )
     check_initial_std(config, net)
     check_normalizable(config, net, description.id)
     if config.cuda_graphs is True:

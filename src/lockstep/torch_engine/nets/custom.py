@@ -51,6 +51,7 @@ class CustomNet:
         batched: whether several shards are one call, mapped over their axis: decided once, by the self-check.
         pairs: whether a single shard is called for two, because alone it would have other bits.
         one_by_one: why they are not, in words; None while nothing speaks against it.
+        frozen: the names of parameters that the constructor keeps from being trained, by ``requires_grad_(False)``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -62,6 +63,7 @@ class CustomNet:
         if any(hasattr(part, "_orig_mod") for part in module.modules()):  # of torch.compile
             self.one_by_one = "is compiled"
         self._shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        self.frozen = frozenset(name for name, p in module.named_parameters() if not p.requires_grad)
         self._buffers: dict[torch.device, dict[str, Tensor]] = {}
 
     def map_over_shards(self, batched: bool, pairs: bool = False) -> None:
@@ -114,14 +116,18 @@ class CustomNet:
             self._buffers[device] = elsewhere
         return self._buffers[device]
 
+    def _weights(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Picks the module's own parameters, of which the frozen ones get no gradient: zeros, which Adam leaves be."""
+        names = self._shapes
+        return {name: parameters[name].detach() if name in self.frozen else parameters[name] for name in names}
+
     def __call__(
         self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Computes the actor's output ``[k, n, outputs]`` and the values ``[k, n]`` of rows ``[k, n, width]``."""
         if self.batched:
             return self._mapped(parameters, layout, rows)
-        names = self.shapes()
-        weights = {name: parameters[name][0] for name in names}
+        weights = {name: w[0] for name, w in self._weights(parameters).items()}
         assert len(rows) == 1 or not any(w.requires_grad for w in weights.values()), "one shard at a time"
         flat = observation_tensors(layout, rows.flatten(0, 1))
         result = torch.func.functional_call(self.module, weights | self._buffers_on(rows.device), (flat,))
@@ -134,7 +140,7 @@ class CustomNet:
     ) -> tuple[Tensor, Tensor]:
         """Calls the module once for all shards."""
         shards, samples = rows.shape[:2]
-        weights = {name: parameters[name] for name in self.shapes()}
+        weights = self._weights(parameters)
         if shards == 1 and self.pairs:
             rows, weights = in_pairs(rows), {name: in_pairs(w) for name, w in weights.items()}
         buffers = self._buffers_on(rows.device)
