@@ -1,7 +1,9 @@
 """Networks that a user might bring, good ones and others."""
 
+import random
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -202,3 +204,64 @@ class Frozen(Tiny):
     def __init__(self, observation, outputs, whole=False):
         super().__init__(observation, outputs)
         (self if whole else self.body).requires_grad_(False)
+
+
+class AlwaysDropping(Tiny):
+    """Has dropout in rollouts, too."""
+
+    def forward(self, observation):
+        return super().forward(nn.functional.dropout(observation, 0.5))
+
+
+class Jittery(Tiny):
+    """Draws from a generator of the host, in training only."""
+
+    def __init__(self, observation, outputs, library="numpy"):
+        super().__init__(observation, outputs)
+        self.draw = np.random.rand if library == "numpy" else random.random
+
+    def forward(self, observation):
+        return super().forward(observation + self.draw() if self.training else observation)
+
+
+class Spectral(Tiny):
+    """Estimates a norm from call to call."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        nn.utils.parametrizations.spectral_norm(self.body[0])
+
+
+class Counting(Tiny):
+    """Counts its calls, in a buffer or in none."""
+
+    def __init__(self, observation, outputs, buffer=True):
+        super().__init__(observation, outputs)
+        self.register_buffer("calls", torch.zeros(()), persistent=False) if buffer else setattr(self, "calls", 0)
+
+    def forward(self, observation):
+        self.calls = self.calls + 1
+        return super().forward(observation + self.calls)
+
+
+class Masking(Tiny):
+    """Makes a mask at its first call, and another at the first one of training."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.register_buffer("mask", None)
+        self.register_buffer("in_training", None)
+
+    def forward(self, observation):
+        if self.mask is None:
+            self.mask = torch.ones(observation.shape[-1])
+        if self.training and self.in_training is None:
+            self.in_training = torch.ones(observation.shape[-1])
+        return super().forward(observation * (self.in_training if self.training else self.mask))
+
+
+class Untrainable(Tiny):
+    """Can't be called in training."""
+
+    def forward(self, observation):
+        return super().forward(observation if not self.training else observation.noisy())

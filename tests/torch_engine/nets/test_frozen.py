@@ -66,10 +66,11 @@ def test_frozen_parameters_stay_bit_for_bit(way):
 def test_a_mean_of_three_ranks_leaves_them_alone():
     """Three times a number, divided by three, is another one for every seventh of them."""
     config = config_of(reduction="fast", sync_period=2)
+    states = [small_state(config, described(), plan_of(config, 3, rank)) for rank in range(3)]
 
     def rank(plan, communicator):
         communicator.all_reduce = lambda x: communicator.gather_ranks(x).sum(0)
-        state = small_state(config, described(), plan)
+        state = states[plan.rank]
         whole, before = random_batch(config, state.net), state_arrays(state)
         given = state, of_rank(whole, plan), minibatch_indices(config, plan, 0), statistics_of(config, whole)
         update_periodically(*given, config, plan, local_gradient(state, config, communicator), communicator)

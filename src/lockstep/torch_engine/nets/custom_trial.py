@@ -1,0 +1,66 @@
+"""Trying whether a network of the user's own is a function of parameters and observations, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.config.users_code import one_line, users_line
+from lockstep.networks.draws import host_generators, keyed_by_nothing
+from lockstep.torch_engine.nets.custom import CustomNet
+
+
+def check_function(name: str, custom: CustomNet, net: Any) -> None:
+    """Calls a user's module again, as in rollouts and as in training, on observations of zeros.
+
+    What draws unkeyed numbers, or keeps some from call to call, would depend on which shards a rank computes, and on
+    where a run was resumed. What is made once, in a first call, may be kept.
+
+    Raises:
+        ValueError: it draws or keeps them, or can't be called in training; one line that begins with ``name``.
+    """
+    rows = torch.from_numpy(net.observation.zeros(2)).unsqueeze(0)
+    parameters = {key: torch.from_numpy(x).unsqueeze(0) for key, x in custom.initial_parameters().items()}
+
+    def called(training: bool) -> tuple[Tensor, ...]:
+        custom.set_dropout(training)
+        try:
+            return custom(parameters, net.observation, rows)
+        except Exception as error:  # of the user's own
+            when = ": in training" if training else ""
+            raise ValueError(f"{name}{when}: {one_line(error)}{users_line(error)}") from error
+        finally:
+            custom.set_dropout(False)
+
+    with torch.random.fork_rng(devices=[]):
+        first, _ = called(False), called(True)
+        buffers = {key: x.clone() for key, x in custom.module.named_buffers()}
+        drawn, host = torch.get_rng_state(), host_generators()
+        again = called(False)
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise ValueError(
+                f"{name} draws random numbers outside of training too, where none are keyed, so that ranks would show; "
+                "draw them only if self.training is set, as nn.Dropout does"
+            )
+        called(True)
+    if host_generators() != host:
+        raise keyed_by_nothing(name, "torch's generator, if self.training is set,")
+    for key, x in custom.module.named_buffers():
+        if key not in buffers or not _same(x, buffers[key]):
+            instead = ", or use weight_norm" if key.endswith(("_u", "_v")) else ""  # of spectral_norm
+            raise ValueError(
+                f"{name} changes its buffer {key} when it is called, which would then depend on the ranks and on where "
+                f"a run was resumed; keep buffers as the constructor makes them{instead}"
+            )
+    if not all(_same(a, b) for a, b in zip(first, again, strict=True)):
+        raise ValueError(
+            f"{name} gave other numbers when it was called again with the same observations; outside of training it "
+            "must be a function of them and of its parameters alone, without numbers drawn or kept"
+        )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Says whether tensors are equal, not-a-numbers of uninitialised memory included."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,0 +1,56 @@
+"""Networks of the user's own that are no function of parameters and observations are refused before anything starts."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from small_runs import described, small_config
+
+from lockstep.torch_engine.state import check_networks
+
+
+def checked(name: str, **kwargs):
+    """What a launcher makes of a network before it starts ranks."""
+    network = {"custom": f"users_nets:{name}", "custom_kwargs": kwargs}
+    return check_networks(small_config(network=network), described())
+
+
+HOSTS = "draws random numbers of Python's random or of numpy.random when it is called, which nothing keys"
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "said"),
+    [
+        ("AlwaysDropping", {}, "draws random numbers outside of training too, where none are keyed"),
+        ("Jittery", {}, HOSTS),
+        ("Jittery", {"library": "random"}, HOSTS),
+        ("Spectral", {}, "changes its buffer body.0.parametrizations.weight.0._u when it is called"),
+        ("Counting", {}, "changes its buffer calls when it is called"),
+        ("Counting", {"buffer": False}, "gave other numbers when it was called again with the same observations"),
+    ],
+)
+def test_what_draws_unkeyed_numbers_or_keeps_some_is_refused(name, kwargs, said):
+    with pytest.raises(ValueError) as caught:
+        checked(name, **kwargs)
+    assert str(caught.value).startswith(f"network.custom: users_nets:{name} {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_fails_in_training_alone_is_refused_by_its_place():
+    with pytest.raises(
+        ValueError, match=r"^network\.custom: users_nets:Untrainable: in training: AttributeError: .*noisy"
+    ) as caught:
+        checked("Untrainable")
+    assert "(users_nets.py, line " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"), [("Tiny", {"dropout": 0.5}), ("Forgetful", {}), ("Shifted", {}), ("Masking", {})]
+)
+def test_keyed_dropout_constants_and_what_is_made_once_are_taken(name, kwargs):
+    torch_state, host = torch.get_rng_state(), (random.getstate(), str(np.random.get_state()))
+    net = checked(name, **kwargs)
+    assert not net.custom.module.training
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert (random.getstate(), str(np.random.get_state())) == host
