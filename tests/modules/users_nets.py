@@ -265,3 +265,15 @@ class Untrainable(Tiny):
 
     def forward(self, observation):
         return super().forward(observation if not self.training else observation.noisy())
+
+
+class Precise(Tiny):
+    """Keeps a factor in float64."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.scale = nn.Parameter(torch.ones(outputs, dtype=torch.float64))
+
+    def forward(self, observation):
+        output, values = super().forward(observation)
+        return output * self.scale, values

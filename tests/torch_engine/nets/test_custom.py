@@ -356,6 +356,11 @@ def test_there_is_no_dropout_in_rollout_and_evaluation():
             "gave outputs of shape (2, 2) and values of shape (2,) for 2 observations; needed are (2, 3) and",
         ),
         ("Tiny", {"critic": False}, "needed are (2, 3) and (2,)"),
+        (
+            "Precise",
+            {},
+            "users_nets:Precise has a parameter scale of torch.float64, but parameters are kept and trained in",
+        ),
         ("Statistical", {}, "keeps running statistics (body.3.running_mean), which would differ between ranks"),
     ],
 )

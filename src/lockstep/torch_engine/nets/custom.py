@@ -182,14 +182,27 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
         torch.manual_seed(seed)
         try:
             module = kind(observation_tensors(net.observation, torch.from_numpy(sample)), net.outputs, **kwargs)
+            _check_float32(f"network.custom: {path}", module)
             custom = CustomNet(module)
             changing = [name for name, _ in module.named_buffers()]
             parameters = {name: p.detach().unsqueeze(0) for name, p in module.named_parameters()}
             output, values = custom(parameters, net.observation, torch.from_numpy(sample).unsqueeze(0))
         except Exception as error:
+            if str(error).startswith(f"network.custom: {path} "):
+                raise
             raise ValueError(f"network.custom: {path}: {type(error).__name__}: {error}") from error
     check_outputs(f"network.custom: {path}", net, tuple(output.shape[1:]), tuple(values.shape[1:]), len(sample))
     net.check_custom(f"network.custom: {path}", custom.shapes())
     if any(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in changing):
         raise running_statistics(f"network.custom: {path}", changing[0], "ranks")
     return custom
+
+
+def _check_float32(name: str, module: nn.Module) -> None:
+    """Refuses parameters of other types: all of them are kept, and trained, in one vector of float32."""
+    for parameter, p in module.named_parameters():
+        if p.dtype != torch.float32:
+            raise ValueError(
+                f"{name} has a parameter {parameter} of {p.dtype}, but parameters are kept and trained in "
+                "torch.float32; make it that, and cast in forward what is to be computed otherwise"
+            )
