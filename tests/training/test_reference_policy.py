@@ -95,6 +95,10 @@ def test_settings_that_change_no_function_of_its_parameters_may_differ(finished,
     custom = changed(linear, custom="nets:Net", custom_kwargs={"units": 3})
     check_same_networks(changed(custom, activation="relu", hidden_sizes=(3,)), custom)
     check_same_networks(custom, changed(custom, custom="python:Net"))  # of a script, and by now of a module
+    check_same_networks(changed(custom, custom="python:Other"), custom)  # whose name may be any
+    said = r"was trained with network\.custom nets:Other, this run has nets:Net; give this run nets:Other, which may be"
+    with pytest.raises(ValueError, match=said):
+        check_same_networks(custom, changed(custom, custom="nets:Other"))
     with pytest.raises(ValueError, match=r"network.custom_kwargs \{'units': 3\}, this run has \{'units': 4\}"):
         check_same_networks(changed(custom, custom_kwargs={"units": 4}), custom)
 

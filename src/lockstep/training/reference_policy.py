@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.fingerprint import sha256_of
 from lockstep.runs.checkpoint import POLICY, STATE, checkpoints_in, find_checkpoint
@@ -62,13 +63,19 @@ def check_same_networks(config: Config, theirs: Config) -> None:
                 f"grpo.reference: {config.grpo.reference} was trained with {name} {others[name]}, this run has "
                 f"{value}, by which it would be another policy here; give this run {name} {others[name]}"
             )
+    mine, other = config.network.custom, theirs.network.custom
+    if mine is not None and other is not None and mine != other and not (is_handed(mine) or is_handed(other)):
+        raise ValueError(
+            f"grpo.reference: {config.grpo.reference} was trained with network.custom {other}, this run has {mine}; "
+            f"give this run {other}, which may be another name of the same class if that has moved"
+        )
 
 
 def _function_of(config: Config) -> dict[str, Any]:
     """Returns the settings by which an actor's parameters are a function, without those of no use beside the others."""
     network = config.network
     out: dict[str, Any] = {"precision": config.precision, "network.squash": network.squash}
-    out["network.custom"] = None if network.custom is None else "a class"  # one of a script is python:Net elsewhere
+    out["network.custom"] = None if network.custom is None else "a class"  # whose names are compared beside
     if network.custom is not None:
         return out | {"network.custom_kwargs": network.custom_kwargs}
     out |= {"network.hidden_sizes": list(network.hidden_sizes), "network.recurrent": network.recurrent}
