@@ -4,6 +4,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
@@ -105,3 +106,10 @@ class RandomSigns(Tiny):
     def __init__(self, observation, outputs, *, key):
         super().__init__(observation, outputs, key=key)
         self.signs = jax.random.randint(key, (8,), 0, 1 << 20)
+
+
+class Jittery(Tiny):
+    """Draws from a generator of the host."""
+
+    def __call__(self, observation, *, key):
+        return super().__call__(observation + np.random.rand(), key=key)

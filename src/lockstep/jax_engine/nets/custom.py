@@ -17,6 +17,7 @@ from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.nets import encoders
 from lockstep.jax_engine.shards.keys import seed_key
 from lockstep.networks.checks import check_outputs, running_statistics
+from lockstep.networks.draws import host_generators, keyed_by_nothing
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
@@ -134,10 +135,12 @@ def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> Cust
     try:
         module = make(observation_arrays(net.observation, rows), net.outputs, key=seed_key(seed))
         _check_state(name, module)
-        custom = CustomNet(module)
+        custom, before = CustomNet(module), host_generators()
         output, values = jax.eval_shape(
             lambda parameters, x: custom(parameters, net.observation, x), custom.initial_parameters(), rows
         )
+        if host_generators() != before:  # once, as a program is traced, and never again
+            raise keyed_by_nothing(name, "jax.random, of the key that it is called with,")
     except Exception as error:
         if str(error).startswith(name):
             raise
