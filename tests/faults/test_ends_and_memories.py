@@ -55,3 +55,15 @@ def test_what_hooks_keep_is_there_after_a_resume_and_evaluations_know_nothing_of
         for name in ("whole", "parts")
     ]
     assert rows[0] == rows[1]
+
+
+def test_arrays_that_hooks_share_with_the_environment_are_those_of_the_first_evaluation(tmp_path):
+    words = ("train", "remembering:WearingInPlace-v0", *WORDS, "--eval.interval", 1, "--eval.episodes", 8)
+    returns = []
+    for workers in (0, 2):
+        ended = lockstep(*words, "--num-shards", 2, "--env.workers", workers, "--name", f"w{workers}", cwd=tmp_path)
+        assert ended.code == 0, ended.stderr
+        rows = (tmp_path / "runs" / f"w{workers}" / "metrics.jsonl").read_text().splitlines()
+        returns.append([json.loads(row)["eval/return_mean"] for row in rows])
+    assert len(returns[0]) > 2
+    assert returns[0] == returns[1]

@@ -117,8 +117,8 @@ def close_environment(env: gymnasium.Env, name: str, limit: float = CLOSE_LIMIT)
 
 
 def _array(name: str, value: Any) -> np.ndarray:
-    """An array of an environment's own state; a ``TypeError`` where it has no numbers, which no checkpoint can hold."""
-    array = np.asarray(value)
+    """Copies an array of an environment's own state; a ``TypeError`` where it has no numbers, as no checkpoint can."""
+    array = np.array(value)  # it may be the one that the environment goes on with
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{name!r} must be an array of numbers, and is {' '.join(repr(value).split())[:80]}")
     return array
@@ -247,7 +247,7 @@ class KeyedEnv:
         hooks = self._hooks
         if state and hooks is not None:
             try:
-                hooks.set_env_state(state)
+                hooks.set_env_state({name: value.copy() for name, value in state.items()})  # which it may keep
             except (Exception, SystemExit) as error:
                 raise self.failure("set_env_state", error) from error
             self._set_elapsed_steps(len(actions))
