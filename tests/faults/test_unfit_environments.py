@@ -1,5 +1,7 @@
 """Environments with one mistake each: a run names environment, step and value, or the line to mend."""
 
+import re
+
 import pytest
 from command_line import SMALL, error_line, lockstep, metrics_of
 
@@ -69,3 +71,16 @@ def test_what_can_be_trained_on_is_one_warning(tmp_path, name, said, engine):
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"lockstep: warning: unfit:{name}-v0: ")
     assert line.endswith(said)
+
+
+@pytest.mark.parametrize("words", [("eval",), ("play", "--video", "out.mp4")], ids=["eval", "play"])
+def test_what_it_raises_while_a_policy_is_watched_is_not_the_videos(tmp_path, words):
+    """Its error is of the kind that a full disk gives."""
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    assert train(tmp_path, "Late", "--num-envs", 8, "--num-steps", 4, "--total-steps", 32).code == 0
+    name, *options = words
+    ended = lockstep(name, "run", *options, "--episodes", 100, cwd=tmp_path)
+    assert ended.code == 1
+    assert re.search(r"unfit:Late-v0\)? raised in step: OSError: out of order", error_line(ended))
+    assert not (tmp_path / "out.mp4").exists()

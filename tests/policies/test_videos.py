@@ -7,6 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.policies.videos import play_episode, video_writer
 
 
@@ -63,3 +64,38 @@ def test_a_gif_of_a_single_picture_is_written(tmp_path):
     writer.append_data(np.zeros((8, 8, 3), np.uint8))
     writer.close()
     assert (tmp_path / "out.gif").read_bytes().startswith(b"GIF8")
+
+
+class Broken(gymnasium.Wrapper):
+    """Raises in one of its functions."""
+
+    def __init__(self, where, error):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._where, self._error = where, error
+
+    def _raise_in(self, where):
+        if where == self._where:
+            raise self._error
+
+    def reset(self, **kwargs):
+        self._raise_in("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self._raise_in("step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("error", [OSError("no motor"), ValueError("no motor"), SystemExit("no motor")])
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_what_an_environment_raises_is_its_own(where, error):
+    policy: Any = Left()
+    with pytest.raises(EnvironmentFailureError, match=rf"^environment \w+ raised in {where}: {type(error).__name__}: "):
+        play_episode(Broken(where, error), policy, None, 3, True)
+
+
+def test_what_the_file_raises_is_not():
+    policy: Any = Left()
+    full: Any = SimpleNamespace(append_data=lambda _: Broken("file", OSError("full"))._raise_in("file"))
+    with pytest.raises(OSError, match=r"^full$"):
+        play_episode(gymnasium.make("CartPole-v1", render_mode="rgb_array"), policy, full, 3, True)

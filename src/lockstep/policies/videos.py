@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,25 +130,32 @@ def play_episode(
     env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool
 ) -> tuple[float, int, int | None]:
     """Plays one episode, drawn before every step: return, length, and score where there is one."""
-    name, where, total, steps, over = policy.config.env.id, "reset", 0.0, 0, False
-    try:
+    name, masked, total, steps, over = policy.config.env.id, policy.environment["mask_from"], 0.0, 0, False
+    with _named(name, "reset"):
         observation, info = env.reset(seed=seed)
-        policy.reset()
-        where, masked = "step", policy.environment["mask_from"]
-        while not over and steps < policy.config.eval.max_steps:
-            if writer is not None:
-                writer.append_data(_frame(env))
-            action = policy(observation, deterministic, stated_mask(env, info, masked))
+    policy.reset()
+    while not over and steps < policy.config.eval.max_steps:
+        if writer is not None:
+            writer.append_data(_frame(env))
+        with _named(name, "step"):
+            mask = stated_mask(env, info, masked)
+        action = policy(observation, deterministic, mask)
+        with _named(name, "step"):
             observation, reward, terminated, truncated, info = env.step(action)
-            if info.get(LIFE_LOST):
-                policy.reset()
-            life.progressed()
-            total, steps, over = total + number(reward), steps + 1, terminated or truncated
-    except (ValueError, OSError, QuitPlay):
-        raise
-    except Exception as error:
-        raise environment_failure(f"environment {name}", where, error) from error
+            total, steps, over = total + number(reward), steps + 1, bool(terminated or truncated)
+        if info.get(LIFE_LOST):
+            policy.reset()
+        life.progressed()
     return total, steps, info.get("score")
+
+
+@contextlib.contextmanager
+def _named(name: str, where: str) -> Iterator[None]:
+    """Names the environment in whatever it raises itself: a frame, a file or a key that ends the play has its own."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise environment_failure(f"environment {name}", where, error) from error
 
 
 def _frame(env: Any) -> Any:
