@@ -182,6 +182,36 @@ class Late(CartPoleEnv):
         return super().step(action)
 
 
+class OfNumpy(CartPoleEnv):
+    """Says in NumPy's bools whether an episode ended."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, np.bool_(terminated), np.bool_(truncated), info
+
+
+class Unmeasured(CartPoleEnv):
+    """What its first step says beside the reward is no number yet."""
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, {"speed": np.nan}
+
+
+class SeededByItself(CartPoleEnv):
+    def reset(self, *, seed=None, options=None):
+        self._own = np.random.default_rng(seed)
+        self.state = self._own.uniform(-0.05, 0.05, 4)  # type: ignore[assignment]
+        self.steps_beyond_terminated = None
+        return np.array(self.state, np.float32), {}
+
+
+def narrowed(**kwargs):
+    """What its wrapper gives is of the dtype that the space says, and what is inside isn't."""
+    env = Wide(**kwargs)
+    return gymnasium.wrappers.TransformObservation(env, lambda seen: seen.astype(np.float32), env.observation_space)
+
+
 def normalized(**kwargs):
     return gymnasium.wrappers.NormalizeObservation(CartPoleEnv(**kwargs))
 
@@ -192,6 +222,9 @@ for kind in (
     Unpaid,
     Spaceless,
     Picky,
+    OfNumpy,
+    Unmeasured,
+    SeededByItself,
     Late,
     OldStep,
     OldReset,

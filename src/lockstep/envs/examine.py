@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import gymnasium
 import numpy as np
-from gymnasium.utils.env_checker import check_env
 
 from lockstep.config.presets import defaults_for, has_preset
 from lockstep.config.run import EnvConfig
@@ -19,31 +15,21 @@ from lockstep.core.errors import RunError
 from lockstep.core.machine import one_blas_thread, one_torch_thread
 from lockstep.core.process import fail_now
 from lockstep.core.shards import keyed_generator
-from lockstep.core.spaces import MASK
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.keyed import close_environment, wrong_number
-from lockstep.envs.gymnasium.make import make_environment
+from lockstep.envs.finding import Finding
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
-from lockstep.envs.gymnasium.watched import GlobalGenerators, outside, own_statistics
+from lockstep.envs.gymnasium.rules import by_gymnasium
+from lockstep.envs.gymnasium.watched import GlobalGenerators
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.numbers import check_numbers
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import row_hashes
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-Level = Literal["ok", "note", "problem"]
 NUM_ENVS = 2
 BY_STATE = "by its own state"
 MOST_IN_A_WORKER = 100
 """Steps that a worker process is tried with, each of which waits for it."""
-
-
-class Finding(NamedTuple):
-    """Says one thing of an environment: that it is well, worth knowing, or a problem for a run."""
-
-    level: Level
-    text: str
 
 
 class Begun(NamedTuple):
@@ -122,84 +108,6 @@ def _settings(description: EnvDescription) -> Finding:
     images = bool(description.observation.image_bytes)
     _, kind = defaults_for(continuous=not description.action.discrete, images=images)
     return Finding("note", f"settings: no preset; lockstep train begins with the defaults for {kind}")
-
-
-# --- Gymnasium's rules ------------------------------------------------------------------------------------------------
-
-
-def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
-    """Applies Gymnasium's own checker, then compares every observation of random actions with the space."""
-    env = make_environment(config)
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            try:
-                check_env(env.unwrapped, skip_render_check=True)
-            except Exception as error:
-                wrong = (wrong_number(env, where, error) for where in ("reset", "step"))
-                text = next((text for text in wrong if text), None)
-                if config.action_mask is not None and text is None:
-                    yield Finding("note", f"Gymnasium's checker takes forbidden actions too, and met: {_line(error)}")
-                    return
-                yield Finding("problem", text or f"Gymnasium's checker: {_line(error)}")
-                yield from _how_far(env, seed)
-                yield from _masks(env, config, seed)
-                return
-        yield from _masks(env, config, seed)
-        texts = dict.fromkeys(_COLOURS.sub("", " ".join(str(one.message).split())) for one in said)
-        for text in texts:
-            yield Finding("note", f"Gymnasium's checker: {text.removeprefix('WARN: ')}")
-        if not texts:
-            yield Finding("ok", "Gymnasium's checker has nothing to say")
-        if (said_of := own_statistics(env)) is not None:
-            yield Finding("note", said_of)
-        if config.action_mask is None and (inside := _inside(env, steps, seed)) is not None:
-            yield inside
-    finally:
-        close_environment(env, config.id)
-
-
-def _how_far(env: gymnasium.Env, seed: int) -> Iterator[Finding]:
-    """Says how a first observation differs from its space, if it can be had and does."""
-    with contextlib.suppress(Exception):
-        observation, _ = env.reset(seed=seed)
-        if not env.observation_space.contains(observation) and (said := outside(env.observation_space, observation)):
-            yield Finding("note", f"after reset {said}")
-
-
-def _masks(env: gymnasium.Env, config: EnvConfig, seed: int) -> Iterator[Finding]:
-    """Says that an environment tells which actions are allowed, where nobody has asked for it."""
-    with contextlib.suppress(Exception):
-        _, info = env.reset(seed=seed)
-        source = "method" if env.has_wrapper_attr("action_masks") else "info" if MASK in info else None
-        if source is not None and config.action_mask is None:
-            where = "action_masks()" if source == "method" else f"info[{MASK!r}]"
-            text = f"{where} says which actions are allowed: --env.action-mask {source} has the policy take no other"
-            yield Finding("note", text)
-
-
-def _inside(env: gymnasium.Env, steps: int, seed: int) -> Finding | None:
-    """Compares observations with the space; None where the environment raises: a run names that."""
-    with contextlib.suppress(Exception):
-        return _compared(env, steps, seed)
-    return None
-
-
-def _compared(env: gymnasium.Env, steps: int, seed: int) -> Finding:
-    env.action_space.seed(seed)
-    observation, _ = env.reset(seed=seed)
-    for step in range(steps):
-        if not env.observation_space.contains(observation) and (said := outside(env.observation_space, observation)):
-            return Finding("note", f"in step {step} of random actions {said}")
-        observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        if terminated or truncated:
-            observation, _ = env.reset()
-    return Finding("ok", f"{steps:,} observations lie in the space")
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, AssertionError) and text else f"{type(error).__name__}: {text}"
 
 
 # --- what a run needs -------------------------------------------------------------------------------------------------
