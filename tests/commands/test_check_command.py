@@ -33,7 +33,7 @@ def test_a_fit_environment(check):
     assert (code, err, problems(lines)) == (0, "", [])
     assert said(lines, "ok", "sees vector 4; does one of 2; at most 500 steps")
     assert said(lines, "note", "no preset; .* defaults for discrete actions")
-    assert said(lines, "ok", "resumes exactly .* by replaying its actions")
+    assert said(lines, "ok", r"resumes exactly .* by replaying its \d+ actions$")
     assert said(lines, "ok", "worker process .* the same bytes")
     assert said(lines, "ok", r"speed: [\d,]+ steps a second")
     assert lines[-1] == "unfit:Fit-v0: fit for training"
@@ -76,6 +76,43 @@ def test_one_that_remembers_earlier_episodes(check):
     assert not said(lines, "ok", "an episode depends on none before it")
 
 
+@pytest.mark.parametrize("steps", [100, 200])
+def test_an_episode_that_has_just_begun_is_not_what_is_resumed(check, steps):
+    """Where a time limit divides the steps, an episode ended with the last of them."""
+    words = ("--steps", str(steps), "--env.max-episode-steps", "100")
+    code, lines, _ = check("unfit:HarderWithoutEnd", *words)
+    assert code == 1
+    (problem,) = problems(lines)
+    assert "gave something else in its step 6 where those before it weren't played" in problem
+    assert not said(lines, "ok", "resumes exactly")
+    code, lines, _ = check("Pendulum-v1", *words)
+    assert (code, problems(lines)) == (0, [])
+    assert said(lines, "ok", "resumes exactly in the middle of an episode, by replaying its 50 actions$")
+    assert said(lines, "ok", "an episode depends on none before it")
+
+
+def test_episodes_of_one_step_have_no_middle(check):
+    code, lines, _ = check("unfit:Fit-v0", "--steps", "20", "--env.max-episode-steps", "1")
+    assert code == 0
+    assert said(lines, "ok", "resumes exactly where an episode begins, by replaying its reset$")
+
+
+@pytest.mark.parametrize("name", ["HookedAndDrawing", "HookedAndHarder"])
+def test_a_state_that_is_not_all_of_it(check, name):
+    code, lines, _ = check(f"unfit:{name}-v0", "--steps", "200")
+    assert code == 1
+    (problem,) = problems(lines)
+    assert re.search(r"what get_env_state\(\) gave and set_env_state\(\) took went on otherwise in step \d+", problem)
+    assert not said(lines, "ok", "resumes exactly")
+
+
+def test_one_that_depends_on_those_beside_it(check):
+    code, lines, _ = check("unfit:Crowded", "--steps", "100")
+    assert code == 1
+    (problem,) = problems(lines)
+    assert re.search("replayed by itself gave something else: .* on the environments beside it", problem)
+
+
 def test_a_preset_is_named(check):
     _, lines, _ = check("CartPole", "--steps", "20")
     assert said(lines, "ok", "lockstep train CartPole-v1 has a preset")
@@ -104,7 +141,8 @@ def test_a_problem_is_named(check, name, problem):
 
 
 @pytest.mark.parametrize(
-    ("name", "moved", "workers"), [("DrawsGlobally", r"numpy\.random", 0), ("SeedsGlobally", "random", 2)]
+    ("name", "moved", "workers"),
+    [("DrawsGlobally", r"numpy\.random", 0), ("SeedsGlobally", "random", 2)],
 )
 def test_a_generator_that_all_environments_share_is_a_problem(check, name, moved, workers):
     code, lines, _ = check(f"heedless:{name}-v0", "--steps", "60", "--env.workers", str(workers))

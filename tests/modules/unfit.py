@@ -124,6 +124,49 @@ class HarderButKept(Harder):
         self.before, self.taken = (int(n) for n in arrays["counts"])
 
 
+class HarderWithoutEnd(Harder):
+    """Nothing but a time limit ends its episodes."""
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        self.steps_beyond_terminated = None
+        return observation, reward, False, False, {}
+
+
+class HookedAndDrawing(Hooked):
+    """Its hooks leave out the generator that its steps draw from."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, float(reward) + self.np_random.normal(), *rest
+
+
+class HookedAndHarder(Harder):
+    """Its hooks leave out how many episodes there were."""
+
+    def get_env_state(self):
+        return {"state": np.array(self.state, np.float64), "taken": np.array(self.taken)}
+
+    def set_env_state(self, arrays):
+        self.state = tuple(arrays["state"])  # type: ignore[assignment]
+        self.taken = int(arrays["taken"])
+
+
+class Crowded(HarderWithoutEnd):
+    """All of a process count their steps together, since the last reset of any."""
+
+    count = 0
+
+    def reset(self, **kwargs):
+        Crowded.count = 0
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        Crowded.count += 1
+        return observation, float(Crowded.count), *rest
+
+
 class Worded(CartPoleEnv):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -238,6 +281,8 @@ for kind in (
     Hooked,
     Harder,
     HarderButKept,
+    HookedAndDrawing,
+    HookedAndHarder,
     Worded,
     Listed,
 ):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from contextlib import closing
 
 import numpy as np
 
@@ -14,42 +13,18 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.errors import RunError
 from lockstep.core.machine import one_blas_thread, one_torch_thread
 from lockstep.core.process import fail_now
-from lockstep.core.shards import keyed_generator
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.finding import Finding
-from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
 from lockstep.envs.gymnasium.rules import by_gymnasium
 from lockstep.envs.gymnasium.watched import GlobalGenerators
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.envs.numbers import check_numbers
 from lockstep.envs.registry import make_envs
-from lockstep.envs.restore.replay import row_hashes
+from lockstep.envs.trial import Resumed, Trial
 
 NUM_ENVS = 2
-BY_STATE = "by its own state"
 MOST_IN_A_WORKER = 100
 """Steps that a worker process is tried with, each of which waits for it."""
-
-
-class Begun(NamedTuple):
-    """Holds an episode of the first environment: its first step, its number, its first observation ``[width]``."""
-
-    step: int
-    episode: int
-    observation: np.ndarray
-
-
-class Played(NamedTuple):
-    """Holds what random actions led to.
-
-    Hashes of each step uint64 ``[T, E]``, seconds, episodes that ended, and the first environment's later episodes.
-    """
-
-    hashes: np.ndarray
-    seconds: float
-    episodes: int
-    begun: list[Begun]
 
 
 Make = Callable[[EnvConfig], HostEnvs]
@@ -114,20 +89,33 @@ def _settings(description: EnvDescription) -> Finding:
 
 
 def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: int, seed: int) -> Iterator[Finding]:
-    first, restored = play(make(config), description, steps, seed, lambda: make(config))
-    yield Finding("ok", f"{NUM_ENVS * steps:,} rewards and observations are finite; {first.episodes} episodes ended")
-    if not first.episodes and description.max_episode_steps is None:
+    def trial(envs: HostEnvs) -> Trial:
+        return Trial(envs, description, seed, steps)
+
+    with closing(make(config)) as envs:
+        first = trial(envs)
+        first.begin()
+        started = time.perf_counter()
+        first.take(steps)
+        seconds, episodes = time.perf_counter() - started, first.episodes
+        first.go_inside()
+        with closing(make(config)) as others:
+            resumed = first.resume(others)
+    yield Finding("ok", f"{NUM_ENVS * steps:,} rewards and observations are finite; {episodes} episodes ended")
+    if not episodes and description.max_episode_steps is None:
         text = f"no episode ended in {steps:,} steps, and there is no time limit: --env.max-episode-steps N sets one"
         yield Finding("note", text)
-    yield Finding("ok", f"speed: {NUM_ENVS * steps / first.seconds:,.0f} steps a second in one process")
+    yield Finding("ok", f"speed: {NUM_ENVS * steps / seconds:,.0f} steps a second in one process")
     one_by_one, generators = _one_by_one(config, description), GlobalGenerators()
-    again, _ = play(make(config), description, steps, seed, generators=generators)
+    with closing(make(config)) as envs:
+        again = played(trial(envs), steps, generators)
     if one_by_one and config.workers not in (0, "auto"):  # where they are stepped, they can't be looked at from here
-        here = make(config.model_copy(update={"workers": 0}))
-        play(here, description, steps, seed, most=MOST_IN_A_WORKER, generators=generators)
-    same = np.array_equal(first.hashes, again.hashes)
+        with closing(make(config.model_copy(update={"workers": 0}))) as envs:
+            played(trial(envs), min(steps, MOST_IN_A_WORKER), generators)
+    hashes = first.hashes[:steps]
+    same = np.array_equal(hashes, again)
     if not same:
-        step = int(np.argwhere((first.hashes != again.hashes).any(1))[0, 0]) + 1
+        step = int(np.argwhere((hashes != again).any(1))[0, 0]) + 1
         yield Finding(
             "problem",
             f"the same seed and actions gave something else in step {step}: runs can't be repeated, and a rank that "
@@ -137,16 +125,15 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
         yield Finding("ok", "the same seeds and actions give the same bytes")
     if one_by_one and (shared := generators.said()) is not None:
         yield Finding("problem", shared)
-    if restored:
-        yield Finding("ok", f"resumes exactly in the middle of an episode, {restored}")
-    elif same:
-        yield Finding("note", "resumes with a new episode: what it returns depends on more than seed and actions")
+    its_own = None
+    if one_by_one and same and not resumed.by_state:
+        with closing(make(config)) as envs:
+            its_own = _of_its_own(trial(envs), first)
+    yield from _resumed(resumed, same, one_by_one, its_own)
     if one_by_one:
-        if same and restored != BY_STATE and first.begun:
-            yield _of_its_own(make(config), description, first, steps, seed)
-        worker = make(config.model_copy(update={"workers": 1}))
-        apart, _ = play(worker, description, steps, seed, most=MOST_IN_A_WORKER)
-        if np.array_equal(apart.hashes, again.hashes[: len(apart.hashes)]):
+        with closing(make(config.model_copy(update={"workers": 1}))) as envs:
+            apart = played(trial(envs), min(steps, MOST_IN_A_WORKER))
+        if np.array_equal(apart, again[: len(apart)]):
             yield Finding("ok", "steps in a worker process (env.workers) with the same bytes")
         elif same:
             yield Finding(
@@ -154,25 +141,55 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
             )
 
 
-def _of_its_own(envs: HostEnvs, description: EnvDescription, played: Played, steps: int, seed: int) -> Finding:
-    """Begins with an episode from the middle of what was played: it, and those after it, must come out the same."""
-    begun = played.begun[len(played.begun) // 2]
-    actions = draw_actions(keyed_generator(seed, "check"), description.action, (steps, envs.num_envs))
-    differs = None
-    try:
-        b = envs.buffers
-        b.episodes[...] = begun.episode
-        envs.reset()
-        if not np.array_equal(b.observations[0], begun.observation, equal_nan=True):
-            differs = 0
-        for t in range(begun.step, steps) if differs is None else ():
-            b.actions[...] = allowed_actions(description.observation, description.action, b.observations, actions[t])
-            envs.step()
-            if row_hashes(b.observations, b.rewards)[0] != played.hashes[t, 0]:
-                differs = t + 1 - begun.step
-                break
-    finally:
-        envs.close()
+def played(trial: Trial, steps: int, generators: GlobalGenerators | None = None) -> np.ndarray:
+    """Takes steps from the first reset on; the hashes of each, uint64 ``[steps, E]``."""
+    trial.begin(generators)
+    trial.take(steps, generators)
+    return trial.hashes
+
+
+def _resumed(resumed: Resumed, same: bool, one_by_one: bool, its_own: Finding | None) -> Iterator[Finding]:
+    """Says how episodes are resumed, and whether one depends on those before it, or on environments beside it."""
+    if resumed.exactly:
+        where = "in the middle of an episode" if resumed.after else "where an episode begins"
+        actions = f"its {resumed.after:,} actions" if resumed.after > 1 else "its action"
+        how = "its own state" if resumed.by_state else f"replaying {actions if resumed.after else 'its reset'}"
+        yield Finding("ok", f"resumes exactly {where}, by {how}")
+    elif resumed.by_state:
+        yield Finding(
+            "problem",
+            f"what get_env_state() gave and set_env_state() took went on otherwise in step {resumed.differs} after it: "
+            "a resumed run does, and nothing tells; let them hold all that steps and later episodes depend on, the "
+            "state of self.np_random too",
+        )
+    elif same:
+        yield Finding("note", "resumes with a new episode: what it returns depends on more than seed and actions")
+    if its_own is not None and (its_own.level == "problem" or resumed.exactly):
+        yield its_own
+    elif one_by_one and same and not resumed.exactly and not resumed.by_state:
+        yield Finding(
+            "problem",
+            "an episode that was replayed by itself gave something else: it depends on more than its seed and actions, "
+            "as on the environments beside it, and so on the number of ranks; keep nothing in the class or the module",
+        )
+
+
+def _of_its_own(trial: Trial, first: Trial) -> Finding | None:
+    """Begins with an episode from the middle of what was played: it, and those after it, must come out the same.
+
+    None where no episode ended before the last step.
+    """
+    hashes = first.hashes[:, 0]
+    later = [begun for begun in first.begun if begun.step < len(hashes)]
+    if not later:
+        return None
+    begun = later[len(later) // 2]
+    differs = None if trial.begin_with(begun) else 0
+    for t in range(begun.step, len(hashes)) if differs is None else ():
+        trial.take(1)
+        if trial.newest[0] != hashes[t]:
+            differs = t + 1 - begun.step
+            break
     if differs is None:
         return Finding("ok", "an episode depends on none before it")
     where = f"in its step {differs}" if differs else "at its reset"
@@ -182,61 +199,3 @@ def _of_its_own(envs: HostEnvs, description: EnvDescription, played: Played, ste
         "a resumed run goes on otherwise, and nothing tells; keep nothing from one episode to the next, or offer "
         "get_env_state() and set_env_state() that hold it",
     )
-
-
-def play(
-    envs: HostEnvs,
-    description: EnvDescription,
-    steps: int,
-    seed: int,
-    others: Callable[[], HostEnvs] | None = None,
-    most: int | None = None,
-    generators: GlobalGenerators | None = None,
-) -> tuple[Played, str]:
-    """Takes keyed random actions, and closes the environments; of ``most`` steps those are the first of as many.
-
-    ``others`` makes environments into which a live episode is brought then, as a run does that is resumed; how that
-    went comes second, in a few words, "" if it failed. ``generators`` looks at every reset and step.
-    """
-    looked_at = generators or contextlib.nullcontext()
-    try:
-        actions = draw_actions(keyed_generator(seed, "check"), description.action, (steps, envs.num_envs))[:most]
-        steps = len(actions)
-        with looked_at:
-            envs.reset()
-        b = envs.buffers
-        rows, rewards = np.zeros((steps, *b.observations.shape), b.observations.dtype), np.zeros((steps, envs.num_envs))
-        episodes, live, begun = 0, 0, list[Begun]()
-        taken: list[np.ndarray] = []
-        started = time.perf_counter()
-        for t in range(steps):
-            b.actions[...] = allowed_actions(description.observation, description.action, b.observations, actions[t])
-            taken.append(b.actions[0].copy())
-            with looked_at:
-                envs.step()
-            rows[t], rewards[t] = b.observations, b.rewards
-            ended = b.terminated | b.truncated
-            episodes += int(ended.sum())
-            if ended[0]:
-                live = t + 1
-                begun.append(Begun(live, int(b.episodes[0]), b.observations[0].copy()))
-        seconds = time.perf_counter() - started
-        check_numbers(description, envs.env_ids, rows, rewards, None)
-        hashes = row_hashes(rows, rewards)
-        restored = "" if others is None else _restored(envs, others(), np.array(taken[live:]), hashes[live:, 0])
-        return Played(hashes, seconds, episodes, begun), restored
-    finally:
-        envs.close()
-
-
-def _restored(envs: HostEnvs, others: HostEnvs, actions: np.ndarray, hashes: np.ndarray) -> str:
-    try:
-        state, b = envs.save_states()[0], others.buffers
-        b.episodes[...], b.observations[...] = envs.buffers.episodes, envs.buffers.observations
-        if state:
-            actions, hashes = np.zeros((len(actions), *b.actions.shape[1:]), b.actions.dtype), hashes[:0]
-        if not others.restore(0, actions.reshape(-1, *b.actions.shape[1:]), hashes, state or {}):
-            return ""
-        return BY_STATE if state else "by replaying its actions"
-    finally:
-        others.close()

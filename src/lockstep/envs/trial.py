@@ -1,0 +1,155 @@
+"""Tries environments with keyed random actions, and brings what is under way into others, as a resume does."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+
+from lockstep.core.shards import keyed_generator
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
+from lockstep.envs.gymnasium.watched import GlobalGenerators
+from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.numbers import check_numbers
+from lockstep.envs.restore.replay import row_hashes
+
+
+class Begun(NamedTuple):
+    """Holds an episode of the first environment: its first step, its number, its first observation ``[width]``."""
+
+    step: int
+    episode: int
+    observation: np.ndarray
+
+
+class Resumed(NamedTuple):
+    """Says how what was under way went on in other environments.
+
+    Attributes:
+        by_state: whether the environments' own state brought it there, and not their actions.
+        after: steps that the first environment's episode had then.
+        back: whether every environment was as it had been.
+        differs: in which further step something else came out; None: in none.
+    """
+
+    by_state: bool
+    after: int
+    back: bool
+    differs: int | None
+
+    @property
+    def exactly(self) -> bool:
+        """Whether nothing differed."""
+        return self.back and self.differs is None
+
+
+class Trial:
+    """Takes keyed random actions in environments, and keeps what they led to; at most twice ``steps``.
+
+    Attributes:
+        episodes: that have ended.
+        begun: later episodes of the first environment.
+    """
+
+    def __init__(self, envs: HostEnvs, description: EnvDescription, seed: int, steps: int) -> None:
+        self._envs, self._description, self._steps = envs, description, steps
+        shape, draws = (steps, envs.num_envs), [keyed_generator(seed, "check", *key) for key in ((), (1,))]
+        self._drawn = np.concatenate([draw_actions(draw, description.action, shape) for draw in draws])
+        self._taken: list[np.ndarray] = []
+        self._hashes: list[np.ndarray] = []
+        self._began_at = np.zeros(envs.num_envs, int)
+        self._last_length = 0
+        self.episodes = 0
+        self.begun: list[Begun] = []
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """Hashes of each step's observations and rewards, uint64 ``[T, E]``."""
+        return np.array(self._hashes)
+
+    @property
+    def newest(self) -> np.ndarray:
+        """The last step's hashes, uint64 ``[E]``."""
+        return self._hashes[-1]
+
+    @property
+    def _age(self) -> int:
+        return len(self._taken) - int(self._began_at[0])
+
+    def begin(self, generators: GlobalGenerators | None = None) -> None:
+        """Resets the environments; ``generators`` looks on."""
+        with generators or contextlib.nullcontext():
+            self._envs.reset()
+
+    def begin_with(self, begun: Begun) -> bool:
+        """Begins with a later episode of the first environment; whether that begins as it did."""
+        b = self._envs.buffers
+        b.episodes[...] = begun.episode
+        self._envs.reset()
+        self._drawn = self._drawn[begun.step :]
+        return np.array_equal(b.observations[0], begun.observation, equal_nan=True)
+
+    def take(self, count: int, generators: GlobalGenerators | None = None) -> None:
+        """Takes so many steps more, each of which ``generators`` looks at.
+
+        Raises:
+            EnvironmentFailureError: an environment raised, or gave a number that is none.
+        """
+        b, first = self._envs.buffers, len(self._taken)
+        rows, rewards = (
+            np.zeros((count + 1, *b.observations.shape), b.observations.dtype),
+            np.zeros((count, len(b.rewards))),
+        )
+        rows[0] = b.observations
+        for t in range(count):
+            drawn = self._drawn[first + t]
+            b.actions[...] = allowed_actions(self._description.observation, self._description.action, rows[t], drawn)
+            with generators or contextlib.nullcontext():
+                self._envs.step()
+            rows[t + 1], rewards[t] = b.observations, b.rewards
+            self._taken.append(b.actions.copy())
+            self._note_ends(b.terminated | b.truncated)
+        check_numbers(self._description, self._envs.env_ids, rows, rewards, None, first)
+        self._hashes.extend(row_hashes(rows[1:], rewards))
+
+    def _note_ends(self, ended: np.ndarray) -> None:
+        b, now = self._envs.buffers, len(self._taken)
+        self.episodes += int(ended.sum())
+        if ended[0]:
+            self._last_length = now - int(self._began_at[0])
+            self.begun.append(Begun(now, int(b.episodes[0]), b.observations[0].copy()))
+        self._began_at[ended] = now
+
+    def go_inside(self) -> None:
+        """Takes steps until the first environment is half through an episode as long as its last one, if it gets there.
+
+        An episode that has just begun would be brought back by a reset alone.
+        """
+        for _ in range(self._steps // 2):
+            if self._age >= self._last_length // 2:
+                return
+            self.take(1)
+
+    def resume(self, others: HostEnvs) -> Resumed:
+        """Brings every live episode into ``others``, and takes the same further steps in both."""
+        after, states = self._age, self._envs.save_states()
+        b, into, by_state = self._envs.buffers, others.buffers, bool(states[0])
+        into.episodes[...], into.observations[...] = b.episodes, b.observations
+        taken, hashes = np.array(self._taken), self.hashes
+        for env, state in enumerate(states):
+            live = slice(self._began_at[env], None)
+            actions, expected = taken[live, env], hashes[live, env]
+            if state:  # as of a checkpoint that has no actions beside it
+                actions, expected = np.zeros_like(actions), expected[:0]
+            if not others.restore(env, actions, expected, state or {}):
+                return Resumed(by_state, after, False, None)
+        for step in range(min(max(self._steps // 2, 1), len(self._drawn) - len(taken))):
+            self.take(1)
+            into.actions[...] = self._taken[-1]
+            others.step()
+            ends = np.array_equal(into.terminated, b.terminated) and np.array_equal(into.truncated, b.truncated)
+            if not ends or not np.array_equal(row_hashes(into.observations, into.rewards), self.newest):
+                return Resumed(by_state, after, True, step + 1)
+        return Resumed(by_state, after, True, None)
