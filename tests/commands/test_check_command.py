@@ -142,7 +142,7 @@ def test_a_problem_is_named(check, name, problem):
 
 @pytest.mark.parametrize(
     ("name", "moved", "workers"),
-    [("DrawsGlobally", r"numpy\.random", 0), ("SeedsGlobally", "random", 2)],
+    [("DrawsGlobally", r"numpy\.random", 0), ("SeedsGlobally", "random", 2), ("SeedsTorch", "torch", 0)],
 )
 def test_a_generator_that_all_environments_share_is_a_problem(check, name, moved, workers):
     code, lines, _ = check(f"heedless:{name}-v0", "--steps", "60", "--env.workers", str(workers))

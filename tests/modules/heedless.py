@@ -70,6 +70,22 @@ class SeedsGlobally(CartPoleEnv):
         return super().reset(seed=seed, options=options)
 
 
+class SeedsTorch(CartPoleEnv):
+    """Each of its episodes seeds PyTorch's generator, from which its steps draw."""
+
+    def reset(self, *, seed=None, options=None):
+        import torch
+
+        torch.manual_seed(seed or 0)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        import torch
+
+        observation, reward, *rest = super().step(action)
+        return observation, reward + torch.rand(()).item(), *rest
+
+
 class Saving(CartPoleEnv):
     """Its state can't be had, or given back, as ``$STATE_FAILS`` says."""
 
@@ -107,5 +123,5 @@ class Lingering(CartPoleEnv):
                 continue
 
 
-for kind in (Parts, Frozen, Ragged, DrawsGlobally, SeedsGlobally, Saving, Lingering):
+for kind in (Parts, Frozen, Ragged, DrawsGlobally, SeedsGlobally, SeedsTorch, Saving, Lingering):
     gymnasium.register(f"{kind.__name__}-v0", f"heedless:{kind.__name__}", max_episode_steps=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -103,15 +104,21 @@ class GlobalGenerators:
         """Names what was moved in the blocks so far, what comes of it and what works instead; None if nothing was."""
         if not self._moved:
             return None
+        own = "a torch.Generator of its own that reset seeds, or from " if "torch" in self._moved else ""
         return (
             f"it draws from or seeds the global generator of {' and of '.join(self._moved)}, which all environments of "
             "a process share, so that what it gives may depend on those beside it; draw every random number from "
-            "self.np_random, which super().reset(seed=seed) seeds"
+            f"{own}self.np_random, which super().reset(seed=seed) seeds"
         )
 
 
 def _states() -> list[tuple[str, object]]:
-    return [("numpy.random", _comparable(np.random.get_state(legacy=False))), ("random", random.getstate())]
+    states: list[tuple[str, object]] = [("numpy.random", _comparable(np.random.get_state(legacy=False)))]
+    states.append(("random", random.getstate()))
+    torch_state = getattr(sys.modules.get("torch"), "get_rng_state", None)  # where an environment has imported it
+    if torch_state is not None:
+        states.append(("torch", torch_state().numpy().tobytes()))
+    return states
 
 
 def _comparable(state: Any) -> object:
