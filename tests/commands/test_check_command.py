@@ -228,3 +228,45 @@ def test_statistics_of_a_wrapper_are_named(check):
     _, lines, _ = check("unfit:normalized", "--steps", "20")
     assert said(lines, "note", "wrapped in NormalizeObservation, .* give --normalize.observations")
     assert not said(check("unfit:Fit-v0", "--steps", "20")[1], "note", "wrapped in")
+
+
+# --- simulators -------------------------------------------------------------------------------------------------------
+
+ON_TENSORS = ("--env.backend", "tensor", "--steps", "30")
+
+
+def test_a_simulator_that_keeps_its_own_state(check):
+    pytest.importorskip("torch")
+    code, lines, _ = check("simulators:maniskill", *ON_TENSORS)
+    assert (code, problems(lines)) == (0, [])
+    assert said(lines, "ok", "resumes exactly .*, by its own state$")
+    code, lines, _ = check("simulators:forgetful", *ON_TENSORS)
+    assert code == 1
+    (problem,) = problems(lines)
+    assert "went on otherwise in step" in problem
+
+
+@pytest.mark.parametrize("device", ["cpu", "xpu"])
+def test_a_simulator_is_tried_on_the_device_of_the_run(check, device, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from lockstep.torch_engine.setup import accelerator
+
+    monkeypatch.setitem(accelerator.TYPES, "xpu", "cpu")
+    monkeypatch.setattr(accelerator, "NEEDED", ())
+    monkeypatch.setattr(torch.cpu, "current_device", lambda: 0)
+    code, lines, err = check("simulators:elsewhere", *ON_TENSORS, "--device", device)
+    assert (code, err) == (1, "")
+    where = {"cpu": "cpu", "xpu": "cpu:0"}[device]
+    assert problems(lines) == [
+        f"env.id: simulators:elsewhere can't be made, 2 on {where}: RuntimeError: no room on {where}"
+    ]
+
+
+def test_a_device_that_is_not_here_is_bad_input(check):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    code, lines, err = check("simulators:maniskill", *ON_TENSORS, "--device", "cuda")
+    assert (code, lines) == (2, [])
+    assert re.search("device: cuda, but .* use --device cpu", err)
+    assert check("unfit:Fit-v0", "--steps", "20", "--device", "cuda")[0] == 0

@@ -64,6 +64,28 @@ class Point:
         return self._observe(), -distance, terminated, truncated, info
 
 
+class Forgetful(Point):
+    """Its state hooks leave out the steps of its episodes."""
+
+    def __init__(self, num_envs, device):
+        super().__init__(num_envs, device, "maniskill")
+        self.get_env_state = lambda: {"place": self.place}
+
+    def set_env_state(self, state):
+        self.place = state["place"].clone()
+
+
+def forgetful(num_envs, device, seed):
+    return Forgetful(num_envs, device)
+
+
+def elsewhere(num_envs, device, seed):
+    """One by itself lives on the CPU; several don't."""
+    if num_envs > 1:
+        raise RuntimeError(f"no\nroom on {device}")
+    return Point(num_envs, device, "isaac")
+
+
 def isaac(num_envs, device, seed):
     return Point(num_envs, device, "isaac")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.commands.parser import CommandParser, at_least_one
+from lockstep.config.engines import engine_module
 from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, tell_of_faults
 from lockstep.envs.examine import examine
@@ -19,9 +20,11 @@ def main(argv: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(list(argv))
     config = described_run("check", options.env, rest, starts_others=False)
     start_jax(config, RunOptions())
+    if config.env.backend == "tensor":
+        engine_module("torch").check_device(config.device, 1)
     tell_of_faults()
     problems = 0
-    for finding in examine(config.env, options.steps, config.seed):
+    for finding in examine(config.env, options.steps, config.seed, config.device):
         print(f"{WORDS[finding.level]}  {finding.text}", flush=True)
         problems += finding.level == "problem"
     print(f"{config.env.id}: {f'{problems} problem' + 's' * (problems > 1) if problems else 'fit for training'}")

@@ -30,8 +30,10 @@ MOST_IN_A_WORKER = 100
 Make = Callable[[EnvConfig], HostEnvs]
 
 
-def examine(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
+def examine(config: EnvConfig, steps: int, seed: int, device: str) -> Iterator[Finding]:
     """Examines an environment with ``steps`` random actions in each of two; yields what is found, as it is found.
+
+    Those on tensors, and those that JAX steps, live on ``device``.
 
     Raises:
         ValueError: it can't be made, or a space isn't supported; one line.
@@ -45,7 +47,7 @@ def examine(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
         yield from by_gymnasium(config, steps, seed)
 
     def make(wanted: EnvConfig) -> HostEnvs:
-        return make_envs(wanted, description, seed, range(NUM_ENVS), fail, purpose="check")
+        return make_envs(wanted, description, seed, range(NUM_ENVS), fail, purpose="check", device=device)
 
     try:
         yield from _played(config, description, make, steps, seed)

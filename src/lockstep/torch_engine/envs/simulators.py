@@ -166,6 +166,16 @@ class GlobalGenerators:
             self._set(saved)
 
 
+def _made(config: EnvConfig, count: int, device: torch.device, seed: int) -> TensorEnvironment:
+    factory = load_factory(config)
+    try:
+        return factory(count, str(device), seed, **config.kwargs)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        where = f"{count} on {device}"
+        raise ValueError(f"env.id: {config.id} can't be made, {where}: {type(error).__name__}: {text}") from error
+
+
 class Simulator:
     """Drives one simulator, of a shard's environments or of all of a rank's.
 
@@ -178,7 +188,7 @@ class Simulator:
         self._layout, self._count, self._device = observation, count, device
         self.generators = GlobalGenerators(seed, device)
         with self.generators():
-            self.env: TensorEnvironment = load_factory(config)(count, str(device), seed, **config.kwargs)
+            self.env: TensorEnvironment = _made(config, count, device, seed)
         if self.env.num_envs != count:
             raise ValueError(f"env.id: {config.id} made {self.env.num_envs} environments where {count} were asked for")
         check_resets(config, self.env)
