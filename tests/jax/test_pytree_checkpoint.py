@@ -1,6 +1,7 @@
 """Checkpoints of any pytree: what is saved comes back bit for bit, and what doesn't fit or is damaged says so."""
 
 import json
+import math
 import re
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import pytest
 
 from lockstep.jax import checkpoint as pytree_checkpoint
 from lockstep.jax.checkpoint import ARRAYS, load_checkpoint, load_metadata, save_checkpoint
+from lockstep.jax.copies import replicate
 from lockstep.runs.checkpoint import MANIFEST, CheckpointError, problem_with
 from lockstep.runs.checkpoint_writer import aside_of
 
@@ -63,6 +65,65 @@ def test_its_files_are_safe_and_named_by_path(tmp_path):
     save_checkpoint(tmp_path / "c", {"a": [jnp.ones(2), {"b": 3}]})
     assert sorted(f.name for f in (tmp_path / "c").iterdir()) == ["kinds.json", MANIFEST, ARRAYS]
     assert json.loads((tmp_path / "c" / "kinds.json").read_text()) == {"a/0": "float32", "a/1/b": "int64"}
+
+
+@pytest.mark.parametrize(
+    ("saved", "template", "expected"),
+    [
+        (jnp.int32(7), 0, 7),
+        (np.uint8(7), 0, 7),
+        (jnp.float32(0.5), 0.0, 0.5),
+        (jnp.bfloat16(0.5), 0.0, 0.5),
+        (jnp.bool_(True), False, True),
+        (jnp.complex64(2j), 0j, 2j),
+        (7, jnp.int32(0), jnp.int32(7)),
+        (7, jax.ShapeDtypeStruct((), jnp.uint8), jnp.uint8(7)),
+        (0.1, jnp.float32(0), jnp.float32(0.1)),
+        (math.inf, jnp.float32(0), jnp.float32(math.inf)),
+        (2j, jnp.complex64(0), jnp.complex64(2j)),
+    ],
+)
+def test_numbers_of_pythons_and_arrays_of_one_stand_for_one_another(tmp_path, saved, template, expected):
+    save_checkpoint(tmp_path / "c", {"n": saved})
+    loaded = load_checkpoint(tmp_path / "c", {"n": template})["n"]
+    assert (type(loaded), jnp.result_type(loaded)) == (type(expected), jnp.result_type(expected))
+    assert loaded == expected
+
+
+@pytest.mark.parametrize(
+    ("saved", "template", "said"),
+    [
+        (jnp.int32(7), 0.0, "n is int32 and the template's is float64"),
+        (jnp.float32(7), 0, "n is float32 and the template's is int64"),
+        (jnp.bool_(True), 0, "n is bool and the template's is int64"),
+        (jnp.ones(1, jnp.int32), 0, "n has shape (1,) and the template's is ()"),
+        (jax.random.key(0), 0, "n is key<fry> and the template's is int64"),
+        (0, jax.random.key(0), "n is int64 and the template's is key<fry>"),
+        (7, jnp.float32(0), "n is int64 and the template's is float32"),
+        (jnp.int32(7), jnp.uint8(0), "n is int32 and the template's is uint8"),
+        (0.1, np.float32(0), "n is float64 and the template's is float32"),
+        (np.arange(3), jnp.arange(3), "n is int64 and the template's is int32"),
+        (2**40, jnp.int32(0), "n is 1099511627776 and the template's is int32, which can't hold it"),
+        (-1, jnp.uint32(0), "n is -1 and the template's is uint32, which can't hold it"),
+        (1e300, jnp.float32(0), "n is 1e+300 and the template's is float32, which can't hold it"),
+    ],
+)
+def test_numbers_of_another_kind_and_those_that_dont_fit_are_refused(tmp_path, saved, template, said):
+    save_checkpoint(tmp_path / "c", {"n": saved})
+    with pytest.raises(CheckpointError, match=re.escape(f"checkpoint: {said}")):
+        load_checkpoint(tmp_path / "c", {"n": template})
+
+
+def test_a_state_that_counts_from_a_python_zero_is_loaded_into_a_fresh_one(tmp_path):
+    fresh = {"step": 0, "rate": 0.1, "w": jnp.zeros(2)}
+    trained = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state))(fresh)
+    save_checkpoint(tmp_path / "c", trained)
+    loaded = load_checkpoint(tmp_path / "c", fresh)
+    assert (loaded["step"], type(loaded["step"])) == (1, int)
+    save_checkpoint(tmp_path / "r", replicate(fresh, 1), unreplicate=True)
+    assert load_checkpoint(tmp_path / "r", fresh)["step"] == 0
+    save_checkpoint(tmp_path / "f", fresh)
+    assert load_checkpoint(tmp_path / "f", jax.eval_shape(lambda: fresh))["step"].dtype == jnp.int32
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
+from lockstep.jax.checkpoints.leaves import is_saved, name_of, restored, saved_leaves, to_host
 from lockstep.jax.config import whole_number
 from lockstep.jax.settings import SettingError
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, processes
 from lockstep.jax_engine.distributed.mesh import Mesh
-from lockstep.jax_engine.shards.keys import is_key
 from lockstep.runs.checkpoint import (
     MANIFEST,
     PYTREE,
@@ -41,8 +39,6 @@ PARTS = "left_out_of_checkpoints"
 """Attribute of classes whose parts of these names may lack in a template or in a checkpoint."""
 UNFINISHED = re.compile(r"\.step_\d+\.")
 """Begins the name of what a killed process leaves of a checkpoint."""
-NUMBERS = (bool, int, float, complex)
-GENERATORS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
 def save_checkpoint(
@@ -82,8 +78,8 @@ def save_checkpoint(
     directory, said_of_it = _directory(dir, step), _metadata(metadata)
     arrays: dict[str, np.ndarray] = {}
     kinds: dict[str, str] = {}
-    for name, leaf in _saved_leaves(state).items():
-        arrays[name], kinds[name] = _to_host(name, placement.unreplicate(leaf) if unreplicate else leaf)
+    for name, leaf in saved_leaves(state).items():
+        arrays[name], kinds[name] = to_host(name, placement.unreplicate(leaf) if unreplicate else leaf)
     error = _written(directory, arrays, kinds, said_of_it) if is_writer(processes.this_process()) else None
     said = processes.gather_json(None if error is None else str(error))
     if error is not None:
@@ -164,6 +160,7 @@ def load_checkpoint(
         dir: the checkpoint's directory.
         template: a pytree of the same structure, shapes and dtypes: a fresh state, or what ``jax.eval_shape`` gives.
             Arrays go where the template's are, on however many devices; NumPy arrays and numbers stay what they are.
+            A number of Python's and an array of one number of its kind (whole, real) stand for one another.
             Of a train state, a template without environments (``PPO.init``, ``agent_state``) takes the agent alone.
         replicate_to: that many devices, each with a copy along a new leading axis (``replicate``); or a mesh, every
             leaf whole on each of its devices (``replicate_on_mesh``).
@@ -196,15 +193,15 @@ def _loaded(directory: Path, template: Any) -> Any:
     arrays = unpack((directory / ARRAYS).read_bytes())
     kinds = json.loads((directory / KINDS).read_text())
     template, spare = _fitted(template, arrays)
-    wanted = _saved_leaves(template)
+    wanted = saved_leaves(template)
     for name in [*wanted, *arrays]:
         if name not in arrays or (name not in wanted and not _is_in(name, spare)):
             where = "the checkpoint" if name not in arrays else "the template"
             raise CheckpointError(f"checkpoint {directory}: {name or 'the leaf'} is not in {where}")
-    restored = {name: _restore(name, arrays[name], kinds[name], leaf) for name, leaf in wanted.items()}
+    leaves = {name: restored(name, arrays[name], kinds[name], leaf) for name, leaf in wanted.items()}
 
     def of(path: Any, leaf: Any) -> Any:
-        return restored.get(_name(path), leaf) if _is_saved(leaf) else leaf
+        return leaves.get(name_of(path), leaf) if is_saved(leaf) else leaf
 
     return jax.tree_util.tree_map_with_path(of, template)
 
@@ -225,7 +222,7 @@ def _fitted(template: Any, arrays: Mapping[str, Any]) -> tuple[Any, list[str]]:
         if not has_parts(node):
             return node
         for part in getattr(node, PARTS):
-            name = "/".join(filter(None, (_name(path), part)))
+            name = "/".join(filter(None, (name_of(path), part)))
             there = any(_is_in(key, [name]) for key in arrays)
             if getattr(node, part) is None and there:
                 spare.append(name)
@@ -240,7 +237,7 @@ def _spread(tree: Tree, replicate_to: int | Mesh) -> Tree:
     """Gives the tree's arrays on several devices; leaves that aren't arrays or numbers stay as they are."""
 
     def of(leaf: Any) -> Any:
-        if not _is_saved(leaf):
+        if not is_saved(leaf):
             return leaf
         if isinstance(replicate_to, Mesh):
             return placement.replicate_on_mesh(leaf, replicate_to)
@@ -273,78 +270,3 @@ def _steps_instead(directory: Path) -> str | None:
     what = f"none of step {step_of(directory)}" if missing else "none of its own"
     shown = f"{', '.join(map(str, steps[:5]))}{f' and {len(steps) - 5} more' if len(steps) > 5 else ''}"
     return f"checkpoint: {folder} holds {what}, but of steps {shown}; give step={steps[0]}"
-
-
-# --- leaves -------------------------------------------------------------------------------------------------------
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _is_saved(leaf: Any) -> bool:
-    return isinstance(leaf, (Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *NUMBERS))
-
-
-def _saved_leaves(tree: Any) -> dict[str, Any]:
-    """Gives the leaves that belong into a checkpoint, by name."""
-    named = [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if _is_saved(leaf)]
-    leaves = dict(named)
-    if len(leaves) < len(named):
-        twice = next(name for name, _ in named if [n for n, _ in named].count(name) > 1)
-        raise CheckpointError(f"two leaves of the pytree are named {twice}; rename one")
-    return leaves
-
-
-def _kind(leaf: Any) -> str:
-    """Gives a leaf's dtype as the checkpoint states it; of a key, its generator."""
-    if is_key(leaf):
-        return str(leaf.dtype)
-    return np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype).name
-
-
-def _to_host(name: str, leaf: Any) -> tuple[np.ndarray, str]:
-    """Copies a leaf to the host as safetensors know it, with its kind; what they don't know is saved as bits.
-
-    Complex numbers of 16 bytes are pairs of floats, along a last axis.
-    """
-    kind, array = _kind(leaf), placement.gathered(jax.random.key_data(leaf) if is_key(leaf) else leaf)
-    if array.dtype == np.complex128:
-        return np.ascontiguousarray(array).reshape(*array.shape, 1).view(np.float64), kind
-    known = array.dtype.kind in "biufc" and array.itemsize <= 8
-    try:
-        return array if known else array.view(f"u{array.itemsize}"), kind
-    except TypeError:
-        what = f"{leaf} is more than 64 bits hold" if isinstance(leaf, int) else f"its dtype is {array.dtype}"
-        raise CheckpointError(f"checkpoint: {name or 'the leaf'} can't be saved: {what}") from None
-
-
-def _restore(name: str, array: np.ndarray, kind: str, leaf: Any) -> Any:
-    """Turns a saved array into what the template's leaf is: on its devices, as a NumPy array, or as a number."""
-    if kind != _kind(leaf):
-        raise CheckpointError(f"checkpoint: {name} is {kind} and the template's is {_kind(leaf)}")
-    if is_key(leaf):
-        keys = jax.random.wrap_key_data(jnp.asarray(array), impl=GENERATORS[str(leaf.dtype)])
-        _check_shape(name, keys.shape, leaf.shape)
-        return _place(keys, leaf)
-    array = array if array.dtype.name == kind else array.view(jnp.dtype(kind))
-    array = array.reshape(array.shape[:-1]) if kind == "complex128" else array
-    _check_shape(name, array.shape, np.shape(leaf))
-    if isinstance(leaf, NUMBERS) and not isinstance(leaf, np.generic):
-        return type(leaf)(array.item())
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        return array.copy() if isinstance(leaf, np.ndarray) else array[()]
-    return _place(array, leaf)
-
-
-def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
-    if found != wanted:
-        raise CheckpointError(f"checkpoint: {name} has shape {found} and the template's is {wanted}")
-
-
-def _place(value: Any, leaf: Any) -> Array:
-    """Puts a value where the template's leaf is, bound to its devices if that is."""
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None or not getattr(leaf, "committed", True):
-        return jnp.asarray(value)
-    return placement.place(value, sharding)
