@@ -48,6 +48,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, capsys):
     newest, older = capsys.readouterr().err.splitlines()
     assert newest.endswith(f"{damage}, and training begins anew")
     assert f"{tmp_path}/step_10 has no valid manifest.json; passed over" in older
+    for update in (1, 2):
+        resumed.save(state, PPOMetricsHistory(total_loss=np.ones(update)), update, 10 * update)
+    found = resumed.find(state)
+    assert (found and found.updates, capsys.readouterr().err) == (2, "")
 
 
 def test_a_checkpoint_that_a_newer_version_has_written_is_not_trained_over(tmp_path):

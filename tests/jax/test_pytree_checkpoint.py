@@ -173,6 +173,9 @@ def test_it_replaces_checkpoints_only(tmp_path):
         save_checkpoint(tmp_path / "thesis", {"w": jnp.ones(3)})
     with pytest.raises(CheckpointError, match="something else than a checkpoint"):
         save_checkpoint(tmp_path / "thesis" / "chapter.tex", {"w": jnp.ones(3)})
+    (tmp_path / "thesis" / ARRAYS).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="something else than a checkpoint"):
+        save_checkpoint(tmp_path / "thesis", {"w": jnp.ones(3)})
     assert (tmp_path / "thesis" / "chapter.tex").read_text() == "precious"
 
 

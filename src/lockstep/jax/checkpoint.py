@@ -127,10 +127,11 @@ def others_in(directory: Path) -> list[str]:
 
 
 def _may_be_replaced(directory: Path) -> bool:
-    """Says whether a directory is a checkpoint, or holds nothing but checkpoints of steps."""
+    """Says whether a directory is a checkpoint, or holds nothing but checkpoints of steps or files of a damaged one."""
     others = [directory / name for name in others_in(directory) if not UNFINISHED.match(name)]
     nested = all((path / MANIFEST).is_file() and step_of(path) is not None for path in others)
-    return (directory / MANIFEST).exists() or (nested and not any((directory / name).exists() for name in FILES))
+    damaged = any((directory / name).exists() for name in FILES)
+    return (directory / MANIFEST).exists() or (nested and not damaged) or not others
 
 
 def recover(directory: Path) -> None:
