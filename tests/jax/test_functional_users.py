@@ -65,6 +65,24 @@ def test_three_devices_give_the_state_of_one_where_nobody_chooses_shards():
     assert differing(one.agent_state, train(2, 3, envs=24, num_shards=3)[0].agent_state) != []
 
 
+def test_uneven_shards_are_taken_out_by_a_program_that_is_compiled_once():
+    env, params = ljax.make("CartPole-v1")
+    training = Training(env, params, PPO, ljax.RunnerConfig(8 * 12, num_devices=3, num_envs=4, num_shards=4))
+    training.begin()
+    training.state(0)
+    names: list[str] = []
+
+    def note(event: str, duration_secs: float, **_: str | int) -> None:
+        names.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        training.state(0)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert [name for name in names if name.endswith("backend_compile_duration")] == []
+
+
 # --- scripts ---------------------------------------------------------------------------------------------------------
 
 
@@ -271,6 +289,8 @@ def test_a_keyword_that_is_none_is_a_type_error_too():
         (lambda: untyped.shard_pytree(jnp.ones(8), 4), "mesh: int was given; give one of make_mesh"),
         (lambda: untyped.replicate_on_mesh(jnp.ones(8), 4), "mesh: int was given"),
         (lambda: untyped.fsdp_sharding(jnp.ones(8), None), "mesh: NoneType was given"),
+        (lambda: untyped.fsdp_sharding(jnp.ones(8), jax.make_mesh((2,), ("data",))),
+         "mesh: its axes are data and none is fsdp, over which parameters are cut; give one of make_mesh"),
         (lambda: untyped.data_sharding(2), "mesh: int was given"),
         (lambda: untyped.split_key_across_devices(3, 2), "key: int was given; give one of jax.random.key"),
         (lambda: untyped.PPO.init(3, 4, 2), "key: int was given"),

@@ -191,8 +191,16 @@ def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pyt
         pytree: arrays, or the shapes that ``jax.eval_shape`` gives.
         mesh: whose ``fsdp`` axis to use; with length 1 everything is replicated.
         min_size_mbytes: threshold in MiB (2**20 bytes).
+
+    Raises:
+        ValueError: the mesh has no such axis; one line.
     """
     check_mesh(mesh)
+    if FSDP_AXIS not in mesh.axis_names:
+        raise ValueError(
+            f"mesh: its axes are {', '.join(map(str, mesh.axis_names))} and none is {FSDP_AXIS}, over which parameters "
+            "are cut; give one of make_mesh(num_fsdp_devices)"
+        )
     parts = mesh.shape[FSDP_AXIS]
 
     def of(leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
