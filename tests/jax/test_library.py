@@ -331,10 +331,11 @@ def test_a_task_needs_an_environment():
 def test_a_reward_is_the_weighted_sum_of_its_terms():
     terms = {
         "place": (3.0, lambda t: t.next_state),
-        "own": (0.5, lambda t: t.reward),
-        "push": (-1.0, lambda t: t.action),
+        "own": (np.float32(0.5), lambda t: t.reward),
+        "push": (np.int64(-1), lambda t: t.action),
     }
     env = RewardTermsWrapper(corridors.Corridor(), terms)
+    assert env.weights == {"place": 3.0, "own": 0.5, "push": -1.0}
     check_functions(env, None, jax.random.PRNGKey(0), "it", ())
     _, state = env.reset(jax.random.key(0))
     for place in (1, 2):
@@ -352,6 +353,9 @@ def test_a_reward_is_the_weighted_sum_of_its_terms():
         ({"a": 1.0}, "tuple of a weight"),
         ({"a": (float("nan"), len)}, "nan"),
         ({"a": ("1", len)}, "'1'"),
+        ({"a": (np.float32("nan"), len)}, "nan"),
+        ({"a": (np.bool_(True), len)}, "True"),
+        ({"a": (np.ones(1), len)}, "array([1.])"),
     ],
 )
 def test_terms_that_are_none_are_refused(terms, words):

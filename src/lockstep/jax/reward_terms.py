@@ -64,7 +64,7 @@ class RewardTermsWrapper(Wrapper):
             )
         for name, term in terms.items():
             _check(name, term)
-        self._terms = dict(terms)
+        self._terms = {name: (_plain(weight), function) for name, (weight, function) in terms.items()}
 
     @property
     def weights(self) -> dict[str, float]:
@@ -104,5 +104,11 @@ def _check(name: str, term: Any) -> None:
         raise ValueError(f"reward_terms: {name!r} is no name; use letters, digits, _ and .")
     if not (isinstance(term, tuple) and len(term) == 2 and callable(term[1])):
         raise ValueError(f"reward_terms: {name!r} must be a tuple of a weight and a function of a Transition")
-    if isinstance(term[0], bool) or not isinstance(term[0], int | float) or not math.isfinite(term[0]):
+    weight = _plain(term[0])
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         raise ValueError(f"reward_terms: the weight of {name!r} is {term[0]!r} and must be a finite number")
+
+
+def _plain(weight: Any) -> Any:
+    """Gives a number of NumPy's as one of Python's; anything else as it is."""
+    return weight.item() if hasattr(weight, "item") and getattr(weight, "ndim", 0) == 0 else weight
