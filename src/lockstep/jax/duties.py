@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lockstep.jax.checkpoint_folder import CheckpointFolder, Found, facts_of
 from lockstep.jax.config import RunnerConfig
@@ -80,15 +80,18 @@ class Duties:
             means = (math.nan, math.nan)
             if self._evaluates(updates):
                 with self._training.rounding():
-                    means = self._evaluator(self._state(updates))
+                    means = self._evaluator(self._training.agent(self._before + updates))
             row["eval_return"], row["eval_length"] = means
         if self._folder is not None and self._saves(updates):
-            self._folder.save(self._state(updates), history_of(rows), updates, updates * self._steps)
+            self._folder.save(
+                self._training.state(self._before + updates), history_of(rows), updates, updates * self._steps
+            )
         if self._crosses(updates, self._runner.log_interval):
             say(progress_line(row, updates, self._total, self._steps, seconds))
 
-    def _state(self, updates: int) -> Any:
-        return self._training.state(self._training.run.before + updates)
+    @property
+    def _before(self) -> int:
+        return self._training.run.before
 
     def end(self, history: PPOMetricsHistory) -> None:
         """Draws the picture, if one is asked for; in one process."""

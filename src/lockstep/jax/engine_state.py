@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -88,9 +90,13 @@ def _copied(tree: Any) -> Any:
 
 def _shards_alone(envs: EnvCarry, shard_rows: ShardRows, mesh: Any) -> Any:
     """Takes the shards out of rows, whole on every device: shards that don't divide can't be cut over devices."""
+    return _taking_shards(shard_rows, mesh)(envs)
+
+
+@functools.lru_cache(maxsize=8)
+def _taking_shards(shard_rows: ShardRows, mesh: Any) -> Callable[[EnvCarry], EnvCarry]:
     places = shard_rows.of_shards
-    take = jax.jit(lambda tree: jax.tree.map(lambda x: x[places], tree), out_shardings=replicate_sharding(mesh))
-    return take(envs)
+    return jax.jit(lambda tree: jax.tree.map(lambda x: x[places], tree), out_shardings=replicate_sharding(mesh))
 
 
 def _normalizer(moments: Moments | None, mesh: Any) -> Normalizer | None:

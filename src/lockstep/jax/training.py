@@ -192,8 +192,12 @@ class Training:
     def state(self, updates: int) -> PPOTrainState:
         """Gives the state as it stands, after that many updates, with its environments."""
         program, state = self.program, self.run.state
-        agent = of_engine(state, program.layout, program.net, updates, program.mesh)
-        return with_environments(agent, state, self.config.seed, program.mesh, program.rows)
+        return with_environments(self.agent(updates), state, self.config.seed, program.mesh, program.rows)
+
+    def agent(self, updates: int) -> PPOTrainState:
+        """Gives the state as it stands, after that many updates, without environments."""
+        program = self.program
+        return of_engine(self.run.state, program.layout, program.net, updates, program.mesh)
 
     def train(
         self, given: PPOTrainState | None = None, look: Callable[[Iteration, Pending, Metrics], None] | None = None
