@@ -62,6 +62,17 @@ def test_a_time_limit_among_the_parameters_is_the_environments():
     assert FunctionalAdapter(env, params, max_episode_steps=9).max_episode_steps == 9
 
 
+def test_parameters_of_a_whole_batch_are_refused():
+    env, params = make("CartPole-v1")
+    batched = jax.vmap(lambda key: params.replace(max_steps_in_episode=500))(jax.random.split(jax.random.key(0), 16))
+    with pytest.raises(ValueError, match=r"^env_params: ") as caught:
+        FunctionalAdapter(env, batched)
+    assert str(caught.value) == (
+        "env_params: max_steps_in_episode is of shape (16,); one set of parameters is for all environments; draw what "
+        "differs between episodes in reset, from its key"
+    )
+
+
 class Params(NamedTuple):
     max_steps_in_episode: int = 7
 

@@ -60,7 +60,7 @@ class FunctionalAdapter:
         self._params: Any = default_params(self._env) if params is None else params
         if max_episode_steps is not None and hasattr(self._params, LIMIT):
             self._params = with_limit(self._params, max_episode_steps, name)
-        own = getattr(self._env, "max_episode_steps", None) or getattr(self._params, LIMIT, None)
+        own = getattr(self._env, "max_episode_steps", None) or _limit_among(self._params)
         self.max_episode_steps: int | None = max_episode_steps or (None if own is None else int(own))
         self._autoreset = resets_itself(self._env)
         self._draws = bool(getattr(self._env, "step_draws", True))
@@ -126,3 +126,18 @@ class FunctionalAdapter:
             None if success is None else jnp.asarray(success, bool),
             {term: jnp.asarray(value, jnp.float32) for term, value in result.info.get(TERMS, {}).items()},
         )
+
+
+def _limit_among(params: Any) -> Any:
+    """Gives the time limit among parameters, or None.
+
+    Raises:
+        ValueError: there is one for each environment, of parameters that were batched; one line.
+    """
+    limit: Any = getattr(params, LIMIT, None)
+    if np.shape(limit):
+        raise ValueError(
+            f"env_params: {LIMIT} is of shape {np.shape(limit)}; one set of parameters is for all environments; draw "
+            "what differs between episodes in reset, from its key"
+        )
+    return limit
