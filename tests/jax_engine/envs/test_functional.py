@@ -12,7 +12,8 @@ import pytest
 
 from lockstep.config.run import EnvConfig
 from lockstep.envs.describe import describe
-from lockstep.jax.wrappers import VmapWrapper
+from lockstep.jax.reward_terms import RewardTermsWrapper
+from lockstep.jax.wrappers import EpisodeStatisticsWrapper, VmapWrapper, Wrapper
 from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.envs.functional import Environment
@@ -177,6 +178,47 @@ def test_a_step_that_draws_nothing_gets_no_keys():
     assert env.step_random(jax.random.key(0), (5, 3)) is None
     state, _ = env.reset(keys(env))
     np.testing.assert_array_equal(env.step(state, RIGHT, None).state, [1, 1, 1])
+
+
+class Noisy(Forwarding):
+    """A wrapper of a user's own, whose step draws where the one inside doesn't."""
+
+    def step(self, key, state, action, params):
+        key, own = jax.random.split(key)
+        obs, state, reward, done, info = self._env.step(key, state, action, params)
+        return obs, state, reward + jax.random.uniform(own), done, info
+
+
+class Told(Noisy):
+    """Says itself what it needs."""
+
+    step_draws = False
+
+    def step(self, key, state, action, params):
+        assert key is None
+        return self._env.step(key, state, action, params)
+
+
+class Derived(Wrapper):
+    """Derived from ours, with a step of its own."""
+
+    def step(self, key, state, action, params=None):
+        return Noisy.step(self, key, state, action, params)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_wrapper_of_ones_own_gets_keys_unless_it_says_itself_that_it_draws_nothing():
+    inner, params = make("CartPole-v1")
+    assert FunctionalAdapter(inner, params).step_random(jax.random.key(0), (3,)) is None
+    for env in (Noisy(inner), Derived(inner), EpisodeStatisticsWrapper(Derived(inner))):
+        adapter = FunctionalAdapter(env, params)
+        random = adapter.step_random(jax.random.key(0), (3,))
+        assert (random.shape, len(np.unique(random, axis=0))) == ((3, 2), 3)
+        state, _ = adapter.reset(keys(adapter))
+        rewards = adapter.step(state, jnp.ones(3, jnp.int32), random).reward
+        drawn = [1 + jax.random.uniform(jax.random.split(key)[1]) for key in random]
+        np.testing.assert_allclose(rewards, drawn, rtol=1e-6)
+    for env in (Told(inner), EpisodeStatisticsWrapper(inner), RewardTermsWrapper(inner, {"a": (1.0, lambda t: 1.0)})):
+        assert FunctionalAdapter(env, params).step_random(jax.random.key(0), (3,)) is None
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from lockstep.jax_engine.envs.functional import (
     LIMIT,
     TERMS,
     found,
+    gets_keys,
     outcome,
     strong,
     tells_truncation,
@@ -63,7 +64,7 @@ class FunctionalAdapter:
         own = getattr(self._env, "max_episode_steps", None) or _limit_among(self._params)
         self.max_episode_steps: int | None = max_episode_steps or (None if own is None else int(own))
         self._autoreset = resets_itself(self._env)
-        self._draws = bool(getattr(self._env, "step_draws", True))
+        self._draws = gets_keys(self._env)
         self.observation_space, self.action_space, self._keys, shapes = check_functions(
             self._env, self._params, jax.random.key_data(seed_key(0)), where, FINAL if self._autoreset else ()
         )

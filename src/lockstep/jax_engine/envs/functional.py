@@ -8,6 +8,7 @@ terminated, truncated, info)``, as gymnax 1.x. What both forms have in common, a
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ LIMIT = "max_steps_in_episode"
 FINAL = ("final_obs", "final_observation")
 TRUNCATED = ("truncated", "truncation", "TimeLimit.truncated")
 TERMS = "reward_terms"
+_PACKAGE = __name__.partition(".")[0]
 
 
 @jax.tree_util.register_dataclass
@@ -51,7 +53,8 @@ class Environment:
         autoreset: whether ``step`` begins the next episode by itself. The engine does that for environments which
             don't (and replaces the reset of those that do by its own); a step that does must leave what the episode
             saw last in ``info["final_obs"]``, for a truncated episode's bootstrap.
-        step_draws: whether ``step`` uses its key; one that doesn't may say False, and gets None.
+        step_draws: whether ``step`` uses its key; one that doesn't may say False, and gets None. A wrapper of one's own
+            says it for itself: what it only hands on of the one inside isn't believed.
         max_episode_steps: time limit in steps that the engine counts, or None; ``params.max_steps_in_episode``, where
             there is such a field, is taken for one as well.
     """
@@ -126,6 +129,19 @@ def outcome(values: tuple[Any, ...]) -> Outcome:
     truncated = found(info, TRUNCATED)
     truncated = jnp.zeros_like(done) if truncated is None else jnp.asarray(truncated, bool) & done
     return Outcome(observation, state, reward, done & ~truncated, truncated, info)
+
+
+def gets_keys(env: Any) -> bool:
+    """Says whether the steps of an environment are given keys.
+
+    Not if its class, or it itself, says that they draw nothing; of our wrappers the one inside is asked. What another's
+    wrapper hands on by ``__getattr__`` was said of the steps inside, and not of its own.
+    """
+    if inspect.getattr_static(env, "step_draws", None) is not None:
+        return bool(env.step_draws)
+    module = getattr(getattr(type(env), "step", None), "__module__", None) or ""
+    ours = module.partition(".")[0] == _PACKAGE
+    return gets_keys(env._env) if ours and hasattr(env, "_env") else True
 
 
 def tells_truncation(values: tuple[Any, ...]) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.config.users_code import UsersFunctionError, one_line, users_line
+from lockstep.jax_engine.envs.functional import gets_keys
 from lockstep.jax_engine.shards.keys import is_key
 
 Tree = Any
@@ -99,7 +100,7 @@ def check_functions(
     observation, state = reset
     _check_observation(f"{where}: reset's observation", observation, observations)
     action = _example(actions, where)
-    draws = getattr(env, "step_draws", True)
+    draws = gets_keys(env)
     values = _traced(f"{where}: step", lambda s, a: env.step(key if draws else None, s, a, params), state, action)
     if not (isinstance(values, tuple) and len(values) in (5, 6) and isinstance(values[-1], dict)):
         raise ValueError(
