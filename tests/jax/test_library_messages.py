@@ -6,6 +6,7 @@ import inspect
 import pickle
 import re
 import shutil
+import warnings
 from typing import Any
 
 import corridors
@@ -281,6 +282,8 @@ def test_errors_are_in_the_configs_names(settings, words):
         ("jax_default_prng_impl", "rbg", "threefry2x32"),
         ("jax_threefry_partitionable", False, True),
         ("eager_constant_folding", True, False),
+        ("jax_numpy_rank_promotion", "raise", "allow"),
+        ("jax_numpy_dtype_promotion", "strict", "standard"),
     ],
 )
 def test_settings_of_jaxs_own_that_make_another_agent_are_refused(setting, value, needed):
@@ -292,6 +295,12 @@ def test_settings_of_jaxs_own_that_make_another_agent_are_refused(setting, value
     finally:
         jax.config.update(setting, needed)
     assert error == f"{setting}: {value}; lockstep.jax needs {needed}"
+
+
+def test_ranks_whose_promotion_is_warned_of_are_promoted():
+    with jax.numpy_rank_promotion("warn"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert int(trained(corridors.Corridor())[0].step) == 4
 
 
 def test_a_history_names_what_it_has():

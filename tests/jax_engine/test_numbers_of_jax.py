@@ -41,6 +41,8 @@ OTHERS = {
     "eager_constant_folding": True,
     "jax_disable_jit": True,
     "jax_use_shardy_partitioner": False,
+    "jax_numpy_rank_promotion": "raise",
+    "jax_numpy_dtype_promotion": "strict",
     set_up.PRECISION: "bfloat16",
 }
 """Another value of each setting that is settled."""
@@ -73,6 +75,17 @@ def set_otherwise(*names):
         jax.config.update(name, OTHERS[name])
 
 
+def promoted():
+    """Which sums JAX makes of arrays of two ranks, and of two dtypes."""
+    made = []
+    for other in (jnp.ones((2, 1)), jnp.ones(1, jnp.int32)):
+        try:
+            made.append((jnp.ones(1) + other).shape)
+        except (ValueError, TypeError) as error:
+            made.append(type(error))
+    return made
+
+
 def drawn_and_traced():
     """What JAX makes of a user's program, in which each of the settings shows."""
     seen = []
@@ -95,7 +108,7 @@ def drawn_and_traced():
         rows = jax.NamedSharding(jax.make_mesh((2,), ("rows",)), jax.P("rows"))
         text += jax.jit(jnp.sin, in_shardings=rows).lower(x).as_text()
     words = np.asarray(jax.random.key_data(key)).tolist()
-    return str((words, np.asarray(draws), np.asarray(gumbel), str(wide), seen[0], text, traced))
+    return str((promoted(), words, np.asarray(draws), np.asarray(gumbel), str(wide), seen[0], text, traced))
 
 
 def test_variables_of_jaxs_and_cores_change_no_number():

@@ -116,10 +116,17 @@ NUMBERS = {
     "eager_constant_folding": False,
     "jax_disable_jit": False,
     "jax_use_shardy_partitioner": True,
+    "jax_numpy_rank_promotion": "allow",
+    "jax_numpy_dtype_promotion": "standard",
 }
-"""Settings of JAX's that decide an agent's numbers, which a user's own variables might have set otherwise."""
-NEEDED = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "eager_constant_folding")
+"""Settings of JAX's that decide an agent's numbers, or refuse ours, which a user's own variables might have set
+otherwise."""
+NEEDED = (
+    *("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "eager_constant_folding"),
+    *("jax_numpy_rank_promotion", "jax_numpy_dtype_promotion"),
+)
 """Those without which ``lockstep.jax`` fails, or trains another agent."""
+ONLY_WARNS = {"jax_numpy_rank_promotion": "warn"}
 PRECISION = "jax_default_matmul_precision"
 PRECISIONS = {"cuda": "highest", "tpu": "highest"}
 """The same of products of matrices, by platform: no TF32, no bfloat16. On CPUs JAX chooses."""
@@ -151,7 +158,7 @@ def check_numbers() -> None:
     """
     for name in NEEDED:
         value = getattr(jax.config, name, NUMBERS[name])  # as a context manager has it here, too
-        if value != NUMBERS[name]:
+        if value not in (NUMBERS[name], ONLY_WARNS.get(name, NUMBERS[name])):
             raise ValueError(f"{name}: {value}; lockstep.jax needs {NUMBERS[name]}")
 
 
