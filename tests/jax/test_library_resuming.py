@@ -12,6 +12,7 @@ import pytest
 from refusals import error_of
 
 import lockstep.jax as ljax
+from lockstep.jax_engine.envs.registry import made_of
 from lockstep.runs.checkpoint import MANIFEST
 from lockstep.runs.checkpoint_writer import write_directory
 
@@ -101,16 +102,44 @@ def test_the_same_task_is_gone_on_with_however_its_numbers_are_written(tmp_path)
     assert (int(state.step), len(history["total_loss"])) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (("Pendulum-v1", {"g": 5.0}), "env: lockstep/Pendulum-v1 with g 5.0, but {} was trained with lockstep/Pend"),
+        (("lockstep/MountainCar-v0", {}), "env: lockstep/MountainCar-v0, but {} was trained with lockstep/Pendulum-"),
+    ],
+)  # fmt: skip
+def test_another_environment_of_make_is_not_gone_on_with(tmp_path, now, said):
+    folder = {"checkpoint_dir": tmp_path / "c"}
+    env, params = ljax.make("Pendulum-v1")
+    Walk(runner_of(**folder), env=env, params=params).train()
+    before = contents(tmp_path)
+    other, params = ljax.make(now[0], **now[1])
+    line = error_of(Walk(runner_of(2, resume=True, **folder), env=other, params=params).train)
+    assert line.startswith(said.format(tmp_path / "c" / f"step_{STEPS}"))
+    assert contents(tmp_path) == before
+    same, params = ljax.make("lockstep/Pendulum-v1")
+    assert int(Walk(runner_of(2, resume=True, **folder), env=same, params=params).train()[0].step) == 2
+
+
+def test_an_environment_with_no_place_for_what_it_was_made_of_is_made():
+    env, _ = ljax.make("corridors:Slotted")
+    assert (type(env), made_of(env)) == (corridors.Slotted, None)
+    env, _ = ljax.make("corridors:Corridor", length=3)
+    assert made_of(env) == ("corridors:Corridor", {"length": 3})
+
+
 def test_a_checkpoint_from_before_tasks_were_compared_is_gone_on_with(tmp_path):
     folder = {"checkpoint_dir": tmp_path / "c"}
-    Walk(runner_of(**folder), {"a": 1.0}, 1).train()
+    Walk(runner_of(**folder), {"a": 1.0}, 1, ljax.make("corridors:Corridor")[0]).train()
     saved = tmp_path / "c" / f"step_{STEPS}"
     said = json.loads((saved / MANIFEST).read_text())
-    for name in ("reward_terms", "env_params", "env_classes"):
+    for name in ("reward_terms", "env_params", "env_classes", "env_made"):
         del said["metadata"]["settings"][name]
     files = {path.name: path.read_bytes() for path in saved.iterdir() if path.name != MANIFEST}
     write_directory(saved, files, {name: said[name] for name in ("kind", "metadata")}, [])
-    state, _ = Walk(runner_of(2, resume=True, **folder), {"a": 100.0}, 1).train()
+    env, _ = ljax.make("corridors:Corridor", length=5)
+    state, _ = Walk(runner_of(2, resume=True, **folder), {"a": 100.0}, 1, env).train()
     assert int(state.step) == 2
     settings = (ljax.load_metadata(tmp_path / "c", step=2 * STEPS) or {})["settings"]
     assert (settings["reward_terms"], settings["env_params"]) == ({"a": 100.0}, {"the parameters": "1"})

@@ -33,6 +33,15 @@ class Corridor:
         return spaces.Discrete(2)
 
 
+class Slotted:
+    """Has no place for further attributes."""
+
+    __slots__ = ()
+    length = LENGTH
+    reset, step, seen = Corridor.reset, Corridor.step, Corridor.seen
+    observation_space, action_space = Corridor.observation_space, Corridor.action_space
+
+
 class SixValues(Corridor):
     """Truncates itself one step before the end."""
 

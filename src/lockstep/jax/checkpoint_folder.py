@@ -19,9 +19,10 @@ from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import say
 from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax.reward_terms import RewardTermsWrapper
-from lockstep.jax.wrappers.single import Wrapper
+from lockstep.jax.wrappers.single import Wrapper, innermost
 from lockstep.jax_engine.distributed.placement import gathered
 from lockstep.jax_engine.distributed.processes import gather_json, this_process
+from lockstep.jax_engine.envs.registry import made_of
 from lockstep.jax_engine.shards.keys import is_key
 from lockstep.runs.checkpoint import (
     MANIFEST,
@@ -37,7 +38,7 @@ from lockstep.runs.directory import is_writer
 if TYPE_CHECKING:
     from lockstep.jax.training import Training
 
-TERMS, PARAMS, CLASSES = "reward_terms", "env_params", "env_classes"
+TERMS, PARAMS, CLASSES, MADE = "reward_terms", "env_params", "env_classes", "env_made"
 """Facts that older checkpoints don't have."""
 
 
@@ -196,15 +197,17 @@ def _remove(path: Path) -> None:
 def facts_of(training: Training) -> dict[str, Any]:
     """Gives the settings of a training by dotted name, and what else makes it that training.
 
-    These are the weights of reward terms and ``env_params``, by name, and the class of the environment in its wrappers.
-    How long it is isn't among them, unless the learning rate falls until then.
+    These are the weights of reward terms and ``env_params``, by name, the class of the environment in its wrappers, and
+    the id and arguments that it was made of, if :func:`lockstep.jax.make` did that. How long training is isn't among
+    them, unless the learning rate falls until then.
     """
     config = training.config
     out = _flat(config.model_dump(mode="json"))
     if config.ppo.schedule == "constant":
         out.pop("total_steps")
     weights, classes = _wrapped(training.env)
-    return {TERMS: weights, PARAMS: _parameters(training.env_params), CLASSES: classes} | out
+    mine = {MADE: _made(training.env), TERMS: weights, PARAMS: _parameters(training.env_params), CLASSES: classes}
+    return mine | out
 
 
 def check_facts(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: Path) -> None:
@@ -223,9 +226,10 @@ def check_facts(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: Path) 
             for part in [*value, *then] if name == TERMS else [part for part in value if part in then]:
                 if value.get(part) != then.get(part):
                     raise ValueError(_line(f"{name}: {part}: {_said(value, part)}", path, _said(then, part)))
-        elif name == CLASSES:
-            if theirs.get(name, value) != value:
-                raise ValueError(_line(f"env: {value}", path, theirs[name]))
+        elif name in (CLASSES, MADE):
+            then = theirs.get(name)
+            if None not in (value, then) and then != value:
+                raise ValueError(_line(f"env: {value}", path, then))
         elif theirs.get(name) != value:
             raise ValueError(in_users_names(_line(f"{name}: {value}", path, theirs.get(name))))
 
@@ -246,6 +250,16 @@ def _wrapped(env: Any) -> tuple[dict[str, float], str]:
         classes.append(type(env).__name__)
         env = env._env
     return weights, " of ".join([*classes, type(env).__name__])
+
+
+def _made(env: Any) -> str | None:
+    """Says in words of which id and arguments :func:`lockstep.jax.make` made an environment; None: it didn't."""
+    found = made_of(innermost(env))
+    if found is None:
+        return None
+    env_id, kwargs = found
+    given = ", ".join(f"{name} {value}" for name, value in sorted(_parameters(kwargs).items()))
+    return f"{env_id} with {given}" if given else env_id
 
 
 def _parameters(params: Any) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -20,6 +21,7 @@ from lockstep.jax_engine.setup.set_up import prepare_jax
 
 BRAX_EPISODE = 1000
 """Steps of an episode of Brax's own learners."""
+MADE_OF = "_lockstep_made_of"
 
 
 def make(env_id: str, **kwargs: Any) -> tuple[Any, Any]:
@@ -41,14 +43,26 @@ def make(env_id: str, **kwargs: Any) -> tuple[Any, Any]:
     family, _, name = env_id.rpartition("/")
     makers = {"": _array, "lockstep": _array, "gymnax": _gymnax, "brax": _brax, "playground": _playground}
     if ":" in env_id:
-        return _own(env_id, kwargs)
+        env, params = _own(env_id, kwargs)
+        return _labelled(env, env_id, kwargs), params
     if family not in makers:
         raise ValueError(
             f"env.id: {env_id!r} is none that JAX can step; give lockstep/…, gymnax/…, brax/…, playground/… or "
             "'module:Class'"
         )
-    env = makers[family](env_id, name, kwargs)
+    env = _labelled(makers[family](env_id, name, kwargs), f"{family or 'lockstep'}/{name}", kwargs)
     return env, env.default_params
+
+
+def made_of(env: Any) -> tuple[str, dict[str, Any]] | None:
+    """Gives the id and the arguments that :func:`make` made an environment of; None: it didn't."""
+    return getattr(env, MADE_OF, None)
+
+
+def _labelled(env: Any, env_id: str, kwargs: dict[str, Any]) -> Any:
+    with contextlib.suppress(AttributeError, TypeError):  # a class of a user's own may have no place for it
+        object.__setattr__(env, MADE_OF, (env_id, dict(kwargs)))
+    return env
 
 
 def _array(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
