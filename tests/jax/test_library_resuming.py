@@ -129,6 +129,33 @@ def test_an_environment_with_no_place_for_what_it_was_made_of_is_made():
     assert made_of(env) == ("corridors:Corridor", {"length": 3})
 
 
+def fast(devices, updates=1, **settings):
+    runner = ljax.RunnerConfig(updates * STEPS, num_devices=devices, num_envs=4 // devices, num_shards=4, **settings)
+    return Walk(runner).train
+
+
+def test_other_devices_are_refused_where_they_train_apart_and_warned_of_where_they_add_up(tmp_path, capsys):
+    apart = {"checkpoint_dir": tmp_path / "apart", "sync_period": 2}
+    fast(2, **apart)()
+    line = "sync_period 2: devices train apart between synchronisations; the agent depends on their number"
+    assert capsys.readouterr().err.count(f"lockstep: {line}\n") == 1
+    before = contents(tmp_path)
+    saved = tmp_path / "apart" / f"step_{STEPS}"
+    said = f"num_devices: 4, but {saved} was trained with 2; leave it as it was"
+    assert error_of(fast(4, 2, resume=True, **apart)) == said
+    assert contents(tmp_path) == before
+    assert int(fast(2, 2, resume=True, **apart)()[0].step) == 2
+    capsys.readouterr()
+    alike = {"checkpoint_dir": tmp_path / "alike", "reduction": "fast"}
+    fast(2, **alike)()
+    line = "reduction fast: repeatable at this number of devices; others agree up to summation order only"
+    assert capsys.readouterr().err.count(f"lockstep: {line}\n") == 1
+    assert int(fast(1, 2, resume=True, **alike)()[0].step) == 2
+    saved = tmp_path / "alike" / f"step_{STEPS}"
+    said = f"lockstep: warning: num_devices: 1, but {saved} was trained with 2; with reduction fast other devices agree"
+    assert f"{said} up to summation order only\n" in capsys.readouterr().err
+
+
 def test_a_checkpoint_from_before_tasks_were_compared_is_gone_on_with(tmp_path):
     folder = {"checkpoint_dir": tmp_path / "c"}
     Walk(runner_of(**folder), {"a": 1.0}, 1, ljax.make("corridors:Corridor")[0]).train()

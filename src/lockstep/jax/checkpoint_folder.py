@@ -22,6 +22,7 @@ from lockstep.jax.reward_terms import RewardTermsWrapper
 from lockstep.jax.wrappers.single import Wrapper, innermost
 from lockstep.jax_engine.distributed.placement import gathered
 from lockstep.jax_engine.distributed.processes import gather_json, this_process
+from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
 from lockstep.jax_engine.envs.registry import made_of
 from lockstep.jax_engine.shards.keys import is_key
 from lockstep.runs.checkpoint import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from lockstep.jax.training import Training
 
 TERMS, PARAMS, CLASSES, MADE = "reward_terms", "env_params", "env_classes", "env_made"
+DEVICES = ("num_devices", "fsdp_devices")
 """Facts that older checkpoints don't have."""
 
 
@@ -199,7 +201,7 @@ def facts_of(training: Training) -> dict[str, Any]:
 
     These are the weights of reward terms and ``env_params``, by name, the class of the environment in its wrappers, and
     the id and arguments that it was made of, if :func:`lockstep.jax.make` did that. How long training is isn't among
-    them, unless the learning rate falls until then.
+    them, unless the learning rate falls until then; on how many devices it runs is where ``reduction`` is fast.
     """
     config = training.config
     out = _flat(config.model_dump(mode="json"))
@@ -207,6 +209,9 @@ def facts_of(training: Training) -> dict[str, Any]:
         out.pop("total_steps")
     weights, classes = _wrapped(training.env)
     mine = {MADE: _made(training.env), TERMS: weights, PARAMS: _parameters(training.env_params), CLASSES: classes}
+    if config.reduction == "fast":
+        mesh = training.program.mesh
+        mine |= dict(zip(DEVICES, (mesh.size, mesh.shape[FSDP_AXIS]), strict=True))
     return mine | out
 
 
@@ -230,8 +235,22 @@ def check_facts(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: Path) 
             then = theirs.get(name)
             if None not in (value, then) and then != value:
                 raise ValueError(_line(f"env: {value}", path, then))
+        elif name in DEVICES:
+            _check_devices(name, value, theirs.get(name), path, apart=mine.get("sync_period", 1) > 1)
         elif theirs.get(name) != value:
             raise ValueError(in_users_names(_line(f"{name}: {value}", path, theirs.get(name))))
+
+
+def _check_devices(name: str, now: int, then: int | None, path: Path, apart: bool) -> None:
+    """Refuses other devices where they train apart; warns where they only add up in another order."""
+    if then in (None, now):
+        return
+    if apart:
+        raise ValueError(_line(f"{name}: {now}", path, then))
+    say(
+        f"warning: {name}: {now}, but {path} was trained with {then}; with reduction fast other devices agree up to "
+        "summation order only"
+    )
 
 
 def _line(what: str, path: Path, then: Any) -> str:

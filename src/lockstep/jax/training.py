@@ -47,6 +47,7 @@ from lockstep.jax_engine.program.run import DeviceRun
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import check_numbers, prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
+from lockstep.training.announcement import APART, FAST
 from lockstep.training.rank_environment import NO_SWITCH_SUMS, apply
 
 
@@ -102,6 +103,9 @@ class Training:
         mesh = make_mesh(fsdp, devices, customs.axis_name)
         if config.reduction == "exact":
             check_one_kind(mesh)
+        else:
+            apart = config.sync_period > 1
+            say((APART if apart else FAST).format(unit="devices", period=config.sync_period))
         adapter = FunctionalAdapter(env, env_params, name=type(innermost(env)).__name__)
         if adapter.limit_note is not None:
             say(adapter.limit_note)

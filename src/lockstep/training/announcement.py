@@ -13,6 +13,8 @@ from lockstep.runs.checkpoint import POLICY
 from lockstep.training.session import TrainingSession, episodes_of_evaluation
 
 DEFAULTS = Config()
+FAST = "reduction fast: repeatable at this number of {unit}; others agree up to summation order only"
+APART = "sync_period {period}: {unit} train apart between synchronisations; the agent depends on their number"
 
 
 def counted(number: int, noun: str) -> str:
@@ -46,7 +48,7 @@ def start_lines(
     if (how := uneven(ranks, config.shards, config.envs, unit)) is not None:
         out.append(how)
     if config.reduction == "fast":
-        out.append(f"reduction fast: repeatable at this number of {unit}; others agree up to summation order only")
+        out.append(FAST.format(unit=unit))
     out += loss_notes(session)
     out += grpo_notes(config, session.description.max_episode_steps)
     out += own if session.workers_note is None else [session.workers_note, *own]
@@ -56,10 +58,7 @@ def start_lines(
             f"of {config.shards} shards"
         )
     if config.sync_period > 1:
-        out.append(
-            f"sync_period {config.sync_period}: {unit} train apart between synchronisations; the agent depends on "
-            "their number"
-        )
+        out.append(APART.format(unit=unit, period=config.sync_period))
     if options.max_hours is not None:
         out.append("max-hours: where the run ends depends on the speed of this machine")
     return out
