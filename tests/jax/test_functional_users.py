@@ -491,6 +491,37 @@ def test_a_mesh_that_was_set_by_a_call_holds_until_its_block_ends():
     assert ljax.active_mesh() is None
 
 
+class Averaging(ljax.Task):
+    """Reduces gradients by itself, and looks at which mesh is set."""
+
+    def environment(self):
+        return ljax.make("CartPole-v1")
+
+    def sync_gradients(self, grads, axis_name):
+        return jax.lax.pmean(grads, axis_name)
+
+    def on_update(self, update, metrics):
+        self.seen = jax.sharding.get_mesh()
+
+
+def test_a_mesh_that_is_set_changes_no_training(whole, tmp_path):
+    def averaged():
+        task = Averaging(PPO, ljax.RunnerConfig(2 * STEPS, num_devices=2, num_envs=4))
+        assert task.verify_distributed_setup(verbose=False).in_sync
+        return task, task.train()[0]
+
+    _, plain = averaged()
+    mesh = ljax.make_mesh(num_devices=4)
+    with ljax.set_mesh(mesh):
+        train(2, checkpoint_dir=tmp_path / "c")
+        state, _ = train(4, checkpoint_dir=tmp_path / "c", resume=True, eval_every=STEPS)
+        task, own = averaged()
+        assert jax.sharding.get_mesh() == mesh
+    assert task.seen == mesh
+    assert differing(whole[0], state) == []
+    assert differing(plain, own) == []
+
+
 @pytest.mark.parametrize("wanted", [lambda: (ljax.make_mesh(2, 4), ljax.make_mesh(1, 2)), lambda: (2, 1)])
 def test_meshes_may_be_set_before_their_blocks_begin(wanted):
     contexts = [ljax.set_mesh(each) for each in wanted()]

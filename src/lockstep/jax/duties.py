@@ -11,6 +11,7 @@ from lockstep.jax.engine_state import template_of
 from lockstep.jax.evaluation import Evaluator
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, say
+from lockstep.jax_engine.distributed.active_mesh import without_mesh
 from lockstep.jax_engine.distributed.processes import this_process
 from lockstep.runs.curves import MISSING_PLOT, can_plot
 from lockstep.runs.directory import is_writer
@@ -53,6 +54,7 @@ class Duties:
         at_end = updates == self._total
         return self._folder is not None and (at_end or self._crosses(updates, self._runner.checkpoint_interval))
 
+    @without_mesh()
     def found(self) -> Found | None:
         """Finds what to go on from.
 
@@ -73,6 +75,7 @@ class Duties:
         say(f"training goes on after update {found.updates} of {self._total} ({self._folder.path})")
         return found
 
+    @without_mesh()
     def after(self, rows: list[Metrics], seconds: float) -> None:
         """Looks at the newest update: evaluates, saves, says; its row gets what an evaluation found."""
         updates, row = len(rows), rows[-1]

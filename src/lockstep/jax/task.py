@@ -22,6 +22,7 @@ from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax.report import DeviceMetrics, DistributedSetup, device_metrics, distributed_setup
 from lockstep.jax.reward_terms import RewardTermsWrapper, Terms
 from lockstep.jax.training import Customs, Training
+from lockstep.jax_engine.distributed.active_mesh import without_mesh
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, device_index
@@ -139,6 +140,7 @@ class Task:
         self.device_log = []
         return self._training.train(self._first_state(), self._look)
 
+    @without_mesh()
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
         """Takes one update, and says (prints, if ``verbose``) which devices there are, and that their copies are equal.
 

@@ -31,6 +31,7 @@ from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
 from lockstep.jax.ppo import PPOTrainState, check_spaces, check_state
 from lockstep.jax.settings import SettingError, in_one_line, names_of
 from lockstep.jax.wrappers.single import innermost
+from lockstep.jax_engine.distributed.active_mesh import without_mesh
 from lockstep.jax_engine.distributed.mesh import check_divisible, check_one_kind, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
@@ -76,6 +77,7 @@ class Training:
         ValueError: something doesn't fit; one line.
     """
 
+    @without_mesh()
     def __init__(
         self, env: Any, env_params: Any, ppo: PPOConfig, runner: RunnerConfig, customs: Customs | None = None
     ) -> None:
@@ -122,6 +124,7 @@ class Training:
         """The engine's."""
         return self.program.config
 
+    @without_mesh()
     def begin(self, given: PPOTrainState | None = None, done: int = 0) -> None:
         """Begins with a given state and its environments; without, with the config's parameters and first episodes.
 
@@ -177,15 +180,18 @@ class Training:
             end = next(mark for mark in [*ends, total] if mark > (pending[0].first if pending else dispatched))
             while dispatched < end and len(pending) < (2 if dispatched > done + 1 else 1):
                 count = min(1 if dispatched == done else self.run.capacity, end - dispatched)  # the first one compiles
-                with self.rounding():
+                with self.rounding(), without_mesh():
                     pending.append(self.run.dispatch(dispatched, count, 0))
                 dispatched += count
             call = pending.popleft()
-            iterations = self.run.fetch(call)
-            if call.first == done or not (pending or dispatched < total):
-                check_copies(Copies.of(self.run.state, self.program.layout), f"after update {call.first + call.count}")
+            with without_mesh():
+                iterations = self.run.fetch(call)
+                if call.first == done or not (pending or dispatched < total):
+                    held = Copies.of(self.run.state, self.program.layout)
+                    check_copies(held, f"after update {call.first + call.count}")
             yield from ((iteration, call) for iteration in iterations)
 
+    @without_mesh()
     def fresh(self) -> PPOTrainState:
         """Gives the state before training."""
         program = self.program
@@ -193,11 +199,13 @@ class Training:
         placed = place_state(state, state_specs(state, program.layout.specs), program.mesh)
         return of_engine(placed, program.layout, program.net, 0, program.mesh)
 
+    @without_mesh()
     def state(self, updates: int) -> PPOTrainState:
         """Gives the state as it stands, after that many updates, with its environments."""
         program, state = self.program, self.run.state
         return with_environments(self.agent(updates), state, self.config.seed, program.mesh, program.rows)
 
+    @without_mesh()
     def agent(self, updates: int) -> PPOTrainState:
         """Gives the state as it stands, after that many updates, without environments."""
         program = self.program

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from contextvars import ContextVar
 
 import jax
@@ -74,3 +76,13 @@ def active_mesh() -> Mesh | None:
     """Gives the mesh that :func:`set_mesh` set last, of those whose block hasn't ended; or None."""
     held = _active.get()
     return held[-1].mesh if held else None
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[None]:
+    """Takes JAX's mesh away that a caller may have set: under it no program is mapped over another one."""
+    if jax.sharding.get_abstract_mesh().empty:
+        yield
+        return
+    with jax.set_mesh(None):
+        yield
