@@ -232,3 +232,30 @@ def test_a_log_std_of_a_modules_own_is_not_replaced_without_a_word():
         "policy_network has a parameter log_std, which is the name of ours beside the module: the log standard "
         "deviation of continuous actions, which may be set by initial_state; leave it out or rename it"
     )
+
+
+class Closed(Pendulum):
+    """Gives a function that holds its parameters where JAX finds none of them."""
+
+    def policy_network(self, observations, num_outputs, key):
+        weights = jax.random.normal(key, (observations.shape[-1], num_outputs + 1))
+        return lambda x, key: ((x @ weights)[:, :-1], (x @ weights)[:, -1])
+
+
+class ClosedWalk(Walk):
+    policy_network = Closed.policy_network
+
+
+class NoWalk(Walk):
+    def policy_network(self, observations, num_outputs, key):
+        return None
+
+
+def test_a_network_without_parameters_that_jax_finds_is_refused():
+    line = (
+        "policy_network: {} was returned, in which JAX finds no floating-point array to train; return an "
+        "equinox.Module that holds its parameters"
+    )
+    assert error_of(Closed(PPO, runner_of()).train) == line.format("function")
+    assert error_of(ClosedWalk(runner_of()).train) == line.format("function")
+    assert error_of(NoWalk(runner_of()).train) == line.format("NoneType")

@@ -204,6 +204,11 @@ def test_first_episodes_begin_with_states_of_ones_own():
         ("get_rewards", lambda *_: {"x": 3}, "get_rewards: 'x' is 3"),
         ("get_rewards", lambda *_: {"x": (1.0, 3)}, "reward_terms: 'x' must be a tuple"),
         ("get_initial_model", lambda *_: 3, "get_initial_model: int was returned"),
+        (
+            "get_initial_model",
+            lambda *_: lambda x, key: (x, x[:, 0]),
+            "get_initial_model: function was returned, in",
+        ),
         ("get_initial_env_state", lambda *_: 3, "get_initial_env_state: int was returned"),
         ("get_initial_env_state", lambda *_: (jnp.ones((8, 2)), jnp.ones(3)), "must begin with num_envs 8"),
         ("get_initial_env_state", lambda *_: (jnp.ones((8, 2)), (jnp.ones(8),)), "of another structure"),

@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
+from jax import numpy as jnp
 
 from lockstep.config.run import Config
 from lockstep.config.users_code import users_error
@@ -253,7 +255,17 @@ def devices_of(runner: RunnerConfig) -> tuple[int, int]:
 def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Config) -> PolicyNet:
     if policy is None:
         return net
-    custom = custom_net("policy_network", policy, net, keyed_seed(config.seed, "init/custom"))
+
+    def trained(*given: Any, key: Any) -> Any:
+        module = policy(*given, key=key)
+        if not any(eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(module)):
+            raise ValueError(
+                f"policy_network: {type(module).__name__} was returned, in which JAX finds no floating-point array to "
+                "train; return an equinox.Module that holds its parameters"
+            )
+        return module
+
+    custom = custom_net("policy_network", trained, net, keyed_seed(config.seed, "init/custom"))
     return dataclasses.replace(net, custom=custom, core=None, shared=False)
 
 

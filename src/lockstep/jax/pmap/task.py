@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import logging
+import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -215,7 +216,8 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         return self.get_initial_model(seed_key(keyed_seed(self.runner_config.seed, "init/custom")))
 
     def _in_users_names(self, message: str) -> str:
-        return in_configs_names(super()._in_users_names(message))
+        said = in_configs_names(super()._in_users_names(message))
+        return re.sub(r"^policy_network(: ValueError: get_initial_model)?", HOOKS["policy_network"], said)
 
     def _overrides(self, hook: str) -> bool:
         if hook not in HOOKS:
