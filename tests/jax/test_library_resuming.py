@@ -173,7 +173,7 @@ def test_a_checkpoint_from_before_tasks_were_compared_is_gone_on_with(tmp_path):
 
 
 def test_a_parameter_that_an_edited_environment_has_more_is_no_other_task(tmp_path):
-    from lockstep.jax.checkpoint_folder import check_facts
+    from lockstep.jax.checkpoints.facts import check_facts
 
     then = {"env_params": {"a": "1"}}
     check_facts({"env_params": {"a": "1", "b": "2"}}, then, tmp_path)

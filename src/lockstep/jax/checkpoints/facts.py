@@ -1,0 +1,143 @@
+"""What a checkpoint of a training shares with the training that goes on from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from lockstep.core.fingerprint import array_digest
+from lockstep.jax.config import in_users_names
+from lockstep.jax.metrics import say
+from lockstep.jax.reward_terms import RewardTermsWrapper
+from lockstep.jax.wrappers.single import Wrapper, innermost
+from lockstep.jax_engine.distributed.placement import gathered
+from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
+from lockstep.jax_engine.envs.registry import made_of
+from lockstep.jax_engine.shards.keys import is_key
+
+if TYPE_CHECKING:
+    from lockstep.jax.training import Training
+
+TERMS, PARAMS, CLASSES, MADE = "reward_terms", "env_params", "env_classes", "env_made"
+DEVICES = ("num_devices", "fsdp_devices")
+"""Facts that older checkpoints don't have."""
+
+
+def facts_of(training: Training) -> dict[str, Any]:
+    """Gives the settings of a training by dotted name, and what else makes it that training.
+
+    These are the weights of reward terms and ``env_params``, by name, the class of the environment in its wrappers, and
+    the id and arguments that it was made of, if :func:`lockstep.jax.make` did that. How long training is isn't among
+    them, unless the learning rate falls until then; on how many devices it runs is where ``reduction`` is fast.
+    """
+    config = training.config
+    out = _flat(config.model_dump(mode="json"))
+    if config.ppo.schedule == "constant":
+        out.pop("total_steps")
+    weights, classes = _wrapped(training.env)
+    mine = {MADE: _made(training.env), TERMS: weights, PARAMS: _parameters(training.env_params), CLASSES: classes}
+    if config.reduction == "fast":
+        mesh = training.program.mesh
+        mine |= dict(zip(DEVICES, (mesh.size, mesh.shape[FSDP_AXIS]), strict=True))
+    return mine | out
+
+
+def check_facts(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: Path) -> None:
+    """Compares facts with those of a checkpoint, which may lack what checkpoints hadn't always.
+
+    A parameter that only one of the two has is of an environment whose code was edited, and passes.
+
+    Raises:
+        ValueError: one differs; one line in the user's names.
+    """
+    for name, value in mine.items():
+        if name in (TERMS, PARAMS):
+            then = theirs.get(name)
+            if not isinstance(then, Mapping):
+                continue
+            for part in [*value, *then] if name == TERMS else [part for part in value if part in then]:
+                if value.get(part) != then.get(part):
+                    raise ValueError(_line(f"{name}: {part}: {_said(value, part)}", path, _said(then, part)))
+        elif name in (CLASSES, MADE):
+            then = theirs.get(name)
+            if None not in (value, then) and then != value:
+                raise ValueError(_line(f"env: {value}", path, then))
+        elif name in DEVICES:
+            _check_devices(name, value, theirs.get(name), path, apart=mine.get("sync_period", 1) > 1)
+        elif theirs.get(name) != value:
+            raise ValueError(in_users_names(_line(f"{name}: {value}", path, theirs.get(name))))
+
+
+def _check_devices(name: str, now: int, then: int | None, path: Path, apart: bool) -> None:
+    """Refuses other devices where they train apart; warns where they only add up in another order."""
+    if then in (None, now):
+        return
+    if apart:
+        raise ValueError(_line(f"{name}: {now}", path, then))
+    say(
+        f"warning: {name}: {now}, but {path} was trained with {then}; with reduction fast other devices agree up to "
+        "summation order only"
+    )
+
+
+def _line(what: str, path: Path, then: Any) -> str:
+    return f"{what}, but {path} was trained with {then}; leave it as it was"
+
+
+def _said(values: Mapping[str, Any], name: str) -> Any:
+    return values.get(name, "none of this name")
+
+
+def _wrapped(env: Any) -> tuple[dict[str, float], str]:
+    """Gives the weights of an environment's reward terms by name, and its class in those of its wrappers."""
+    weights, classes = {}, []
+    while isinstance(env, Wrapper):
+        weights |= env.weights if isinstance(env, RewardTermsWrapper) else {}
+        classes.append(type(env).__name__)
+        env = env._env
+    return weights, " of ".join([*classes, type(env).__name__])
+
+
+def _made(env: Any) -> str | None:
+    """Says in words of which id and arguments :func:`lockstep.jax.make` made an environment; None: it didn't."""
+    found = made_of(innermost(env))
+    if found is None:
+        return None
+    env_id, kwargs = found
+    given = ", ".join(f"{name} {value}" for name, value in sorted(_parameters(kwargs).items()))
+    return f"{env_id} with {given}" if given else env_id
+
+
+def _parameters(params: Any) -> dict[str, str]:
+    """Gives an environment's parameters by path: a number or text in words, an array by a digest of its bytes."""
+    if dataclasses.is_dataclass(params) and not isinstance(params, type):  # with the fields that are no leaves
+        params = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): _in_words(leaf) for path, leaf in leaves}
+    return {name or "the parameters": said for name, said in named.items() if said is not None}
+
+
+def _in_words(leaf: Any) -> str | None:
+    """Says what a parameter is, the same for a number and an array of one; None for what is neither data nor text."""
+    if isinstance(leaf, str):
+        return repr(leaf)
+    if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):
+        return None
+    data = gathered(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    if data.dtype.kind in "OUSMm":
+        return None
+    array = data.astype(jax.dtypes.canonicalize_dtype(data.dtype))
+    if array.shape:
+        return f"{array.dtype.name}{list(array.shape)} {array_digest(array).hex()}"
+    return str(array[()])
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in settings.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return out
