@@ -23,7 +23,7 @@ from lockstep.networks.initial import initial_parameters
 from lockstep.networks.spec import net_options
 from lockstep.runs.checkpoint import NORMALIZERS, OPTIMIZER, POLICY, below, check_names_and_shapes
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
-from lockstep.torch_engine.nets.custom import load_custom
+from lockstep.torch_engine.nets.custom import check_float32, load_custom
 from lockstep.torch_engine.nets.custom_trial import check_function
 from lockstep.torch_engine.nets.functions import PolicyFunctions
 from lockstep.torch_engine.nets.nets import PolicyNet
@@ -109,6 +109,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             "parameters has requires_grad False; leave it True for those that are to learn"
         )
     if net.custom is not None:
+        check_float32(f"network.custom: {config.network.custom}", net.custom.module)
         check_function(f"network.custom: {config.network.custom}", net.custom, net)
     check_initial_std(config, net)
     check_normalizable(config, net, description.id)

@@ -203,6 +203,25 @@ def test_calls_of_a_capture_are_branches_that_begin_and_end_together(calls, stre
     assert {stream.name for _, stream in told[:-1]} == {"first"}  # outside of a capture one follows the other
 
 
+def test_branches_end_together_also_where_one_fails(monkeypatch):
+    made, device, graphs = Streams().module(None), torch.device("cuda"), []
+    monkeypatch.setattr(accelerator, "_module", lambda device: made)
+    accelerator._branches.cache_clear()
+
+    def fails():
+        raise torch.OutOfMemoryError("full")
+
+    def work():
+        if made.current_stream(device).name == "of the graph":
+            graphs.append(made.current_stream(device))
+            independently.get()([lambda: 1, fails, lambda: 3])
+
+    with pytest.raises(torch.OutOfMemoryError, match="full"):
+        accelerator.capture(device, work)
+    accelerator._branches.cache_clear()
+    assert graphs[0].waited == ["side"] * 3
+
+
 def test_what_fails_while_it_warms_up_is_no_capture_that_fails(monkeypatch):
     made = Streams().module(None)
     monkeypatch.setattr(accelerator, "_module", lambda device: made)

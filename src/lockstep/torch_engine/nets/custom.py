@@ -177,19 +177,18 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
     kind = named_object("network.custom", path) if kind is None else kind
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
         raise ValueError(f"network.custom: {path} is no torch.nn.Module class, which the torch engine's networks are")
-    sample = net.observation.zeros(2)
+    sample, module = net.observation.zeros(2), None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             module = kind(observation_tensors(net.observation, torch.from_numpy(sample)), net.outputs, **kwargs)
-            _check_float32(f"network.custom: {path}", module)
             custom = CustomNet(module)
             changing = [name for name, _ in module.named_buffers()]
             parameters = {name: p.detach().unsqueeze(0) for name, p in module.named_parameters()}
             output, values = custom(parameters, net.observation, torch.from_numpy(sample).unsqueeze(0))
         except Exception as error:
-            if str(error).startswith(f"network.custom: {path} "):
-                raise
+            if module is not None:
+                check_float32(f"network.custom: {path}", module)
             raise ValueError(f"network.custom: {path}: {type(error).__name__}: {error}") from error
     check_outputs(f"network.custom: {path}", net, tuple(output.shape[1:]), tuple(values.shape[1:]), len(sample))
     net.check_custom(f"network.custom: {path}", custom.shapes())
@@ -198,8 +197,14 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
     return custom
 
 
-def _check_float32(name: str, module: nn.Module) -> None:
-    """Refuses parameters of other types: all of them are kept, and trained, in one vector of float32."""
+def check_float32(name: str, module: nn.Module) -> None:
+    """Refuses parameters of other types: all of them are kept, and trained, in one vector of float32.
+
+    Policies that were trained before this was looked at are loaded.
+
+    Raises:
+        ValueError: a parameter is of another type; one line.
+    """
     for parameter, p in module.named_parameters():
         if p.dtype != torch.float32:
             raise ValueError(

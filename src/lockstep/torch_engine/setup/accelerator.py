@@ -301,11 +301,13 @@ def _in_branches(device: torch.device, calls: Calls) -> list[Any]:
     current, streams = module.current_stream(device), _branches(device)[: len(calls)]
     for stream in streams:
         stream.wait_stream(current)
-    for number, call in enumerate(calls):
-        with module.stream(streams[number % len(streams)]):
-            results.append(call())
-    for stream in streams:
-        current.wait_stream(stream)
+    try:
+        for number, call in enumerate(calls):
+            with module.stream(streams[number % len(streams)]):
+                results.append(call())
+    finally:  # a capture with branches that end nowhere would fail by these, not by what has failed
+        for stream in streams:
+            current.wait_stream(stream)
     return results
 
 
