@@ -4,6 +4,8 @@ import sys
 import weakref
 from collections import deque
 
+import pytest
+
 from lockstep.doctor.watch.places import find_places
 
 
@@ -77,6 +79,14 @@ def test_variables_that_the_script_took_as_a_dictionary_stay_there():
     taken = locals()
     assert places(thing) == ["thing"]
     assert taken["thing"] is thing
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="a function keeps no names of exec")
+def test_names_that_the_script_made_by_exec_stay_there():
+    thing = Thing()
+    exec("hidden = 1")
+    assert places(thing) == ["thing"]
+    assert eval("hidden") == 1
 
 
 def test_circles_end():

@@ -68,13 +68,15 @@ def _namespaces(frame: types.FrameType | None) -> Iterator[list[tuple[str, Any]]
 def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
     """A function's variables as they are now; the frame holds no copies of them afterwards.
 
-    Before Python 3.13 ``f_locals`` is a dictionary that a frame keeps, and ``locals()`` gives the same one away: it is
-    emptied where nobody else has it.
+    Before Python 3.13 ``f_locals`` is a dictionary that a frame keeps, and ``locals()`` gives the same one away: copies
+    are taken out where nobody else has it. Names that ``exec`` made there are in no other place, and stay.
     """
     held = frame.f_locals
     found = list(held.items())
     if type(held) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(held) <= _OURS:
-        held.clear()
+        code = frame.f_code
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            held.pop(name, None)
     return found
 
 
