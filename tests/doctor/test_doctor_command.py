@@ -1,8 +1,10 @@
 """The doctor's two doors and its options, on scripts that end in every way."""
 
 import json
+import py_compile
 import signal
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,20 @@ def test_an_exit_status_of_the_scripts_own_is_told(script):
     assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["one_rank", "failure"])
     assert "exit status 5" in found.json["findings"][1]["text"]
     assert found.json["coverage"]["compared_steps"] == 3  # 1, 2 and 4
+
+
+def test_a_script_is_run_by_what_it_is_and_not_by_its_name(tmp_path):
+    told = "import os, sys; open(os.environ['RANK'] + '.told', 'w').write(f'{__name__} {sys.argv} {__file__}')"
+    (tmp_path / "train").write_text(told)
+    doctor("--", "./train", "x", cwd=tmp_path)
+    assert (tmp_path / "1.told").read_text() == f"__main__ {['./train', 'x']} {tmp_path / 'train'}"
+    (tmp_path / "source.py").write_text(told)
+    py_compile.compile(str(tmp_path / "source.py"), str(tmp_path / "compiled"), doraise=True)
+    with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
+        archive.writestr("__main__.py", told)
+    for name in ("compiled", "archive"):
+        doctor("--", name, name, cwd=tmp_path)
+        assert (tmp_path / "1.told").read_text().startswith(f"__main__ {[name, name]} ")
 
 
 def test_a_script_without_pytorch_has_no_steps(tmp_path):

@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import pkgutil
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -84,9 +85,19 @@ def run_as_main(words: Sequence[str]) -> dict[str, Any]:
     sys.argv = list(words)
     if not Path(words[0]).is_dir():
         sys.path[0] = str(Path(words[0]).resolve().parent)
-    if not words[0].endswith(".py"):  # a directory, an archive, compiled code
-        return runpy.run_path(words[0], run_name="__main__")
-    return _run_file(os.path.abspath(words[0]))
+    if _is_text(words[0]):
+        return _run_file(os.path.abspath(words[0]))
+    return runpy.run_path(words[0], run_name="__main__")
+
+
+def _is_text(path: str) -> bool:
+    """Whether a program is Python's text, whatever its name: no directory, no archive, no compiled code."""
+    if pkgutil.get_importer(path) is not None or path.endswith(".pyc"):
+        return False
+    if not os.path.isfile(path):  # what comes through a pipe can be read once
+        return True
+    with open(path, "rb") as file:
+        return file.read(len(importlib.util.MAGIC_NUMBER)) != importlib.util.MAGIC_NUMBER
 
 
 def _run_file(path: str) -> dict[str, Any]:
