@@ -8,7 +8,7 @@ from stories import Story, kinds
 from lockstep.core.errors import OutOfStepError
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.diagnosis import diagnose
-from lockstep.doctor.judge.traces import read_traces
+from lockstep.doctor.judge.traces import RankTrace, read_traces
 from lockstep.doctor.watch.watcher import described
 
 
@@ -228,11 +228,24 @@ def test_several_learners_are_judged_among_themselves_and_actors_by_their_parame
     late = Story(**LEARNERS, models=lambda rank, phase: phase - (rank == 3)).diagnosis(tmp_path / "late")
     assert (late.verdict, kinds(late, "fault")) == ("NOT IN SYNC", ["server"])
     assert "rank 3 differs from rank 0 when rollout phase 2 begins: in 1 of 1 tensors, first net.weight" in late.reason
-    unseen = Story(**LEARNERS).diagnosis(tmp_path / "unseen")
-    assert (unseen.verdict, kinds(unseen)) == ("UNDETERMINED", ["server"])
     apart = Story(**LEARNERS, **DRIFT, models=lambda rank, phase: phase).diagnosis(tmp_path / "apart")
     assert kinds(apart, "fault") == ["parameters"]
     assert "ranks 0 and 1 differ" in apart.reason
+
+
+def test_a_rank_that_never_steps_is_no_actor_unless_its_parameters_were_seen(tmp_path):
+    story = Story(ranks=3, world=3, steps=100, boundaries=lambda rank: [], rates=lambda rank: [(0, [1e-3])])
+    traces = read_traces(story.tell(tmp_path), range(3))
+    still = RankTrace(2, state=traces[2].state, end=traces[2].end, exit_code=0)  # it made an optimiser, and left it
+    for trace in traces:
+        trace.settings[0], trace.loaded[0] = [{"betas": [0.9, 0.999]}], 4
+    found = diagnose([*traces[:2], still])
+    assert (found.verdict, kinds(found, "fault")) == ("NOT IN SYNC", ["steps"])
+    assert found.reason.endswith("100 (rank 0), 100 (rank 1), 0 (rank 2) in all")
+    assert "and whether rank 2 has their parameters wasn't seen" in found.findings[1].text
+    still.end = still.exit_code = None
+    stopped = diagnose([*traces[:2], still], stopped=True)
+    assert (stopped.verdict, kinds(stopped, "fault")) == ("UNDETERMINED", [])
 
 
 # --- ends -------------------------------------------------------------------------------------------------------

@@ -191,9 +191,11 @@ def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:
 def first_rate_difference(traces: Sequence[RankTrace], optimizer: int, parted: int | None = None) -> int | None:
     """The number of steps taken when learning rates first differ between ranks; None if they never do.
 
-    After so many steps that ranks had ``parted``, equal numbers are no longer those of one step.
+    After so many steps that ranks had ``parted``, equal numbers are no longer those of one step. Of a rank that takes
+    no step none are known.
     """
-    taken = min(trace.steps.get(optimizer, 0) for trace in traces)
+    traces = [trace for trace in traces if trace.rates.get(optimizer)]
+    taken = min((trace.steps.get(optimizer, 0) for trace in traces), default=0)
     last = taken if parted is None else min(taken, parted - 1)
     changes = {step for trace in traces for step, _ in trace.rates.get(optimizer, []) if step <= last}
     rates = ((step, {tuple(rate_at(trace, optimizer, step)) for trace in traces}) for step in sorted(changes))

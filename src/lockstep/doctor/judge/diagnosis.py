@@ -81,8 +81,7 @@ def diagnose(
     stopped the run, ``stopped`` that its time was over.
     """
     known = [trace for trace in traces if trace.state or trace.checks]
-    learners = stepping(known)  # those of an actor–learner script, or all
-    evidence = gather_evidence(learners if len(learners) > 1 else known) if known else Evidence([RankTrace(0)], [], {})
+    evidence = gather_evidence(_one_agent(known)) if known else Evidence([RankTrace(0)], [], {})
     findings = _findings(traces, evidence, deadlock, interrupted, interrupted or stopped)
     if (lost := lost_finding(traces)) is not None:
         findings = [lost, *(f if f.kind in CERTAIN else _doubted(f) for f in findings)]
@@ -118,6 +117,12 @@ def _findings(
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
     found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, stopped)]
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
+
+
+def _one_agent(known: Sequence[RankTrace]) -> Sequence[RankTrace]:
+    """Ranks to be compared at their steps: all, but for actors whose parameters were compared with the learners'."""
+    learners, server = stepping(known), server_finding(known)
+    return learners if len(learners) > 1 and server is not None and server.level != DOUBT else known
 
 
 def _doubted(finding: Finding) -> Finding:

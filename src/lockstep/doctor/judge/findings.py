@@ -105,7 +105,7 @@ def rate_finding(evidence: Evidence) -> Finding | None:
     for optimizer in evidence.optimizers:
         step = first_rate_difference(evidence.traces, optimizer, evidence.parted)
         if step is not None:
-            rates = {t.rank: rate_at(t, optimizer, step) for t in evidence.traces}
+            rates = {t.rank: rate_at(t, optimizer, step) for t in evidence.traces if t.rates.get(optimizer)}
             said = ", ".join(f"{'/'.join(f'{r:.3g}' for r in rate)} (rank {rank})" for rank, rate in rates.items())
             text = f"learning rates differ between ranks from optimiser step {step + 1}: {said}"
             after = evidence.first_difference("parameters", "after")

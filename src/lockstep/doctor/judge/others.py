@@ -36,10 +36,10 @@ def frozen_finding(evidence: Evidence) -> Finding | None:
 
 
 def settings_finding(evidence: Evidence) -> Finding | None:
-    """Settings of optimisers, but for the learning rate, that differ."""
+    """Settings of optimisers, but for the learning rate, that differ between ranks that take steps."""
     for optimizer in evidence.optimizers:
-        groups = {t.rank: t.settings.get(optimizer, []) for t in evidence.traces}
-        first = next(iter(groups.values()))
+        groups = {t.rank: t.settings[optimizer] for t in evidence.traces if optimizer in t.settings}
+        first = next(iter(groups.values()), [])
         for number, group in enumerate(first):
             for name, value in group.items():
                 others = {rank: _setting(each, number, name) for rank, each in groups.items()}
@@ -58,7 +58,7 @@ def _setting(groups: Sequence[Mapping[str, Any]], number: int, name: str) -> Any
 def loaded_finding(evidence: Evidence) -> Finding | None:
     """An optimiser's state before its first step that isn't the same on all ranks."""
     for optimizer in evidence.optimizers:
-        counts = {t.rank: t.loaded.get(optimizer, 0) for t in evidence.traces}
+        counts = {t.rank: t.loaded[optimizer] for t in evidence.traces if optimizer in t.loaded}
         whose = of_optimizer(evidence, optimizer)
         if len(set(counts.values())) > 1:
             said = ", ".join(f"{count or 'none'} (rank {rank})" for rank, count in counts.items())
@@ -118,6 +118,7 @@ def server_finding(traces: Sequence[RankTrace]) -> Finding | None:
         {n for n in server.models[phases[0]] if len({server.models[p].get(n) for p in phases}) > 1} if phases else set()
     )
     names, several = listed([t.rank for t in others]), len(servers) > 1
+    have = "have" if len(others) > 1 else "has"
     who = f"{listed(servers)} {'take' if several else 'takes'} all optimiser steps"
     whom, its = (listed(servers[:1]), "their") if several else ("it", "its")
     for phase in phases:
@@ -127,7 +128,7 @@ def server_finding(traces: Sequence[RankTrace]) -> Finding | None:
             text += f" of {shared} tensors, first {name}"
             return fault("server", text, "server", {"phase": phase + 1})
     if not trained:
-        text = f"{who}, and whether {names} have {its} parameters wasn't seen: "
+        text = f"{who}, and whether {names} {have} {its} parameters wasn't seen: "
         text += f"{'they take' if several else 'it takes'} forward passes without gradients, on every rank, between two"
         return Finding("server", DOUBT, f"{text} of {its} steps")
     text = f"{who}, and {names} had {its} parameters whenever a rollout phase began, {len(phases)} times compared"
