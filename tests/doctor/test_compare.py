@@ -109,6 +109,10 @@ def test_tensors_are_told_by_the_names_of_their_places():
         (("a", "a", "b"), "differ"),
         (("a,b", "a", "a,b,c"), "equal"),
         (("a", "a"), "equal"),
+        (("x,y", "x,graph,y"), "equal"),
+        (("a,b,a,c", "a,c,b"), "differ"),  # few states, met in another order and by other counts
+        (("a,a,b", "a,b,b"), "differ"),
+        (("a,b", "b,a"), "equal"),
         (("a", ""), "unseen"),
     ],
 )

@@ -97,6 +97,17 @@ def test_inputs_are_those_of_the_passes_with_gradients_since_the_last_step(watch
     assert "" not in seen
 
 
+def test_inputs_are_told_in_order_and_as_often_as_they_were_given(watch, tmp_path):
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    for state in (2.0, 1.0, 2.0, 3.0):
+        net(torch.full((1, 2), state)).sum().backward()
+    optimizer.step()
+    first, second, third, fourth = trace_of(watch, tmp_path).checks[Moment(0, 1, "before")].facts["inputs"].split(",")
+    assert first == third
+    assert len({first, second, fourth}) == 3
+
+
 def test_two_optimizers_are_told_apart(watch, tmp_path):
     agents = [Agent(), Agent()]
     optimizers = [torch.optim.SGD(agent.parameters(), lr=0.1) for agent in agents]

@@ -173,14 +173,20 @@ def comparisons(traces: Sequence[RankTrace], unmatched: set[str]) -> Iterator[Co
 def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
     """Whether the ranks' data before a step are ``equal``, ``differ``, or were ``unseen``.
 
-    They differ where each of two ranks had some that the other had not. What one rank had in addition (the graph for a
-    log, an evaluation with gradients) is no other data.
+    They are equal where one rank's come in this order among another's: what that one had in addition (the graph for a
+    log, an evaluation with gradients) is no other data. The same ones in another order have equal gradients too.
     """
-    words = [set(filter(None, trace.checks[moment].facts.get("inputs", "").split(BETWEEN_WORDS))) for trace in traces]
+    words = [list(filter(None, trace.checks[moment].facts.get("inputs", "").split(BETWEEN_WORDS))) for trace in traces]
     if not all(words):
         return "unseen"
     words.sort(key=len)
-    return "equal" if all(fewer <= more for fewer, more in itertools.pairwise(words)) else "differ"
+    return "equal" if all(_among(fewer, more) for fewer, more in itertools.pairwise(words)) else "differ"
+
+
+def _among(fewer: Sequence[str], more: Sequence[str]) -> bool:
+    """Whether words come in the same order among others, or are these in another order."""
+    left = iter(more)
+    return all(word in left for word in fewer) or sorted(fewer) == sorted(more)
 
 
 def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:

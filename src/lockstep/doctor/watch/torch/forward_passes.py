@@ -50,7 +50,7 @@ class ForwardPasses:
         self._count += 1
 
     def before_step(self, watch: OptimizerWatch) -> str:
-        """A word for each of the data behind an optimiser's coming step, joined by commas; empty if none was seen.
+        """Words of the data behind an optimiser's coming step, one a pass, in order; empty if none was seen.
 
         They are those of the passes through modules with parameters of this optimiser, and those of all passes where
         there are none of these (it updates parameters outside of modules, or others took their place), and where an
@@ -64,8 +64,7 @@ class ForwardPasses:
         if any(each.ddp for each in own or new):
             watch.through.add("ddp")
         alone = own and not any(each.made for each in _outermost(own))
-        words = {_joined(each.digests) for each in (own if alone else new) if each.digests}
-        return BETWEEN_WORDS.join(sorted(words))
+        return BETWEEN_WORDS.join(_joined(each.digests) for each in (own if alone else new) if each.digests)
 
     def clear(self) -> None:
         """Forget them, as no optimiser's next step is a compared one."""
