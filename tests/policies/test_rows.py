@@ -1,10 +1,11 @@
 """Rows of a policy, as its environment takes them."""
 
+import gymnasium
 import numpy as np
 import pytest
 
-from lockstep.core.spaces import ActionLayout
-from lockstep.policies.rows import native_batch
+from lockstep.core.spaces import ActionLayout, observation_layout
+from lockstep.policies.rows import native_batch, observation_rows
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -17,3 +18,39 @@ def test_actions_of_a_batch_are_those_of_each_and_keep_within_the_bounds(dtype):
     assert ((found >= low) & (found <= high)).all()  # 0.1 as a float32 is above it
     np.testing.assert_array_equal(found, [layout.native(row) for row in rows])
     assert native_batch(layout, rows[:0]).shape == (0, 2)
+
+
+PAIR = ActionLayout("multi_discrete", (3, 3), (0, 0), (2,))
+FIRST, SECOND = np.array([[1, 0, 1], [0, 1, 1]]), np.array([[1, 1, 0], [0, 0, 1]])
+"""Masks of two observations, a row for each index."""
+FLAT = np.stack([FIRST.ravel(), SECOND.ravel()])
+OF_EACH_INDEX = tuple(np.stack(pair) for pair in zip(FIRST, SECOND, strict=True))
+FORMS = {
+    "flat": FLAT,
+    "an array": np.stack([FIRST, SECOND]),
+    "list of arrays": [FIRST, SECOND],
+    "list of tuples": [tuple(FIRST), tuple(SECOND)],
+    "list of lists of arrays": [list(FIRST), list(SECOND)],
+    "nested lists": [FIRST.tolist(), SECOND.tolist()],
+    "tuple of tuples": (tuple(FIRST), tuple(SECOND)),
+    "tuple of an array for each index": OF_EACH_INDEX,
+}
+
+
+def masks_of(mask, count=2):
+    layout = observation_layout(gymnasium.spaces.Box(-1, 1, (1,)), mask_size=6)
+    rows, _ = observation_rows(layout, PAIR, np.zeros((count, 1)), mask)
+    return rows[:, 1:]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_masks_of_equal_indices_stay_with_their_observations(form):
+    np.testing.assert_array_equal(masks_of(FORMS[form]), FLAT)
+
+
+def test_a_list_of_arrays_is_an_array_for_each_observation_however_many_there_are():
+    np.testing.assert_array_equal(masks_of([FIRST, SECOND, FIRST], 3), FLAT[[0, 1, 0]])
+    np.testing.assert_array_equal(masks_of(tuple(part[[0, 1, 0]] for part in OF_EACH_INDEX), 3), FLAT[[0, 1, 0]])
+    np.testing.assert_array_equal(masks_of(list(FIRST)), FLAT[[0, 0]])  # one for all
+    with pytest.raises(ValueError, match=r"^action_mask: 2 masks for 3 observations; give one for all"):
+        masks_of([part[[0, 1, 0]] for part in OF_EACH_INDEX], 3)

@@ -142,7 +142,7 @@ def _masks(action: ActionLayout, mask: Any, count: int | None) -> np.ndarray:
     if mask is None:
         return np.ones(action.outputs)
     try:
-        rows = _one_after_another(action, on_host(mask))
+        rows = _one_after_another(action, on_host(mask), count)
     except ValueError:
         raise ValueError(
             f"action_mask: its parts don't fit together; needed are {action.outputs} numbers, or arrays of "
@@ -153,14 +153,32 @@ def _masks(action: ActionLayout, mask: Any, count: int | None) -> np.ndarray:
     return rows
 
 
-def _one_after_another(action: ActionLayout, mask: Any) -> np.ndarray:
+def _one_after_another(action: ActionLayout, mask: Any, count: int | None = None) -> np.ndarray:
     """Joins the arrays of a mask that has one for each index, or those of several such masks."""
     if len(action.choices) > 1 and isinstance(mask, tuple | list):
-        if [(_shape(part) or ())[-1:] for part in mask] == [(number,) for number in action.choices]:
+        shapes = [_shape(part) or () for part in mask]
+        of_indices = [shape[-1:] for shape in shapes] == [(number,) for number in action.choices]
+        if of_indices and not _of_observations(action, mask, shapes, count):
             return np.concatenate([np.asarray(part) for part in mask], -1)
         if _shape(mask) is None:
             return np.stack([_one_after_another(action, each) for each in mask])
+        return np.asarray(mask).reshape(*np.shape(mask)[:1], -1) if of_indices else np.asarray(mask)
     return np.asarray(mask)
+
+
+def _of_observations(
+    action: ActionLayout, mask: tuple[Any, ...] | list[Any], shapes: list[tuple[int, ...]], count: int | None
+) -> bool:
+    """Tells whether parts that could be an index's each, of all observations of a batch, are an observation's each.
+
+    So they could where indices have equally many choices. A list of arrays is one for each observation then, a tuple
+    one for each index, as an environment's mask; a tuple of tuples or lists one for each of as many observations.
+    """
+    if count is None or len({*action.choices}) > 1 or any(len(shape) < 2 for shape in shapes):
+        return False
+    parts = len(action.choices)
+    nested = any(isinstance(part, tuple | list) for part in mask)
+    return isinstance(mask, list) or (nested and count == parts and all(shape[:-1] == (parts,) for shape in shapes))
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
