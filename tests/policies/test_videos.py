@@ -1,5 +1,6 @@
 """An episode at play: what an environment returns is read as training reads it, and shown at its own pace."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from lockstep.config.run import Config
 from lockstep.core.errors import EnvironmentFailureError
+from lockstep.policies import videos
 from lockstep.policies.videos import play_episode, video_writer
 
 
@@ -56,6 +59,23 @@ def test_a_gif_takes_as_long_as_its_episode_with_delays_that_browsers_keep(tmp_p
     assert len(delays) == frames
     assert min(delays) >= 20
     assert sum(delays) == pytest.approx(1000 * 100 / fps, rel=0.03)
+
+
+def test_a_gif_that_cannot_be_written_takes_no_step(tmp_path, monkeypatch):
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    (tmp_path / "draft.gif").mkdir()
+    monkeypatch.setattr(videos, "draft_of", lambda video: nullcontext(tmp_path / "draft.gif"))
+    monkeypatch.setattr(videos, "play_episode", lambda *_: pytest.fail("an episode was begun"))
+    policy: Any = SimpleNamespace(config=Config.model_validate({"env": "CartPole-v1"}))
+    with pytest.raises(IsADirectoryError):
+        videos.play(policy, tmp_path / "out.gif")
+
+
+def test_a_gif_without_pictures_leaves_no_file(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    video_writer(tmp_path / "out.gif", 30).close()
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_gif_of_a_single_picture_is_written(tmp_path):

@@ -16,12 +16,14 @@ class GifWriter:
     """Collects pictures of ``fps`` a second, and writes them when it is closed.
 
     A GIF's delays are whole hundredths of a second. Those of its pictures differ by one where that keeps the pace, and
-    of more pictures a second than :data:`FASTEST` every second, third, … is kept.
+    of more pictures a second than :data:`FASTEST` every second, third, … is kept. An ``OSError`` at once where the file
+    can't be written.
     """
 
     def __init__(self, video: Path, fps: int) -> None:
         self._video, self._fps, self._every = video, fps, -(-fps // FASTEST)
         self._given, self._kept = 0, []
+        video.open("wb").close()
 
     def append_data(self, picture: Any) -> None:
         """Takes a picture, uint8 ``[height, width, 3]``."""
@@ -30,8 +32,9 @@ class GifWriter:
         self._given += 1
 
     def close(self) -> None:
-        """Writes the file, if there is any picture."""
+        """Writes the file, or removes it where there is no picture."""
         if not self._kept:
+            self._video.unlink(missing_ok=True)
             return
         from PIL import Image
 
