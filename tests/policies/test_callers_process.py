@@ -80,6 +80,46 @@ def test_two_threads_leave_each_other_what_they_compute_with(callers):
     assert callers() == before
 
 
+def test_a_policy_with_the_callers_settings_keeps_them_until_it_has_computed():
+    """The number of threads is the whole process's: another's came into effect while it computed."""
+    threads, entered, order = torch.get_num_threads(), threading.Event(), []
+
+    def second():
+        with as_in_training(threads + 1):
+            entered.set()
+            order.append("second")
+
+    with as_in_training(threads):
+        other = threading.Thread(target=second)
+        other.start()
+        entered.wait(0.5)  # which it doesn't before this one has left
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"]
+
+
+def test_policies_with_the_callers_settings_compute_at_once():
+    threads, both = torch.get_num_threads(), threading.Barrier(2, timeout=60)
+
+    def compute():
+        with as_in_training(threads):
+            both.wait()
+
+    other = threading.Thread(target=compute)
+    other.start()
+    compute()
+    other.join()
+
+
+def test_a_policy_may_ask_another_while_it_computes():
+    threads = torch.get_num_threads()
+    with as_in_training(threads), as_in_training(threads + 1):
+        assert torch.get_num_threads() == threads + 1
+        with as_in_training(threads):
+            assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == threads
+
+
 class Branching(nn.Module):
     """Makes a tensor of its own in each pass."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,61 @@ from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.state import POLICY, make_net
 
-_SWITCHED = threading.RLock()
-"""Is held while PyTorch computes otherwise than the caller has it, which is so for all threads of the process."""
+
+class _Turns:
+    """Lets threads compute at once while all have PyTorch as it is, and one that switches it while no other computes.
+
+    A thread that computes already, such as in a network of a user's that asks another policy, is let in at once.
+    """
+
+    def __init__(self) -> None:
+        self._turn, self._left = threading.Lock(), threading.Condition()
+        self._together, self._here = 0, threading.local()
+
+    @contextlib.contextmanager
+    def taken(self, switches: Callable[[], bool]) -> Iterator[None]:
+        """Waits for a turn, alone if it ``switches``, which is asked when nobody else has switched."""
+        if getattr(self._here, "computes", False):
+            yield
+            return
+        self._here.computes = True
+        try:
+            with self._alone_or_counted(switches):
+                yield
+        finally:
+            self._here.computes = False
+
+    @contextlib.contextmanager
+    def _alone_or_counted(self, switches: Callable[[], bool]) -> Iterator[None]:
+        with self._turn:
+            if switches():
+                with self._left:
+                    self._left.wait_for(lambda: self._together == 0)
+                yield
+                return
+            with self._left:
+                self._together += 1
+        try:
+            yield
+        finally:
+            with self._left:
+                self._together -= 1
+                self._left.notify_all()
+
+
+_TURNS = _Turns()
+"""Of all threads of the process, which share PyTorch's number of threads and default dtype."""
 
 
 @contextlib.contextmanager
 def as_in_training(threads: int) -> Iterator[None]:
     """Has PyTorch compute with so many threads, in float32 and on the CPU by default; then as the caller has it."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_SWITCHED)
+
+    def switches() -> bool:
+        return (torch.get_num_threads(), torch.get_default_dtype()) != (threads, torch.float32)
+
+    with _TURNS.taken(switches), contextlib.ExitStack() as stack:
         before, dtype = torch.get_num_threads(), torch.get_default_dtype()
-        if threads == before and dtype == torch.float32:
-            stack.close()
         if threads != before:
             torch.set_num_threads(threads)
             stack.callback(torch.set_num_threads, before)
