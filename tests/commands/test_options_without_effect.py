@@ -2,6 +2,7 @@
 
 import pytest
 from command_line import CARTPOLE
+from made_runs import make_run
 
 from lockstep import load_policy
 from lockstep.cli import main
@@ -85,3 +86,16 @@ def test_a_run_that_starts_otherwise_than_a_file_is_told_apart(trained, capsys, 
     assert f"other starts of episodes: seed 3 ({run.name}), 0 (a)" in capsys.readouterr().out
     assert main(["compare", str(run), str(played[0]), "--episodes", "5"]) == 0
     assert "other starts" not in capsys.readouterr().out
+
+
+def test_places_of_a_strangers_run_are_none_of_a_baselines_nor_of_a_clones(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "account"))
+    places = {
+        "log": {"wandb": True, "entity": "them", "jsonl": str(tmp_path / "theirs.jsonl")},
+        "checkpoint": {"mirror": "s3://theirs/runs"},
+    }
+    run = make_run(tmp_path / "runs" / "a", **places)
+    said(capsys, "eval", run, "--policy", "random", "--episodes", 1)
+    said(capsys, "record", run, "--policy", "random", "--episodes", 2, "--out", tmp_path / "a.npz")
+    said(capsys, "clone", tmp_path / "a.npz", "--like", run, "--epochs", 1, "--out", tmp_path / "clone")
+    assert not (tmp_path / "theirs.jsonl").exists()

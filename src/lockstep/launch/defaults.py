@@ -21,7 +21,7 @@ from lockstep.runs.finding import run_if_any
 from lockstep.runs.listing import printable
 from lockstep.runs.making import has_begun
 from lockstep.runs.trackers.service import flattened
-from lockstep.runs.trust import check_trusted, place_of_service, trusted_config, trusted_names
+from lockstep.runs.trust import OF_TRAINING, check_trusted, place_of_service, trusted_config, trusted_names
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def config_named(word: str, runs_dir: str, trust: bool = False) -> Config:
     """
     run = run_if_any(word, runs_dir, single=False)
     if run is not None:
-        return trusted_config(run[0], trust, unused=("ppo.loss",))  # which is for training
+        return trusted_config(run[0], trust, unused=OF_TRAINING)
     request = request_of([word, *(["--trust"] if trust else [])])
     _, file = base_settings(word)
     if file is None and request.undescribed is not None:
