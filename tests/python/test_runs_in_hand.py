@@ -55,6 +55,24 @@ def test_a_config_that_names_something_else_by_now_is_refused(no_list):
             use()
 
 
+def test_a_run_that_logs_and_is_mirrored_goes_on_without_a_list(no_list, tmp_path):
+    places = {"log": {"jsonl": str(tmp_path / "log.jsonl")}, "checkpoint": {"mirror": f"file://{tmp_path}/copies"}}
+    run = lockstep.train("CartPole-v1", name="a", **places, **SMALL)
+    assert run.resume(512, quiet=True).policy.global_step == 512
+    assert lockstep.train(resume=run, total_steps=768, quiet=True).policy.global_step == 768
+    for use in (lambda: lockstep.load_run(run.path).resume(1024), lambda: lockstep.train(resume=run.path)):
+        with pytest.raises(ValueError, match=r"give trust=True$"):
+            use()
+
+
+def test_seeds_of_a_mirrored_group_may_import_what_the_group_was_trained_with(request, tmp_path):
+    mirror = {"mirror": f"file://{tmp_path}/copies"}
+    group = lockstep.train("handed_envs:Counting", name="a", seeds=range(2), checkpoint=mirror, **SMALL)
+    request.getfixturevalue("no_list")
+    assert group.seeds[1].policy([0.0, 0.0]) in (0, 1)
+    assert group.seeds[1].evaluate(1)["episodes"] == 1
+
+
 def test_a_run_stands_for_what_it_was_handed_too():
     network = of_a_script("users_nets", "Tiny")
     run = lockstep.train(of_a_script("handed_envs", "Counting"), name="a", network={"custom": network}, **SMALL)

@@ -24,7 +24,7 @@ from lockstep.runs.finding import find_run, seeds_in
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
-from lockstep.runs.trust import code_in, names_in
+from lockstep.runs.trust import OF_TRAINING, names_in, naming_settings
 
 if TYPE_CHECKING:
     import pandas
@@ -67,14 +67,15 @@ class Run:
 
     @property
     def trusted(self) -> bool:
-        """Whether what its config names may be imported: by ``trust``, or as this process has trained it with that."""
-        return self.trust or (bool(self.named) and self.named.issuperset(names_in(self.config)))
+        """Whether the code that its policy needs may be imported: by ``trust``, or as this process has trained it."""
+        return self.trust or (bool(self.named) and self.named.issuperset(names_in(self.config, OF_TRAINING)))
 
     def resumed_with(self) -> dict[str, Any]:
         """Settings by which it may import, when it is resumed, what it may here: nested, below all others."""
         if self.trust:
             return {"trust": True}
-        return code_in(self.config) if self.trusted else {}
+        config = self.config
+        return naming_settings(config) if self.named.issuperset(names_in(config)) else {}
 
     @property
     def network(self) -> type | None:

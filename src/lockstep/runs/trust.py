@@ -28,8 +28,6 @@ OWN_REGISTRY = "lockstep.envs:lockstep/"
 """Begins the ids of the array environments as Gymnasium knows them; a registry, not a name of code."""
 TRUSTED = "trusted_names"
 LOG, MIRROR = "log.jsonl", "checkpoint.mirror"
-CODE = {"env.id", "env.kwargs", "network.custom", "network.custom_kwargs", "ppo.loss", "ppo.loss_kwargs"}
-"""Settings that may name what is imported; the others name places."""
 OF_TRAINING = ("ppo.loss", LOG, MIRROR, *(f"log.{service}" for service in SERVICES))
 """Settings whose names nothing but training reads."""
 
@@ -67,12 +65,15 @@ def _places_in(config: Config) -> Iterator[tuple[str, str]]:
         yield config.checkpoint.mirror.rstrip("/"), MIRROR
 
 
-def code_in(config: Config) -> dict[str, Any]:
-    """Gives the settings in which a config names code, nested: who says them again has named it by hand."""
+def naming_settings(config: Config) -> dict[str, Any]:
+    """Gives the settings in which a config names code and places, nested: who says them again names them by hand."""
     values, found = config.model_dump(mode="json"), dict[str, Any]()
-    for key in set(names_in(config).values()) & CODE:
-        section, _, name = key.partition(".")
-        found.setdefault(section, {})[name] = values[section][name]
+    keys = set(names_in(config).values())
+    if any(f"log.{service}" in keys for service in SERVICES):
+        keys |= {"log.project", "log.entity"}
+    for section, _, name in (key.partition(".") for key in keys):
+        if values[section][name] is not None:
+            found.setdefault(section, {})[name] = values[section][name]
     return found
 
 
