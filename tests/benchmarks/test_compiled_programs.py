@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LIBTPU = Path(sys.prefix) / "libtpu"
 POD = ("v5e:2x4", "cartpole,wide,pixels,lstm,fsdp")
 LARGE_POD = ("v5e:16x16", "cartpole")
-MOST_TEMPORARIES = {"cartpole": 2e6, "lstm": 2e7, "pixels": 2e7, "wide": 4e7, "fsdp": 4e7}
+MOST_TEMPORARIES = {"cartpole": 1e7, "lstm": 2e7, "pixels": 2e7, "wide": 4e7, "fsdp": 4e7}
 
 pytestmark = pytest.mark.long
 
