@@ -65,7 +65,8 @@ def test_a_run_that_logs_and_is_mirrored_goes_on_without_a_list(no_list, tmp_pat
             use()
 
 
-def test_seeds_of_a_mirrored_group_may_import_what_the_group_was_trained_with(request, tmp_path):
+def test_seeds_of_a_mirrored_group_may_import_what_the_group_was_trained_with(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # of no other test
     mirror = {"mirror": f"file://{tmp_path}/copies"}
     group = lockstep.train("handed_envs:Counting", name="a", seeds=range(2), checkpoint=mirror, **SMALL)
     request.getfixturevalue("no_list")
