@@ -68,7 +68,7 @@ class WearingInPlace(Wearing):
         return {"state": np.array(self.state, np.float64), "before": self.before}
 
     def set_env_state(self, arrays):
-        self.state = tuple(arrays["state"])  # type: ignore[assignment]
+        self.state = tuple(arrays["state"])  # pyright: ignore[reportAttributeAccessIssue]
         self.before = arrays["before"]
 
 

@@ -148,7 +148,7 @@ class HookedAndHarder(Harder):
         return {"state": np.array(self.state, np.float64), "taken": np.array(self.taken)}
 
     def set_env_state(self, arrays):
-        self.state = tuple(arrays["state"])  # type: ignore[assignment]
+        self.state = tuple(arrays["state"])  # pyright: ignore[reportAttributeAccessIssue]
         self.taken = int(arrays["taken"])
 
 
@@ -244,7 +244,7 @@ class Unmeasured(CartPoleEnv):
 class SeededByItself(CartPoleEnv):
     def reset(self, *, seed=None, options=None):
         self._own = np.random.default_rng(seed)
-        self.state = self._own.uniform(-0.05, 0.05, 4)  # type: ignore[assignment]
+        self.state = self._own.uniform(-0.05, 0.05, 4)  # pyright: ignore[reportAttributeAccessIssue]
         self.steps_beyond_terminated = None
         return np.array(self.state, np.float32), {}
 
