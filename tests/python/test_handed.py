@@ -11,6 +11,7 @@ import handed_envs
 import pytest
 import users_losses
 from frameworks import installed
+from scripts_classes import of_a_script
 
 import lockstep
 from lockstep.commands.next_steps import next_steps
@@ -32,13 +33,6 @@ ENGINES = [
     )
     for name in MODULES
 ]
-
-
-def of_a_script(module: str, name: str) -> Any:
-    """A class as a script or a notebook has it, which no other process can import."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(Path(__file__).parents[1].joinpath("modules", f"{module}.py").read_text(), names)
-    return names[name]
 
 
 @pytest.fixture(autouse=True)

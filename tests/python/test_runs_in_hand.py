@@ -1,22 +1,14 @@
 """A ``Run`` keeps what it was handed and trained with, wherever it stands for its directory."""
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 import handed_envs
 import pytest
+from scripts_classes import of_a_script
 
 import lockstep
 
 SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
-
-
-def of_a_script(module: str, name: str) -> Any:
-    """A class as a script or a notebook has it, which no other process can import."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(Path(__file__).parents[1].joinpath("modules", f"{module}.py").read_text(), names)
-    return names[name]
 
 
 @pytest.fixture(autouse=True)

@@ -303,19 +303,10 @@ def load_policy(
     trust: bool = False,
     network: type | None = None,
 ) -> Policy:
-    """Load the policy of a run.
-
-    Args:
-        run: name, run directory, checkpoint directory, or a :class:`lockstep.Run`.
-        checkpoint: ``latest``, ``best`` or a step number.
-        runs_dir: where runs given by name lie.
-        engine: ``torch`` or ``jax``, whichever trained it; None: the one that did.
-        trust: whether to import what the run names (``module:attribute``), though this user hasn't trained with it.
-        network: the class of its network, if it was trained with one that can't be imported.
+    """Does what :func:`lockstep.load_policy` does for a run by its path; refusals speak of commands' options.
 
     Raises:
-        ValueError: there is no such run or checkpoint, or it is damaged, names code that this user hasn't trained
-            with, or the engine can't compute it; one line.
+        ValueError: see there.
     """
     path, which = find_run(path_of(run), str(runs_dir))
     config = trusted_config(path, trust, unused=OF_TRAINING)

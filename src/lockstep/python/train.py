@@ -86,16 +86,8 @@ def train(
     asked = lay_over({} if again is None else again.resumed_with(), _settings_of(config))
     if seeds is not None:
         asked.pop("seed", None)  # as a run's config has one
-    options = {"engine": engine, "nproc": nproc, "quiet": quiet or None, "name": name}
-    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
-        seeds = ",".join(map(str, seeds))
-    elif not isinstance(seeds, str | None):
-        raise ValueError(f'seeds: {seeds!r} is no list of seeds; give range(5), [3, 7] or "0-4"')
-    options["seeds"] = seeds
-    options |= {
-        key: None if value is None else path_of(value) for key, value in (("runs_dir", runs_dir), ("resume", resume))
-    }
-    options = {key: value for key, value in options.items() if value is not None}
+    options = _options_of(engine=engine, nproc=nproc, quiet=quiet or None, name=name, seeds=seeds)
+    options |= {key: path_of(value) for key, value in (("runs_dir", runs_dir), ("resume", resume)) if value is not None}
     lay_over(asked, nested(settings | options))
     given = with_objects(asked, given)
 
@@ -109,6 +101,15 @@ def train(
         if clearer is None:
             raise
         raise clearer from None
+
+
+def _options_of(seeds: Any, **options: Any) -> dict[str, Any]:
+    """Those options that are given, with seeds as the command line has them."""
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        seeds = ",".join(map(str, seeds))
+    elif not isinstance(seeds, str | None):
+        raise ValueError(f'seeds: {seeds!r} is no list of seeds; give range(5), [3, 7] or "0-4"')
+    return {key: value for key, value in (options | {"seeds": seeds}).items() if value is not None}
 
 
 def _is_section(env: Any, beside_another: bool) -> bool:
