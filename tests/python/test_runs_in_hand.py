@@ -14,6 +14,7 @@ SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
 @pytest.fixture(autouse=True)
 def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # whose list no other test writes
     return tmp_path / "runs"
 
 
@@ -57,8 +58,7 @@ def test_a_run_that_logs_and_is_mirrored_goes_on_without_a_list(no_list, tmp_pat
             use()
 
 
-def test_seeds_of_a_mirrored_group_may_import_what_the_group_was_trained_with(request, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # of no other test
+def test_seeds_of_a_mirrored_group_may_import_what_the_group_was_trained_with(request, tmp_path):
     mirror = {"mirror": f"file://{tmp_path}/copies"}
     group = lockstep.train("handed_envs:Counting", name="a", seeds=range(2), checkpoint=mirror, **SMALL)
     request.getfixturevalue("no_list")
