@@ -2,6 +2,7 @@
 
 import threading
 import time
+from itertools import chain, repeat
 
 import pytest
 
@@ -63,6 +64,16 @@ def test_a_blocked_call_elsewhere_is_no_waiting():
         said, clock = watched(blocked, waits=True, **how)
         assert said[-1] is not None
         assert not clock.certain
+
+
+def test_a_call_that_was_woken_once_is_waited_in_from_then_on(monkeypatch):
+    counts = chain([7], repeat(8))
+    monkeypatch.setattr(stacks, "wakings", lambda: next(counts))
+    clock = StillnessClock()
+    counts = chain([8, 9, 9], repeat(10))
+    said, clock = watched(blocked, clock=clock, waits=True, joined=True)
+    assert said[-1] is not None
+    assert said[-1] < clock._seconds - PAUSE
 
 
 def test_a_loop_that_is_nearly_always_in_one_call_is_no_waiting():

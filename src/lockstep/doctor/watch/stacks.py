@@ -75,7 +75,8 @@ class StillnessClock:
     """For how long the main thread has stood in one place, a place of waiting, without any sign of life.
 
     The place is told by frames and their next instruction. A loop that is nearly always in one call (that receives, or
-    sleeps) stands in one place whenever one looks; but it wakes up in between, and the kernel counts that.
+    sleeps) stands in one place whenever one looks; but it wakes up in between, and the kernel counts that: what is told
+    by idleness alone counts from the last waking.
 
     Attributes:
         lines: the stack that stands still, innermost call first.
@@ -89,6 +90,7 @@ class StillnessClock:
         self._last = time.monotonic()
         self._busy_before = time.process_time()
         self._wakings_before = wakings()
+        self._asleep_since = 0.0
         self.lines: list[str] = []
         self.certain = False
 
@@ -110,11 +112,17 @@ class StillnessClock:
         self._last = now
         if tuple(place) != self._place or frame is None:
             self._place, self._seconds, self.lines = tuple(place), 0.0, []
-            self._busy_before, self._wakings_before = time.process_time(), wakings()
+            self._busy_before, self._wakings_before, self._asleep_since = time.process_time(), wakings(), 0.0
             return None
         self.lines = self.lines or frame_lines(frame)
         idle = time.process_time() - self._busy_before < IDLE * self._seconds
-        blocked = joined and idle and wakings() == self._wakings_before
-        self.certain = stands_in_collective(self.lines) or (stands_in(self.lines, BACKWARD) and idle)
-        self.certain = self.certain or (blocked and waits_for_work(self.lines))
-        return self._seconds if self.certain or on_gpu or blocked else None
+        woken = wakings()
+        if woken != self._wakings_before:
+            self._wakings_before, self._asleep_since = woken, self._seconds
+        asleep = self._seconds - self._asleep_since
+        blocked = joined and idle and asleep > 0.0
+        stands = stands_in_collective(self.lines) or (stands_in(self.lines, BACKWARD) and idle)
+        self.certain = stands or (blocked and waits_for_work(self.lines))
+        if stands or on_gpu:
+            return self._seconds
+        return asleep if blocked else None
