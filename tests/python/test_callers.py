@@ -129,7 +129,8 @@ import sys
 import lockstep
 env, nproc, stream = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 more = dict(env=dict(kwargs=dict(stream=stream))) if stream else {}
-lockstep.train(env, nproc=nproc, total_steps=10**8, num_steps=16, name="ended", quiet=stream != "stdout", **more)
+lockstep.train(env, nproc=nproc, total_steps=10**8, num_steps=16, name="ended", quiet=stream != "stdout",
+               checkpoint=dict(interval=0), **more)
 """
 LOUD = """
 import sys
