@@ -263,6 +263,7 @@ def test_a_call_leaves_nothing_open():
         def on_iteration(self, record):
             return None
 
+    gc.collect()  # what other tests left
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", ResourceWarning)
         for quiet in (True, False):
