@@ -119,7 +119,7 @@ def test_cpu_time_is_of_the_steady_state_and_memory_of_all():
 
 
 def test_a_program_is_measured_by_its_lines(scripted):
-    measured = measure(scripted("for _ in range(8):\n    time.sleep(0.02)\n    say()\n"), 600)
+    measured = measure(scripted("for _ in range(40):\n    time.sleep(0.02)\n    say()\n"), 600)
     assert 0 < measured.steps_per_second < 2 * 10 / 0.02  # it sleeps; a line may be read late on a busy machine
     assert measured.records == []
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 from command_line import NEEDS_PROC, SMALL, command, marked, surroundings, wait_until
@@ -51,7 +52,7 @@ def test_a_killed_launcher_leaves_nobody(tmp_path, kind):
 
 
 def test_a_process_that_a_launcher_leaves_is_seen():
-    mark = "left"
+    mark = uuid.uuid4().hex
     script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep({60})'])"
     subprocess.run([sys.executable, "-c", script], env=surroundings(mark), check=True)
     left = marked(mark)

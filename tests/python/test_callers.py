@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import wait_until
+from command_line import TIMEOUT, wait_until
 
 import lockstep
 from lockstep.python.command import _places
@@ -54,7 +54,7 @@ def test_places_of_installed_packages_are_each_processes_own(tmp_path, monkeypat
 def test_a_process_looks_at_the_places_of_its_caller_in_their_order(tmp_path):
     """In an environment that sees the packages of the Python that it was made from."""
     subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", "venv"], check=True, timeout=60
+        [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", "venv"], check=True, timeout=TIMEOUT
     )
     for name in ("first", "linked", "last"):
         (tmp_path / name).mkdir()
@@ -74,7 +74,7 @@ print(len([place for place in found if place.endswith("-packages")]))
 """
     given = os.environ | {"PYTHONPATH": f"{tmp_path / 'first'}{os.pathsep}{SOURCE}"}
     done = subprocess.run(
-        ["venv/bin/python", "-P", "-c", code], env=given, capture_output=True, text=True, check=False, timeout=60
+        ["venv/bin/python", "-P", "-c", code], env=given, capture_output=True, text=True, check=False, timeout=TIMEOUT
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 2

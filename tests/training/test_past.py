@@ -60,7 +60,12 @@ def test_what_another_version_left_out_is_unknown(odd):
     assert past.best_evaluation == past.last_evaluation == {"step": 8, "return_mean": 2.0}
 
 
-def test_dates_are_utc():
-    now, before = (datetime.datetime.fromisoformat(utc_date(seconds)) for seconds in (0, 3600))
-    assert now.utcoffset() == datetime.timedelta(0)
-    assert datetime.timedelta(seconds=3599) <= now - before <= datetime.timedelta(seconds=3601)
+def test_dates_are_utc(monkeypatch):
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromtimestamp(1e9, tz)
+
+    monkeypatch.setattr(datetime, "datetime", Clock)
+    assert utc_date() == "2001-09-09T01:46:40+00:00"
+    assert utc_date(3600) == "2001-09-09T00:46:40+00:00"
