@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from gated import STOPS_AT
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
@@ -311,11 +312,17 @@ def test_a_watchdog_says_who_hangs_and_only_while_somebody_is_being_waited_for()
     assert said == ["environment 4 hangs"]
 
 
-def leaping(patch):
+def leaping(patch, at_the_third=lambda: None):
     """Lets a thousand seconds pass between any two looks at the clock, as in a process that is stopped."""
     looks = itertools.count()
-    patch.setattr(time, "monotonic", lambda: 1000.0 * next(looks))
-    return looks
+
+    def leap():
+        look = next(looks)
+        if look == 2:
+            at_the_third()
+        return 1000.0 * look
+
+    patch.setattr(time, "monotonic", leap)
 
 
 def test_time_in_which_a_process_is_stopped_is_none_that_its_environments_take(monkeypatch):
@@ -340,17 +347,22 @@ def test_time_in_which_a_process_is_stopped_is_none_that_its_environments_take(m
     assert said == []
 
 
-def test_time_in_which_workers_are_stopped_is_none_that_their_environments_take(monkeypatch):
-    monkeypatch.setenv("SECONDS", "1.2")
-    config = EnvConfig(id="slow:SlowPendulum-v0", workers=1)
+def test_time_in_which_workers_are_stopped_is_none_that_their_environments_take(tmp_path, monkeypatch):
+    gate = tmp_path / "gate"
+    monkeypatch.setenv("GATE", str(gate))
+    config = EnvConfig(id="gated:GatedCartPole-v0", workers=1)
     with contextlib.closing(make_envs(config, describe(config), SEED, range(1), pytest.fail)) as envs:
         envs.reset()
         assert isinstance(envs, WorkerEnvs)
-        envs._timeout = 2.0  # looked at twice a second
-        with monkeypatch.context() as patch:
-            looks = leaping(patch)
+        for _ in range(STOPS_AT - 1):
             envs.step()
-        assert next(looks) > 2
+        gate.touch()
+        envs._timeout = 40.0  # of which two looks, 2 s at most each, are little
+        with monkeypatch.context() as patch:
+            leaping(patch, gate.unlink)
+            envs.step()
+        assert not gate.exists()
+        gate.touch()
         envs._timeout = 0.4
         with pytest.raises(EnvironmentFailureError, match=r"didn't answer within 0.4 s \(env.timeout\)"):
             envs.step()
