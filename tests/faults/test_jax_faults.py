@@ -29,9 +29,6 @@ PLACES = pytest.mark.parametrize(
     "place", [devices(2), pytest.param(TWO_PROCESSES, marks=pytest.mark.long)], ids=["two devices", "two processes"]
 )
 
-START = 120.0
-"""Seconds in which a run has been compiled and has begun, on a busy machine too."""
-
 
 def checkpoints_of(path):
     """Names of a run's checkpoints, which are all whole."""
@@ -135,7 +132,7 @@ def stopped_by_sigterm(process, mark, path):
 def test_sigterm_stops_a_run_inside_the_program_with_a_checkpoint(tmp_path, place):
     words, path = (*CARTPOLE, "--total-steps", 128 * 1_000_000), tmp_path / "runs" / "run"
     with running("train", *words, *place, "--name", "run", cwd=tmp_path) as (process, mark):
-        wait_until(lambda: len(metrics_of(path)) >= 4, "nothing is logged", START)
+        wait_until(lambda: len(metrics_of(path)) >= 4, "nothing is logged")
         process.send_signal(signal.SIGTERM)
         stopped = stopped_by_sigterm(process, mark, path)
     step = stopped.summary["global_step"]
@@ -150,7 +147,7 @@ def test_sigterm_stops_a_run_on_the_host_with_a_checkpoint(trained, tmp_path, pl
     gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
     gate.touch()
     with running("train", *ON_THE_HOST, *place, "--name", "run", cwd=tmp_path, GATE=str(gate)) as (process, mark):
-        wait_until(lambda: len(metrics_of(path)) == 3, "the run doesn't reach the gate", START)
+        wait_until(lambda: len(metrics_of(path)) == 3, "the run doesn't reach the gate")
         process.send_signal(signal.SIGTERM)
         gate.unlink()
         stopped = stopped_by_sigterm(process, mark, path)
