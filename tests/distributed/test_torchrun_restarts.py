@@ -22,6 +22,7 @@ from command_line import (
     surroundings,
     wait_until,
 )
+from elastic_agents import free_port
 from variants import variants
 
 pytestmark = NEEDS_PROC
@@ -29,7 +30,7 @@ pytestmark = NEEDS_PROC
 
 def torchrun(*words):
     own = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
-    return [*own, "--monitor-interval", "0.1", "--master-port", "29431", "-m", "lockstep", *map(str, words)]
+    return [*own, "--monitor-interval", "0.1", "--master-port", str(free_port()), "-m", "lockstep", *map(str, words)]
 
 
 @pytest.mark.parametrize(

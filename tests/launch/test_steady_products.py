@@ -7,6 +7,7 @@ import pytest
 from command_line import SMALL, run_words
 
 PYTHON = (sys.executable, "-m")
+ALONE = ("--standalone", "--local-addr", "127.0.0.1")
 TRAIN = ("lockstep", "train", "steadied:Steadied", *map(str, SMALL), "--total-steps", "128", "--max-restarts", "0")
 IN_PYTHON = """if True:
     import lockstep
@@ -18,7 +19,7 @@ ENTRIES = {
     "two ranks": (*PYTHON, *TRAIN, "--nproc", "2"),
     "engine jax": (*PYTHON, *TRAIN, "--engine", "jax"),
     "workers": (*PYTHON, *TRAIN, "--env.workers", "2"),
-    "torchrun": (*PYTHON, "torch.distributed.run", "--nproc-per-node", "2", "-m", *TRAIN),
+    "torchrun": (*PYTHON, "torch.distributed.run", *ALONE, "--nproc-per-node", "2", "-m", *TRAIN),
     "lockstep.train": (sys.executable, "-c", IN_PYTHON),
     "check": (*PYTHON, "lockstep", "check", "steadied:Steadied"),
 }
