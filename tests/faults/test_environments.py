@@ -11,6 +11,8 @@ from lockstep.runs.checkpoint import checkpoints_in, problem_with
 
 ID = "faulty:FaultyCartPole-v0"
 NUMBER = f"environment 5 ({ID})"
+LIMIT = 10
+"""Of seconds, in which workers make their environments, and those that fail wait for a checkpoint to be on the disk."""
 
 
 def fail(cwd, fault, nproc, workers, *more):
@@ -49,10 +51,9 @@ def test_raising_in_a_reset(tmp_path, nproc, workers):
 
 @pytest.mark.parametrize(("nproc", "workers"), variants([(1, 0), (2, 0), (2, 1)], [(2, 0)]))
 def test_hanging_in_a_step(tmp_path, nproc, workers):
-    limit = 3 if workers == 0 else 10  # the worker's start counts too
-    line = fail(tmp_path, "hang", nproc, workers, "--env.timeout", limit)
+    line = fail(tmp_path, "hang", nproc, workers, "--env.timeout", LIMIT)
     assert NUMBER in line
-    assert f"didn't answer within {limit} s (env.timeout)" in line
+    assert f"didn't answer within {LIMIT} s (env.timeout)" in line
     assert_checkpoints_whole(tmp_path)
     assert not (tmp_path / "runs" / "run" / ".lock").exists()
 
@@ -140,11 +141,10 @@ def test_state_that_cannot_be_saved(tmp_path, fault, said, nproc, workers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_hanging_while_its_state_is_saved(tmp_path, workers):
-    limit = 3 if workers == 0 else 10
-    words = ("--env.workers", workers, "--env.timeout", limit, "--name", "run")
+    words = ("--env.workers", workers, "--env.timeout", LIMIT, "--name", "run")
     ended = lockstep("train", SAVING, *SMALL, *words, cwd=tmp_path, STATE_FAILS="hang")
     assert f"environment 0 ({SAVING})" in error_line(ended)
-    assert f"didn't answer within {limit} s (env.timeout)" in ended.stderr
+    assert f"didn't answer within {LIMIT} s (env.timeout)" in ended.stderr
 
 
 def test_state_that_cannot_be_given_back(trained, tmp_path):
