@@ -11,7 +11,8 @@ from lockstep.core.machine import HEAP_VARIABLES, MALLOC_VARIABLES, keep_freed_m
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
 FAULTS = """
-import resource, sys, threading
+import ctypes, resource, sys, threading
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # no huge pages, of which each costs one fault
 from lockstep.core.machine import keep_freed_memory
 how, where, *sizes = sys.argv[1:]
 if how != "leave":
