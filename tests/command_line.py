@@ -170,10 +170,21 @@ def running(*words: Any, cwd: Path, **more: str) -> Iterator[tuple["subprocess.P
     try:
         yield process, mark
     finally:
-        for pid in marked(mark):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate()
+        process.send_signal(signal.SIGKILL)  # which may not carry its mark yet
+        wait_until(lambda: killed(process, mark), "processes outlive being killed")
+
+
+def killed(process: "subprocess.Popen[str] | ForkedCommand", mark: str) -> bool:
+    """Kills all processes of a command; whether none was left, not even one that another had just started."""
+    pids = marked(mark)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    try:
+        process.communicate(timeout=0.1)
+    except subprocess.TimeoutExpired:
+        return False
+    return not pids
 
 
 def ending(process: "subprocess.Popen[str] | ForkedCommand", mark: str) -> Ended:
