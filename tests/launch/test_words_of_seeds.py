@@ -60,7 +60,9 @@ def kept(tmp_path, monkeypatch):
 )
 def test_of_a_new_group_it_begins_a_run_of_that_seed(kept, of_the_group):
     given = ("--n-steps", "16", "--quiet", "--network.hidden-sizes", "32", "16", "lr=1e-3")
-    for number, (name, words) in enumerate(kept("CartPole-v1", *of_the_group, *given).items()):
+    found = kept("CartPole-v1", *of_the_group, *given)
+    assert list(found) == ["seed_3", "seed_4"]
+    for number, (name, words) in enumerate(found.items()):
         assert words == ["train", "CartPole-v1", *given, "--seed", str(3 + number)]
         request = request_of(words[1:])
         assert (f"seed_{request.config.seed}", request.config.num_steps) == (name, 16)
