@@ -1,9 +1,12 @@
 """Times of steps on the host, and what they make of a rollout."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from lockstep.config.run import EnvConfig
 from lockstep.envs.describe import describe
+from lockstep.envs.registry import make_envs
 from lockstep.planning import host_steps
 from lockstep.planning.host_steps import WORKER_SECONDS, HostSteps, measure_host_steps
 
@@ -31,14 +34,34 @@ def test_arrays_are_stepped_all_at_once():
 
 
 @pytest.fixture
-def _short(monkeypatch):
-    monkeypatch.setattr(host_steps, "SECONDS", 0.0)
+def _clock(monkeypatch):
+    """A clock that goes on in steps of environments alone: by a millisecond, and ten microseconds for each of them."""
+    now = 0.0
+
+    def made(*wanted):
+        envs = make_envs(*wanted)
+        step = envs.step
+
+        def timed():
+            nonlocal now
+            step()
+            now += 1e-3 + 1e-5 * envs.num_envs
+
+        monkeypatch.setattr(envs, "step", timed)
+        return envs
+
+    monkeypatch.setattr(host_steps, "make_envs", made)
+    monkeypatch.setattr(host_steps, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(host_steps, "SECONDS", 0.05)
 
 
-@pytest.mark.usefixtures("_short")
-@pytest.mark.parametrize(("env_id", "arrays"), [("CartPole-v1", False), ("lockstep/CartPole-v1", True)])
-def test_steps_are_measured_where_they_are_taken(env_id, arrays):
+@pytest.mark.usefixtures("_clock")
+@pytest.mark.parametrize(
+    ("env_id", "one", "each"), [("CartPole-v1", 1.01e-3, None), ("lockstep/CartPole-v1", 1e-3, pytest.approx(1e-5))]
+)
+def test_steps_are_measured_where_they_are_taken(env_id, one, each):
     config = EnvConfig(id=env_id)
     found = measure_host_steps(config, describe(config))
-    assert found.mean >= 0.0
-    assert (found.each is not None) == arrays
+    assert found.one == pytest.approx((one,) * len(found.one))
+    assert len(found.one) == (30 if each is None else 1)  # of fifty steps but for the first twenty
+    assert found.each == each
