@@ -49,9 +49,11 @@ def test_verdict_cause_and_exit_status(report, name):
     assert found.json["coverage"]["process_group"] == 2
 
 
-def test_a_correct_script_costs_little_and_the_report_is_one_screen(report):
+def test_what_a_correct_script_costs_is_told_and_the_report_is_one_screen(report):
     found = report("correct_ddp")
-    assert found.json["overhead"]["own_seconds"] > 0
+    own, seconds, share = (found.json["overhead"][name] for name in ("own_seconds", "seconds", "share"))
+    assert 0 < own < seconds
+    assert share == pytest.approx(own / (seconds - own))
     assert "overhead" in found.ended.stdout
     assert all(len(report(name).ended.stdout.splitlines()) < 45 for name in KEPT)
     assert found.json["coverage"]["tensors"] == {
