@@ -218,8 +218,11 @@ def test_whoever_multiplies_a_gradient_has_the_same_bits_where_products_are_alik
         monkeypatch.setattr(layers_of_shards, "products_alike", lambda *_, said=said: said)
         found.append(taken(linear(place_of(2, outputs, inputs)[0]), x, weight, bias, 3))
     for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other) or not alike
         close(one, other)
+    if not alike:
+        pytest.skip("these products aren't alike on this machine")
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 @with_onednn
