@@ -9,6 +9,7 @@ import time
 import pytest
 
 from lockstep.core.temporary import hold, of_this_host, temporary_directory
+from lockstep.launch.ray import cluster
 
 NEW = f".lockstep-new-{of_this_host()}"
 
@@ -74,18 +75,33 @@ def test_where_hosts_share_a_directory_only_ones_of_this_host_are_removed(base, 
     assert {path.name for path in shared.iterdir()} == set(names[1:])
 
 
-def test_a_long_name_of_a_host_leaves_room_for_a_sockets_path(monkeypatch):
-    names = []
-    for host in (
-        "node-7",
-        "a-cluster-of-many-hosts-with-long-names-0017",
-        "a-cluster-of-many-hosts-with-long-names-0018.it",
-    ):
-        monkeypatch.setattr(platform, "node", lambda host=host: host)
-        names.append(of_this_host())
-    assert names[0] == "node-7-"
-    assert len({*names}) == 3
-    assert max(map(len, names)) <= 21
+@pytest.mark.parametrize(
+    ("others", "ours"),
+    [
+        ("a-1", "a"),
+        ("hpc-001.cluster", "hpc"),
+        ("node-7.east", "node-7.west"),
+        ("first-cluster-of-many-hosts-0017", "second-cluster-of-many-hosts-0017"),
+    ],
+)
+def test_hosts_whose_names_begin_or_end_alike_leave_each_others_alone(base, monkeypatch, others, ours):
+    """What one holds may look free to the other, where locks are each host's own."""
+    monkeypatch.setattr(platform, "node", lambda: others)
+    directory = base / f"lockstep-{of_this_host()}stale"
+    directory.mkdir()
+    (directory / ".held").touch()
+    monkeypatch.setattr(platform, "node", lambda: ours)
+    with temporary_directory():
+        assert directory.exists()
+    monkeypatch.setattr(platform, "node", lambda: others)
+    with temporary_directory():
+        assert not directory.exists()
+
+
+@pytest.mark.parametrize("host", ["node-7", "a-cluster-of-many-hosts-with-long-names-0017.it", "x" * 64])
+def test_a_directory_of_a_host_with_a_long_name_has_room_for_rays_sockets(monkeypatch, host):
+    monkeypatch.setattr(platform, "node", lambda: host)
+    assert len(f"/tmp/lockstep-{of_this_host()}{'x' * 8}") <= cluster._LONGEST_PATH
 
 
 def test_what_is_held_stays_and_goes_when_its_holder_has_gone(base):

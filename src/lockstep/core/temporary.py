@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import shutil
@@ -18,8 +19,8 @@ _BEGUN = ".lockstep-new-"
 _HELD = ".held"
 _BEGIN_SECONDS = 3600.0
 """A directory that was begun so long ago, and isn't held yet, never will be: its maker was killed."""
-_HOST_LETTERS = 20
-"""At most, and the last of them, for a socket's path has 107, and hosts of a cluster begin alike."""
+_HOST_BYTES = 4
+"""Of a host's name as a digest: a socket's path has room for few letters, and no name may begin another."""
 _MEMORY = Path("/dev/shm")
 
 
@@ -53,7 +54,7 @@ def hold(directory: Path) -> Iterator[None]:
 
 def of_this_host() -> str:
     """Begins names of directories that other hosts may see, whose locks may not be seen by all of them."""
-    return f"{platform.node().partition('.')[0][-_HOST_LETTERS:]}-"
+    return f"{hashlib.blake2b(platform.node().encode(), digest_size=_HOST_BYTES).hexdigest()}-"
 
 
 def _lock(descriptor: int) -> bool:
