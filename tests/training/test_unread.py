@@ -23,6 +23,11 @@ UNREAD = [
         True,
         "network.recurrent_size: 256 changes nothing: networks have no memory; net",
     ),
+    (
+        {"network.recurrent_size": 256, "network.custom": "my_nets:Wide"},
+        True,
+        "network.recurrent_size: 256 changes nothing: network.custom my_nets:Wide stands in place of all networks",
+    ),
     ({"network.sequence_length": 16}, True, "network.sequence_length: 16 changes nothing: networks have no memory"),
     (
         {"normalize.clip_observations": 5},

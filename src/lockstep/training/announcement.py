@@ -109,9 +109,7 @@ def unread_settings(config: Config, discrete: bool) -> list[str]:
 
 def _sizes_of_nothing(config: Config) -> list[str]:
     """Lists sizes and limits that were set of parts which the run doesn't have."""
-    memory = (
-        None if config.network.recurrent else "networks have no memory; network.recurrent lstm or gru gives them one"
-    )
+    memory = None if config.network.recurrent else _without_memory(config)
     groups = None if config.algorithm == "grpo" else "algorithm ppo has no groups; algorithm grpo has"
     normalize = config.normalize
     absent = {
@@ -129,6 +127,12 @@ def _sizes_of_nothing(config: Config) -> list[str]:
         if why is not None and value != getattr(getattr(DEFAULTS, section), name):
             found.append(_unread(key, value, why))
     return found
+
+
+def _without_memory(config: Config) -> str:
+    if config.network.custom is not None:
+        return f"network.custom {config.network.custom} stands in place of all networks and has no memory"
+    return "networks have no memory; network.recurrent lstm or gru gives them one"
 
 
 def _unread(key: str, value: Any, why: str) -> str:
