@@ -259,3 +259,25 @@ def test_a_network_without_parameters_that_jax_finds_is_refused():
     assert error_of(Closed(PPO, runner_of()).train) == line.format("function")
     assert error_of(ClosedWalk(runner_of()).train) == line.format("function")
     assert error_of(NoWalk(runner_of()).train) == line.format("NoneType")
+
+
+class Jittery(eqx.Module):
+    """Draws from a generator of the host where it has a key."""
+
+    layer: eqx.nn.Linear
+
+    def __call__(self, observations, key=None):
+        out = jax.vmap(self.layer)(observations if key is None else observations + np.random.rand())
+        return out[:, :-1], out[:, -1]
+
+
+class JitteryPendulum(Pendulum):
+    def policy_network(self, observations, num_outputs, key):
+        return Jittery(eqx.nn.Linear(observations.shape[-1], num_outputs + 1, key=key))
+
+
+def test_a_network_that_draws_numbers_which_nothing_keys_is_refused():
+    said = error_of(JitteryPendulum(PPO, runner_of()).train)
+    assert said.startswith(
+        "policy_network draws random numbers of Python's random or of numpy.random when it is called"
+    )

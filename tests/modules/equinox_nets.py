@@ -113,3 +113,31 @@ class Jittery(Tiny):
 
     def __call__(self, observation, *, key):
         return super().__call__(observation + np.random.rand(), key=key)
+
+
+class JitteryInTraining(Tiny):
+    """Draws from a generator of the host where it has a key."""
+
+    def __call__(self, observation, *, key):
+        return super().__call__(observation if key is None else observation + np.random.rand(), key=key)
+
+
+class Untrainable(Tiny):
+    """Can't be called in training."""
+
+    def __call__(self, observation, *, key):
+        return super().__call__(observation if key is None else observation.noisy(), key=key)
+
+
+class Imprecise(Tiny):
+    """Keeps a factor in another type."""
+
+    scale: Array
+
+    def __init__(self, observation, outputs, *, key, dtype="bfloat16"):
+        super().__init__(observation, outputs, key=key)
+        self.scale = jnp.ones(outputs, dtype)
+
+    def __call__(self, observation, *, key):
+        output, values = super().__call__(observation, key=key)
+        return output * self.scale, values

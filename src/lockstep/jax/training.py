@@ -40,6 +40,7 @@ from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.nets.custom import custom_net
+from lockstep.jax_engine.nets.custom_trial import check_function
 from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.program.calls import Pending
@@ -266,6 +267,7 @@ def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Conf
         return module
 
     custom = custom_net("policy_network", trained, net, keyed_seed(config.seed, "init/custom"))
+    check_function("policy_network", custom, net)
     return dataclasses.replace(net, custom=custom, core=None, shared=False)
 
 

@@ -18,6 +18,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Pytree, Specs, named_sharding
 from lockstep.jax_engine.distributed.placement import gathered, place
 from lockstep.jax_engine.nets.custom import load_custom
+from lockstep.jax_engine.nets.custom_trial import check_function
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Held, ParameterLayout
 from lockstep.jax_engine.shards.normalizers import Moments, empty_moments
@@ -100,9 +101,11 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks of a config, and checks them.
 
     Raises:
-        ValueError: they or the normalisers don't fit the spaces; one line.
+        ValueError: they or the normalisers don't fit the spaces, or they can't be trained; one line.
     """
     net = make_net(config, description.observation, description.action)
+    if net.custom is not None:
+        check_function(f"network.custom: {config.network.custom}", net.custom, net)
     check_initial_std(config, net)
     check_normalizable(config, net, description.id)
     return net

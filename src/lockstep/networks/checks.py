@@ -49,6 +49,14 @@ def check_outputs(
         )
 
 
+def other_type(name: str, parameter: str, found: str, kept: str, method: str) -> ValueError:
+    """Makes the error of a module with a parameter of another type than all are ``kept`` in; ``method`` computes."""
+    return ValueError(
+        f"{name} has a parameter {parameter} of {found}, but parameters are kept and trained in {kept}; make it that, "
+        f"and cast in {method} what is to be computed otherwise"
+    )
+
+
 def running_statistics(name: str, where: str, apart: str) -> ValueError:
     """Makes the error of a module that keeps statistics ``where``; ``apart`` are those that would have others each."""
     return ValueError(

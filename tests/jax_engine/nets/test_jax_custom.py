@@ -131,7 +131,6 @@ def test_a_head_of_its_own_in_float32_gives_what_bfloat16_cannot_hold():
         ("Tiny", {"critic": False}, "values of shape None for 2 observations; needed are (2, 3) and (2,)"),
         ("Broken", {}, "equinox_nets:Broken: TypeError: dot_general requires contracting dimensions to have"),
         ("Statistical", {}, "keeps running statistics (norm."),
-        ("Jittery", {}, "equinox_nets:Jittery draws random numbers of Python's random or of numpy.random when it is"),
     ],
 )
 def test_modules_that_are_refused(name, kwargs, said):

@@ -17,7 +17,7 @@ from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.jax_engine.nets import encoders
 from lockstep.jax_engine.shards.keys import seed_key
 from lockstep.networks.checks import check_outputs, running_statistics
-from lockstep.networks.draws import host_generators, keyed_by_nothing
+from lockstep.networks.draws import host_generators
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
@@ -52,15 +52,19 @@ class CustomNet:
     Args:
         module: called with observations ``[n, …]`` and a keyword ``key``, gives the actor's output ``[n, outputs]`` and
             values ``[n]`` or ``[n, 1]``.
+
+    Attributes:
+        dtypes: of its parameters as it was made, by name; all of them are kept in float32.
+        drew: whether it drew numbers of Python's random or of numpy.random when it was tried.
     """
 
     def __init__(self, module: eqx.Module) -> None:
+        self.drew = False
         arrays, self._rest = eqx.partition(module, _is_parameter)
         self._names = jax.tree_util.tree_map_with_path(lambda path, _: _name(path), arrays)
-        self._initial = {
-            name: np.asarray(x, np.float32)
-            for name, x in zip(jax.tree.leaves(self._names), jax.tree.leaves(arrays), strict=True)
-        }
+        found = dict(zip(jax.tree.leaves(self._names), jax.tree.leaves(arrays), strict=True))
+        self.dtypes = {name: x.dtype for name, x in found.items()}
+        self._initial = {name: np.asarray(x, np.float32) for name, x in found.items()}
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
         """Gives the parameters that the module was made with."""
@@ -139,8 +143,7 @@ def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> Cust
         output, values = jax.eval_shape(
             lambda parameters, x: custom(parameters, net.observation, x), custom.initial_parameters(), rows
         )
-        if host_generators() != before:  # once, as a program is traced, and never again
-            raise keyed_by_nothing(name, "jax.random, of the key that it is called with,")
+        custom.drew = host_generators() != before
     except Exception as error:
         if str(error).startswith(name):
             raise

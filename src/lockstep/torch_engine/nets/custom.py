@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
-from lockstep.networks.checks import check_outputs, running_statistics
+from lockstep.networks.checks import check_outputs, other_type, running_statistics
 from lockstep.torch_engine.nets import encoders
 from lockstep.torch_engine.nets.shards import in_pairs
 
@@ -207,7 +207,4 @@ def check_float32(name: str, module: nn.Module) -> None:
     """
     for parameter, p in module.named_parameters():
         if p.dtype != torch.float32:
-            raise ValueError(
-                f"{name} has a parameter {parameter} of {p.dtype}, but parameters are kept and trained in "
-                "torch.float32; make it that, and cast in forward what is to be computed otherwise"
-            )
+            raise other_type(name, parameter, str(p.dtype), "torch.float32", "forward")

@@ -1,0 +1,41 @@
+"""Trying whether a network of the user's own can be trained as it is written, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from lockstep.config.users_code import one_line, users_line
+from lockstep.jax_engine.nets.custom import CustomNet
+from lockstep.jax_engine.shards.keys import seed_key
+from lockstep.networks.checks import other_type
+from lockstep.networks.draws import host_generators, keyed_by_nothing
+
+
+def check_function(name: str, custom: CustomNet, net: Any) -> None:
+    """Traces a user's module with a key, as in training; without one it was traced when it was made.
+
+    What draws unkeyed numbers draws them once, as a program is traced, and never again. Policies that were trained
+    before this was looked at are loaded.
+
+    Raises:
+        ValueError: it draws them, can't be called in training, or has parameters that aren't float32; one line that
+            begins with ``name``.
+    """
+    for parameter, dtype in custom.dtypes.items():
+        if dtype != jnp.float32:
+            raise other_type(name, parameter, str(dtype), "float32", "__call__")
+    before, rows = host_generators(), jnp.asarray(net.observation.zeros(2))
+    try:
+        jax.eval_shape(
+            lambda parameters, x, key: custom(parameters, net.observation, x, key, net.bf16),
+            custom.initial_parameters(),
+            rows,
+            seed_key(0),
+        )
+    except Exception as error:  # of the user's own
+        raise ValueError(f"{name}: in training: {one_line(error)}{users_line(error)}") from error
+    if custom.drew or host_generators() != before:
+        raise keyed_by_nothing(name, "jax.random, of the key that it is called with,")
