@@ -119,3 +119,20 @@ def test_simulators_stay_simulators(capsys, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"env": {"id": "simulators:maniskill", "backend": "tensor"}}))
     printed(capsys, "record", tmp_path / "a.json", "--policy", "random", "--episodes", 4, "--out", tmp_path / "a.npz")
     assert cloned(capsys, tmp_path / "a.npz", tmp_path / "a", "--trust")["env"]["backend"] == "tensor"
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "said"),
+    [
+        ("Frozen", {"parts": ["body", "actor"]}, "has nothing to train"),
+        ("AlwaysDropping", {}, "draws random numbers outside of training too"),
+        ("Precise", {}, "has a parameter scale of torch.float64"),
+    ],
+)
+def test_networks_of_ones_own_that_training_refuses_are_refused(recorded, capsys, tmp_path, name, kwargs, said):
+    file = tmp_path / "a.json"
+    network = {"custom": f"users_nets:{name}", "custom_kwargs": kwargs}
+    file.write_text(json.dumps({"env": "CartPole-v1", "network": network}))
+    line = refused(capsys, "clone", recorded, "--like", file, "--out", tmp_path / "a", *QUICK)
+    assert line.startswith(f"lockstep: error: network.custom: users_nets:{name} {said}")
+    assert not (tmp_path / "a").exists()

@@ -199,11 +199,17 @@ class Crowded(Tiny):
 
 
 class Frozen(Tiny):
-    """Keeps its first layer, or all of it, as it is made."""
+    """Keeps its first layer, or more of it, as it is made; or takes its outputs out of what has a gradient."""
 
-    def __init__(self, observation, outputs, whole=False):
+    def __init__(self, observation, outputs, parts=("body",), detached=False):
         super().__init__(observation, outputs)
-        (self if whole else self.body).requires_grad_(False)
+        self.detached = detached
+        for part in parts:
+            getattr(self, part).requires_grad_(False)
+
+    def forward(self, observation):
+        output, values = super().forward(observation)
+        return output.detach() if self.detached else output, values
 
 
 class AlwaysDropping(Tiny):

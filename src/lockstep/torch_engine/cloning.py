@@ -17,6 +17,7 @@ from lockstep.policies.cloning import CloneSettings
 from lockstep.policies.recordings import Recording
 from lockstep.runs.checkpoint import NORMALIZERS, POLICY
 from lockstep.torch_engine.nets import distributions, nets
+from lockstep.torch_engine.nets.custom_trial import check_trainable
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.state import initial_parameters, make_net
@@ -48,7 +49,10 @@ def check(config: Config, recording: Recording) -> PolicyNet:
     if config.network.squash:
         raise ValueError("network.squash: recorded actions are what came out of the tanh; give another --like")
     facts = recording.facts["environment"]
-    return make_net(config, *layouts_from_json(facts["observation"], facts["action"]))
+    net = make_net(config, *layouts_from_json(facts["observation"], facts["action"]))
+    if net.custom is not None:
+        check_trainable(f"network.custom: {config.network.custom}", net.custom, net)
+    return net
 
 
 def clone(

@@ -23,8 +23,8 @@ from lockstep.networks.initial import initial_parameters
 from lockstep.networks.spec import net_options
 from lockstep.runs.checkpoint import NORMALIZERS, OPTIMIZER, POLICY, below, check_names_and_shapes
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
-from lockstep.torch_engine.nets.custom import check_float32, load_custom
-from lockstep.torch_engine.nets.custom_trial import check_function
+from lockstep.torch_engine.nets.custom import load_custom
+from lockstep.torch_engine.nets.custom_trial import check_trainable
 from lockstep.torch_engine.nets.functions import PolicyFunctions
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import MOMENTS, FlatParameters, Optimizer, WholeAdam, fused_adam
@@ -103,14 +103,8 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
         ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
     """
     net = make_net(config, description.observation, description.action)
-    if net.custom is not None and net.custom.frozen == net.shapes().keys():
-        raise ValueError(
-            f"network.custom: {config.network.custom} has nothing to train: each of its {len(net.custom.frozen)} "
-            "parameters has requires_grad False; leave it True for those that are to learn"
-        )
     if net.custom is not None:
-        check_float32(f"network.custom: {config.network.custom}", net.custom.module)
-        check_function(f"network.custom: {config.network.custom}", net.custom, net)
+        check_trainable(f"network.custom: {config.network.custom}", net.custom, net)
     check_initial_std(config, net)
     check_normalizable(config, net, description.id)
     if config.cuda_graphs is True:

@@ -25,8 +25,8 @@ from lockstep.torch_engine.update import update
 FROZEN = {"body.0.weight", "body.0.bias"}
 
 
-def config_of(whole: bool = False, **changes) -> Config:
-    network = {"custom": "users_nets:Frozen", "custom_kwargs": {"whole": whole}}
+def config_of(kwargs: dict | None = None, **changes) -> Config:
+    network = {"custom": "users_nets:Frozen", "custom_kwargs": kwargs or {}}
     return small_config(network=network, num_shards=4, **changes)
 
 
@@ -80,10 +80,20 @@ def test_a_mean_of_three_ranks_leaves_them_alone():
         check_frozen(before, after)
 
 
-def test_a_network_with_nothing_to_train_is_refused():
-    with pytest.raises(
-        ValueError, match=r"^network\.custom: users_nets:Frozen has nothing to train: each of its 6 para"
-    ):
-        check_networks(config_of(whole=True), described())
-    config, continuous = config_of(whole=True), described(discrete=False)
-    assert init_state(config, continuous, plan_of(config), alone(config).device).net.custom.frozen  # log_std learns
+ACTOR = {"parts": ["body", "actor"]}
+NOTHING = [(ACTOR, 4), ({"parts": ["body", "actor", "critic"]}, 6), ({"parts": [], "detached": True}, 0)]
+GRPO = {"algorithm": "grpo", "grpo": {"group_size": 2}}
+
+
+@pytest.mark.parametrize("algorithm", [{}, GRPO], ids=["ppo", "grpo"])
+@pytest.mark.parametrize(("kwargs", "frozen"), NOTHING)
+def test_a_network_whose_actions_could_never_change_is_refused(kwargs, frozen, algorithm):
+    said = rf"^network\.custom: users_nets:Frozen has nothing to train: .* \({frozen} of 6 have requires_grad False\)"
+    with pytest.raises(ValueError, match=said):
+        check_networks(config_of(kwargs, **algorithm), described())
+
+
+def test_where_a_standard_deviation_learns_there_is_something_to_train():
+    config, continuous = config_of(ACTOR), described(discrete=False)
+    assert init_state(config, continuous, plan_of(config), alone(config).device).net.custom.frozen
+    assert check_networks(config_of({"parts": ["actor", "critic"]}), described()).custom

@@ -1,4 +1,4 @@
-"""Trying whether a network of the user's own is a function of parameters and observations, before anything starts."""
+"""Trying whether a network of the user's own can be trained as it is written, before anything starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from torch import Tensor
 
 from lockstep.config.users_code import one_line, users_line
 from lockstep.networks.draws import host_generators, keyed_by_nothing
-from lockstep.torch_engine.nets.custom import CustomNet
+from lockstep.torch_engine.nets.custom import CustomNet, check_float32
+
+
+def check_trainable(name: str, custom: CustomNet, net: Any) -> None:
+    """Tries a user's module; policies that were trained before something of it was looked at are loaded all the same.
+
+    Raises:
+        ValueError: it isn't float32, no function of parameters and observations, can't be called in training, or has
+            nothing to train; one line that begins with ``name``.
+    """
+    check_float32(name, custom.module)
+    check_function(name, custom, net)
+    _check_gradient(name, custom, net)
 
 
 def check_function(name: str, custom: CustomNet, net: Any) -> None:
@@ -58,6 +70,27 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
         raise ValueError(
             f"{name} gave other numbers when it was called again with the same observations; outside of training it "
             "must be a function of them and of its parameters alone, without numbers drawn or kept"
+        )
+
+
+def _check_gradient(name: str, custom: CustomNet, net: Any) -> None:
+    """Refuses a module by which no action would ever become more likely, whatever its critic learns."""
+    if net.log_std_shape:  # a parameter of ours beside the module, which learns
+        return
+    rows = torch.from_numpy(net.observation.zeros(2)).unsqueeze(0)
+    initial = custom.initial_parameters()
+    parameters = {key: torch.from_numpy(x).unsqueeze(0).requires_grad_() for key, x in initial.items()}
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        custom.set_dropout(True)
+        try:
+            output, _ = custom(parameters, net.observation, rows)
+        finally:
+            custom.set_dropout(False)
+    if not output.requires_grad:
+        raise ValueError(
+            f"{name} has nothing to train: no parameter has a gradient by its actor's output ({len(custom.frozen)} of "
+            f"{len(initial)} have requires_grad False); leave it True for some of those that the output is computed "
+            "with, and don't detach it"
         )
 
 
