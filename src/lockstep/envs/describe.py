@@ -14,22 +14,24 @@ from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.tensor import simulator_spaces
 
 
-def describe(config: EnvConfig) -> EnvDescription:
+def describe(config: EnvConfig, trains: bool = True) -> EnvDescription:
     """Makes the environment once and reads its spaces.
+
+    Without ``trains`` it is for single episodes, after which it needn't reset as training needs it.
 
     Raises:
         ValueError: it can't be made, or a space isn't supported; the line names the space that was met.
     """
     with stays_here():
-        return _looked_at(config)
+        return _looked_at(config, trains)
 
 
-def _looked_at(config: EnvConfig) -> EnvDescription:
+def _looked_at(config: EnvConfig, trains: bool) -> EnvDescription:
     _check_array_options(config)
     if config.jax_only:
         return described(config, *_jax_spaces(config))
     if config.backend == "tensor" and not stepped_as_arrays(config):
-        return described(config, *simulator_spaces(config), None)
+        return described(config, *simulator_spaces(config, trains), None)
     if config.backend == "envpool":
         return described(config, *pool_spaces(config))
     env = make_environment(config)

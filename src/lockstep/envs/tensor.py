@@ -130,11 +130,11 @@ def check_resets(config: EnvConfig, simulator: Any) -> None:
     )
 
 
-def simulator_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space]:
+def simulator_spaces(config: EnvConfig, trains: bool = True) -> tuple[gymnasium.Space, gymnasium.Space]:
     """Observation and action space of one environment of a simulator.
 
     Raises:
-        ValueError: it can't be made, or doesn't reset in the same step; one line.
+        ValueError: it can't be made, or doesn't reset in the same step, which only training needs; one line.
     """
     factory = load_factory(config)
     try:
@@ -145,7 +145,8 @@ def simulator_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Spac
         text = " ".join(str(error).split())
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
     try:
-        check_resets(config, made)
+        if trains:
+            check_resets(config, made)
         return made.single_observation_space, made.single_action_space
     finally:
         close = getattr(made, "close", None)

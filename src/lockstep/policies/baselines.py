@@ -62,7 +62,7 @@ class Baseline:
         if name == "greedy" and config.env.id != SNAKE:
             raise ValueError(f"policy: greedy is for {SNAKE} alone, not {config.env.id}; use random")
         self.name, self.config = name, config
-        self.description: EnvDescription = describe(config.env)
+        self.description: EnvDescription = describe(config.env, trains=False)
         self.observation, self.action = self.description.observation, self.description.action
         self.reset(config.seed)
 

@@ -148,7 +148,9 @@ def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) ->
     check_device(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(stays_here())
-        envs = make_envs(config.env, describe(config.env), start, numbers, fail_now, "eval", device=config.device)
+        envs = make_envs(
+            config.env, describe(config.env, trains=False), start, numbers, fail_now, "eval", device=config.device
+        )
         stack.callback(envs.close)
         actor.reset()
 

@@ -94,7 +94,7 @@ def record(actor: Actor, name: str, episodes: int, seed: int | None = None, dete
         facts={
             "policy": name,
             "config": config.model_dump(mode="json"),
-            "environment": asdict(describe(config.env)),
+            "environment": asdict(describe(config.env, trains=False)),
             "seed": start,
             "stochastic": not deterministic,
         },

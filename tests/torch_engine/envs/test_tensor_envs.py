@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,7 @@ from lockstep.envs.batched import array_envs
 from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.envs.tensor import check_tensor_options, named_object
+from lockstep.policies.evaluation import run_episodes
 from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeActions, Simulator, Step, encode, joined
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, of_steps, uniform
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
@@ -365,6 +367,22 @@ def test_what_does_not_fit_is_refused_in_one_line(env, says):
 def test_one_that_resets_late_is_refused_when_it_is_made_too():
     with pytest.raises(ValueError, match=r"^env.id: simulators:late_unseen resets one step late"):
         made({"id": "simulators:late_unseen"})
+
+
+def test_policies_that_were_trained_where_one_resets_late_are_evaluated():
+    """An evaluation counts the first episode of each environment, which ends before a reset comes late."""
+    config = EnvConfig.model_validate({"id": "simulators:late", "backend": "tensor"})
+    description = describe(config, trains=False)
+    envs = make_envs(config, description, 0, range(4), pytest.fail, "eval")
+    there = gymnasium.make_vec("CartPole-v1", num_envs=4)
+    there.reset(seed=envs._wanted.episode_seed(0, 0, "/simulator"))
+    lengths = np.zeros(4)
+    for step in range(1, 101):
+        _, _, terminated, _, _ = there.step(np.ones(4, np.int64))
+        lengths = np.where((lengths == 0) & terminated, step, lengths)
+    assert lengths.all()
+    table = run_episodes(envs, lambda rows: np.ones(len(rows), np.int64), 100)
+    np.testing.assert_array_equal(table[:, :2], np.stack([lengths, lengths], 1))
 
 
 def test_one_that_says_that_it_resets_in_the_same_step_is_played_as_one_that_says_nothing():

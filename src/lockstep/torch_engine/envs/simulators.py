@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.config.run import EnvConfig
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
-from lockstep.envs.tensor import TensorEnvironment, check_resets, load_factory
+from lockstep.envs.tensor import TensorEnvironment, load_factory
 from lockstep.torch_engine.setup.accelerator import generator_state, set_generator_state
 
 FINAL = ("final_observation", "final_obs")
@@ -191,7 +191,6 @@ class Simulator:
             self.env: TensorEnvironment = _made(config, count, device, seed)
         if self.env.num_envs != count:
             raise ValueError(f"env.id: {config.id} made {self.env.num_envs} environments where {count} were asked for")
-        check_resets(config, self.env)
         self._before, self._untold = torch.zeros(0), torch.ones(count, dtype=torch.int8, device=device)
 
     def reset(self, seed: int) -> Tensor:

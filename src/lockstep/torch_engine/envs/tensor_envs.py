@@ -15,7 +15,7 @@ from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import make_arrays
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
-from lockstep.envs.tensor import per_shard
+from lockstep.envs.tensor import check_resets, per_shard
 from lockstep.torch_engine.envs.simulators import NativeActions, Simulator, Step, joined
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
 from lockstep.torch_engine.nets.memory import on_host
@@ -48,6 +48,8 @@ class TensorEnvs(HostEnvs):
         else:
             size = self._slices[0].stop
             self._groups = [Simulator(config, rows, size, device, self._start(part)) for part in self._slices]
+            if wanted.purpose != "eval":  # whose episodes are the first ones alone
+                check_resets(config, self._groups[0].env)
         dtype = torch.uint8 if rows.image_bytes else torch.float32
         self.observations = torch.zeros((self.num_envs, rows.width), dtype=dtype, device=device)
         self._restarted: set[int] = set()
