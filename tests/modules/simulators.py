@@ -86,6 +86,24 @@ def elsewhere(num_envs, device, seed):
     return Point(num_envs, device, "isaac")
 
 
+MADE: list[int] = []
+
+
+def once(num_envs, device, seed):
+    """Can be made once, but for single ones, which are looked at."""
+    if num_envs > 1 and MADE:
+        raise RuntimeError("one app\na process")
+    MADE.extend([num_envs] * (num_envs > 1))
+    return Point(num_envs, device, "isaac")
+
+
+def huge(num_envs, device, seed, kind="OutOfMemoryError"):
+    """Several have no room."""
+    if num_envs > 1:
+        raise MemoryError if kind == "MemoryError" else torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+    return Point(num_envs, device, "isaac")
+
+
 def isaac(num_envs, device, seed):
     return Point(num_envs, device, "isaac")
 

@@ -13,7 +13,8 @@ from gymnasium import spaces
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, EnvConfig
-from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.errors import EnvironmentFailureError, RunError
+from lockstep.core.life import life
 from lockstep.core.spaces import action_layout, observation_layout
 from lockstep.envs.arrays import CartPole, GridWorldPixels
 from lockstep.envs.batched import array_envs
@@ -341,6 +342,29 @@ def test_a_simulator_that_raises_is_named(monkeypatch):
         envs.step()
 
 
+def test_one_that_cannot_be_made_for_an_evaluation_has_failed(monkeypatch):
+    """It was made for training, by the same call."""
+    monkeypatch.setattr(importlib.import_module("simulators"), "MADE", [])
+    made({"id": "simulators:once"}, shard_size=8)
+    with pytest.raises(ValueError, match=r"^env\.id: simulators:once can't be made, 8 on cpu: RuntimeError: one app a"):
+        made({"id": "simulators:once"}, shard_size=8, purpose="eval")
+    monkeypatch.setattr(life, "trains", True)
+    said = r"^environments \(simulators:once\) raised in make, 8 on cpu: RuntimeError: one app a process \(simulators"
+    with pytest.raises(EnvironmentFailureError, match=said):
+        made({"id": "simulators:once"}, shard_size=8, purpose="eval")
+
+
+@pytest.mark.parametrize("kind", ["OutOfMemoryError", "MemoryError"])
+@pytest.mark.parametrize("trains", [False, True])
+def test_one_for_which_memory_is_too_small_says_what_takes_less(monkeypatch, kind, trains):
+    monkeypatch.setattr(life, "trains", trains)
+    said = (
+        r"^env\.id: simulators:huge can't be made, 2 on cpu: device cpu: too little memory: .* each of more ranks takes"
+    )
+    with pytest.raises(RunError, match=said):
+        made({"id": "simulators:huge", "kwargs": {"kind": kind}})
+
+
 @pytest.mark.parametrize(
     ("env", "says"),
     [
@@ -374,6 +398,7 @@ def test_policies_that_were_trained_where_one_resets_late_are_evaluated():
     config = EnvConfig.model_validate({"id": "simulators:late", "backend": "tensor"})
     description = describe(config, trains=False)
     envs = make_envs(config, description, 0, range(4), pytest.fail, "eval")
+    assert isinstance(envs, TensorEnvs)
     there = gymnasium.make_vec("CartPole-v1", num_envs=4)
     there.reset(seed=envs._wanted.episode_seed(0, 0, "/simulator"))
     lengths = np.zeros(4)

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.errors import RunError, memory_full
+from lockstep.core.life import life
 from lockstep.core.spaces import ActionLayout, ObservationLayout
+from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
 from lockstep.envs.tensor import TensorEnvironment, load_factory
 from lockstep.torch_engine.setup.accelerator import generator_state, set_generator_state
@@ -167,12 +170,22 @@ class GlobalGenerators:
 
 
 def _made(config: EnvConfig, count: int, device: torch.device, seed: int) -> TensorEnvironment:
+    """Calls a simulator's factory.
+
+    Raises:
+        ValueError: it raised; one line.
+        RunError: memory is full, or it raised when training had begun, as at the first evaluation; one line.
+    """
     factory = load_factory(config)
     try:
         return factory(count, str(device), seed, **config.kwargs)
     except Exception as error:
         text = " ".join(str(error).split())
-        where = f"{count} on {device}"
+        where, full = f"{count} on {device}", memory_full(error, device.type)
+        if full is not None:
+            raise RunError(f"env.id: {config.id} can't be made, {where}: {full}") from error
+        if life.trains:
+            raise environment_failure(f"environments ({config.id})", f"make, {where}", error) from error
         raise ValueError(f"env.id: {config.id} can't be made, {where}: {type(error).__name__}: {text}") from error
 
 
