@@ -411,3 +411,34 @@ def test_the_size_of_a_memory_gives_none_by_itself(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"env": "CartPole-v1", "lstm_hidden_size": 64}))
     with pytest.raises(ValueError, match=f"lstm_hidden_size 64: {said}$"):
         read_request([str(tmp_path / "a.json")])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--network.recurrent", "lstm", "--lstm-hidden-size", "64"],
+        ["lstm_hidden_size=64", "network.recurrent=lstm"],
+        ["--lstm_hidden_size=64", "--network.recurrent=lstm"],
+    ],
+)
+def test_the_size_of_a_memory_is_taken_beside_the_memory(words):
+    network = read_request(["CartPole-v1", *words]).config.network
+    assert (network.recurrent, network.recurrent_size) == ("lstm", 64)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"network": {"recurrent": "gru"}, "lstm_hidden_size": 64},
+        {"network": {"lstm_hidden_size": 64, "recurrent": "gru"}},
+        {"network.recurrent": "gru", "lstm_hidden_size": 64},
+    ],
+)
+def test_the_size_of_a_memory_is_taken_beside_the_memory_of_a_file(settings, tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"env": "CartPole-v1", **settings}))
+    network = read_request([str(file)]).config.network
+    assert (network.recurrent, network.recurrent_size) == ("gru", 64)
+    file.write_text(json.dumps({"env": "CartPole-v1", **settings, "network.recurrent_size": 32}))
+    with pytest.raises(ValueError, match=r"given together with .*; give one$"):
+        read_request([str(file)])

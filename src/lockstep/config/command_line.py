@@ -22,7 +22,7 @@ from lockstep.config.presets import for_grpo, preset_for, with_version
 from lockstep.config.redact import without_secrets
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.switches import Switch, read_switch, switch_named
-from lockstep.config.words import ALIASES, CONFIG_FILE, SHORT, advice, plain
+from lockstep.config.words import ALIASES, CONFIG_FILE, SHORT, advice, plain, spelled_out
 from lockstep.core.files import quoted
 
 ASSIGNMENT = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
@@ -72,7 +72,7 @@ class _Words:
     """What is left of a command line."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        self.left = list(argv)
+        self.left = spelled_out(argv)
 
     def next(self) -> tuple[str, str | None]:
         """Takes an option and the value that stands in the same word, or a positional word."""

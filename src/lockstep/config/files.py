@@ -17,7 +17,7 @@ from lockstep.config.algorithms import CLIPPED
 from lockstep.config.keys import FREE, FREE_NAMES, LEAVES
 from lockstep.config.redact import shown_value
 from lockstep.config.switches import Switch, read_switch, switch_named
-from lockstep.config.words import ALIASES, VALUES, plain
+from lockstep.config.words import ALIASES, MEMORY, VALUES, WITH_MEMORY, plain
 from lockstep.config.yaml_text import check_once, read_yaml, write_yaml
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
@@ -71,13 +71,19 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             key is no text; one line.
     """
     switches: list[Switch] = []
-    out = _nested(values, "", {}, switches)
+    section = values.get("network")
+    memory = MEMORY in values or (isinstance(section, Mapping) and "recurrent" in section)
+    out = _nested(values, "", {}, switches, ALIASES | WITH_MEMORY if memory else ALIASES)
     add_switches(out, switches)
     return out
 
 
 def _nested(
-    values: Mapping[str, Any], prefix: str, said: dict[str, tuple[str, Any]], switches: list[Switch]
+    values: Mapping[str, Any],
+    prefix: str,
+    said: dict[str, tuple[str, Any]],
+    switches: list[Switch],
+    aliases: Mapping[str, str],
 ) -> dict[str, Any]:
     """Does so below a prefix, but for switches, which are added to their list.
 
@@ -91,9 +97,9 @@ def _nested(
         if switch is not None:
             switches.append(switch)
             continue
-        path = _unaliased(name, prefix)
+        path = _unaliased(name, prefix, aliases)
         if isinstance(value, dict) and prefix + path not in FREE:
-            path, found = name, _nested(value, f"{prefix}{name}.", said, switches)
+            path, found = name, _nested(value, f"{prefix}{name}.", said, switches, aliases)
         else:
             found = in_our_words(prefix + path, value)
             _check_alone(prefix + path, prefix + name, found, said)
@@ -148,9 +154,9 @@ def _agree(said: str, other: Any) -> bool:
     return spoken != "none" if said == CLIPPED else spoken == said
 
 
-def _unaliased(name: str, prefix: str) -> str:
+def _unaliased(name: str, prefix: str, aliases: Mapping[str, str]) -> str:
     """Finds the key that a word of another library's stands for, below a prefix."""
-    full = ALIASES.get(plain(name), "")
+    full = aliases.get(plain(name), "")
     known = prefix + name in LEAVES or not full or not full.startswith(prefix)
     return name if known else full.removeprefix(prefix)
 

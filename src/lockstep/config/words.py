@@ -5,7 +5,7 @@ They are those of Stable-Baselines3 and its RL Zoo, CleanRL, rsl_rl, PureJaxRL a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lockstep.config.algorithms import CLIPPED
@@ -79,6 +79,10 @@ ALIASES = {
     "experiment_name": "name",
 }
 """Words that mean what a setting means."""
+
+MEMORY = "network.recurrent"
+WITH_MEMORY = {"lstm_hidden_size": "network.recurrent_size"}
+"""Words that mean a setting where ``network.recurrent`` stands beside them; ``ADVICE`` answers them alone."""
 
 CONFIG_FILE = ("config", "config_file", "conf_file", "cfg")
 """Options before a config file, which needs none."""
@@ -272,6 +276,18 @@ def plain(flag: str) -> str:
     """Reads an option's or key's name, ``--Clip-Coef`` or ``CLIP_COEF``: ``clip_coef``."""
     name = flag.lstrip("-+").replace("-", "_")
     return name.lower() if name.isupper() else name
+
+
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """Puts settings in the place of words that mean them beside others of a command line."""
+    if all(plain(word.partition("=")[0]) != MEMORY for word in argv):
+        return list(argv)
+    out = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        setting = WITH_MEMORY.get(plain(flag)) if equals or flag.startswith("--") else None
+        out.append(word if setting is None else f"--{setting}{equals}{value}")
+    return out
 
 
 def advice(flag: str, value: str) -> str | None:
