@@ -7,7 +7,10 @@ from gymnasium.spaces import Box, Discrete
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
+from lockstep.envs.numbers import check_numbers
 from lockstep.envs.registry import make_envs
 
 STEPS = 3
@@ -18,8 +21,8 @@ class Counted(gymnasium.Env):
 
     observation_space, action_space = Box(0, 9, (1,), np.float32), Discrete(STEPS)
 
-    def __init__(self, silent=STEPS):
-        self._silent = silent
+    def __init__(self, silent=STEPS, nothing=STEPS):
+        self._silent, self._nothing = silent, nothing
 
     def reset(self, *, seed=None, options=None):
         self._clock = 0
@@ -37,7 +40,7 @@ class Counted(gymnasium.Env):
     def action_masks(self):
         if self._clock == STEPS:
             raise IndexError("the episode has ended")
-        return np.arange(STEPS) == self._clock
+        return (np.arange(STEPS) == self._clock) & (self._clock != self._nothing)
 
 
 @pytest.fixture(autouse=True)
@@ -76,3 +79,34 @@ def test_an_episode_that_goes_on_without_a_mask_is_an_error():
     envs.step()
     with pytest.raises(EnvironmentFailureError, match=r"env\.action_mask is 'info', but info has no 'action_mask'"):
         envs.step()
+
+
+@pytest.mark.parametrize("source", ["info", "method"])
+def test_a_mask_that_allows_nothing_is_an_error(source):
+    envs = begin(source, nothing=2)
+    envs.step()
+    with pytest.raises(
+        EnvironmentFailureError, match=r"environment 0 .* raised in step: .*the action mask allows nothing"
+    ):
+        envs.step()
+
+
+def test_a_mask_of_several_indices_allows_something_of_each():
+    action = ActionLayout("multi_discrete", (2, 3), (0, 0), (2,))
+    masks = np.array([[0, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
+    assert action.possible(masks).tolist() == [[True, True], [False, True], [True, False]]
+
+
+def test_nobody_is_asked_for_a_mask_of_steps_whose_action_is_ignored():
+    description = EnvDescription(
+        "Late-v0", ObservationLayout((Leaf("legal", "mask", (2,)),)), ActionLayout("discrete", (2,), (0,))
+    )
+    rows = np.ones((4, 2, 2), np.float32)
+    rows[2, 1] = rows[3] = 0.0  # the last is the observation after three steps
+    dead = np.zeros((3, 2), bool)
+    with pytest.raises(
+        EnvironmentFailureError, match=r"environment 7 .* mask that allows nothing in step 2 of iteration 5"
+    ):
+        check_numbers(description, [6, 7], rows, np.zeros((3, 2)), 4, dead=dead)
+    dead[2, 1] = True
+    check_numbers(description, [6, 7], rows, np.zeros((3, 2)), 4, dead=dead)

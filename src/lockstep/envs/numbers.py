@@ -1,4 +1,7 @@
-"""Names the environment that gave a number that is none, before a loss is made of it."""
+"""Names the environment that gave what no network can be shown, before a loss is made of it.
+
+That is a number that is none, an index that is none of its choices, or an action mask that allows nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ import numpy as np
 from lockstep.config.handed import is_handed
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.description import EnvDescription
+
+Found = tuple[int, int, str]
+"""A step, an environment, and what it gave."""
 
 
 def check_rows(
@@ -26,32 +32,24 @@ def check_numbers(
     rewards: np.ndarray,
     iteration: int | None,
     after: int = 0,
+    dead: np.ndarray | None = None,
 ) -> None:
-    """Checks that a rollout's rewards, and the vectors of its observations, are finite; one pass over each.
+    """Checks a rollout's rewards and observations: numbers are finite, indices choices, and masks allow an action.
 
     Args:
         description: of the environments.
         env_ids: global ids of the environments, in the order of the columns.
-        rows: observations as the environments gave them, ``[T, E, width]`` or with the last one ``[T+1, E, width]``.
+        rows: observations as the environments gave them, ``[T, E, width]`` or with the last one ``[T+1, E, width]``, on
+            which no action was taken.
         rewards: as the environments gave them, ``[T, E]``.
         iteration: iterations done before this one; -1 for the random actions before the first, None for an examination.
         after: steps of the rollout that were taken before the first row.
+        dead: steps whose action was ignored, bool ``[T, E]``; None: none was.
 
     Raises:
-        EnvironmentFailureError: some number isn't; one line with environment, step and value of the first.
+        EnvironmentFailureError: something isn't so; one line with environment, step and value of the first.
     """
-    vectors = description.observation.floats(rows)[..., : description.observation.vector_size]
-    with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(rewards.sum()) and math.isfinite(vectors.sum()):
-            return  # a sum is finite only where all are
-    found: list[tuple[int, int, str]] = []
-    for step, env in np.argwhere(~np.isfinite(rewards))[:1]:
-        found.append((step + 1, env, f"reward {rewards[step, env]:g}"))
-    for step, env, column in np.argwhere(~np.isfinite(vectors))[:1]:
-        leaf = next(x for x in description.observation.leaves if x.start <= column < x.start + x.size)
-        where = f" in {leaf.name!r}" if leaf.name else ""
-        value = f"observation {vectors[step, env, column]:g}{where} (component {column - leaf.start})"
-        found.append((step, env, value))
+    found = [*_infinite(description, rows, rewards), *unusable(description, rows, rewards.shape, dead)]
     if found:
         step, env, what = min(found)
         step += after
@@ -63,3 +61,49 @@ def check_numbers(
         handed = is_handed(description.id)  # which no command finds
         hint = "" if handed else f"; lockstep check {description.id} looks for such numbers"
         raise EnvironmentFailureError(f"{text} {rollout}{hint}")
+
+
+def _infinite(description: EnvDescription, rows: np.ndarray, rewards: np.ndarray) -> list[Found]:
+    """Finds the first reward, and the first component of a vector, that isn't finite; one pass over each."""
+    vectors = description.observation.floats(rows)[..., : description.observation.vector_size]
+    with np.errstate(over="ignore", invalid="ignore"):
+        if math.isfinite(rewards.sum()) and math.isfinite(vectors.sum()):
+            return []  # a sum is finite only where all are
+    found: list[Found] = []
+    for step, env in np.argwhere(~np.isfinite(rewards))[:1].tolist():
+        found.append((step + 1, env, f"reward {rewards[step, env]:g}"))
+    for step, env, column in np.argwhere(~np.isfinite(vectors))[:1].tolist():
+        found.append((step, env, _observed(description, column, f"{vectors[step, env, column]:g}")))
+    return found
+
+
+def unusable(
+    description: EnvDescription, rows: np.ndarray, acted: tuple[int, ...], dead: np.ndarray | None = None
+) -> list[Found]:
+    """Finds the first index that is none of its choices, and the first mask that allows nothing, in ``[T, E, width]``.
+
+    Masks are looked at in the first ``acted[0]`` rows alone, but for those that are ``dead``, bool of shape ``acted``.
+    """
+    layout, found = description.observation, list[Found]()
+    columns, counts = layout.indices
+    if counts.size and (misfits := layout.misfits(rows)).any():
+        step, env, number = np.argwhere(misfits)[0].tolist()
+        at = columns.start + number
+        leaf, value = layout.leaf_at(at), float(layout.floats(rows)[step, env, at])
+        index, choices = leaf.index(at - leaf.start, value), leaf.range_of(at - leaf.start)
+        found.append((step, env, f"{_observed(description, at, index)}, none of {choices},"))
+    if layout.mask is not None and acted[0]:
+        none = ~description.action.possible(layout.masks(rows[: acted[0]]))
+        if dead is not None:
+            none &= ~dead[..., None]
+        for step, env, index in np.argwhere(none)[:1].tolist():
+            which = f" of index {index}" if len(description.action.choices) > 1 else ""
+            found.append((step, env, f"an action mask that allows nothing{which}"))
+    return found
+
+
+def _observed(description: EnvDescription, column: int, value: str) -> str:
+    """Says a number of an observation, which lies in this float32 column of its row."""
+    leaf = description.observation.leaf_at(column)
+    where = f" in {leaf.name!r}" if leaf.name else ""
+    return f"observation {value}{where} (component {column - leaf.start})"

@@ -95,23 +95,24 @@ class Trial:
         """Takes so many steps more, each of which ``generators`` looks at.
 
         Raises:
-            EnvironmentFailureError: an environment raised, or gave a number that is none.
+            EnvironmentFailureError: an environment raised, or gave a number that is none, an index that is none of its
+                choices, or a mask that allows nothing.
         """
         b, first = self._envs.buffers, len(self._taken)
         rows, rewards = (
             np.zeros((count + 1, *b.observations.shape), b.observations.dtype),
             np.zeros((count, len(b.rewards))),
         )
-        rows[0] = b.observations
+        rows[0], dead = b.observations, np.zeros(rewards.shape, np.bool_)
         for t in range(count):
             drawn = self._drawn[first + t]
             b.actions[...] = allowed_actions(self._description.observation, self._description.action, rows[t], drawn)
             with generators or contextlib.nullcontext():
                 self._envs.step()
-            rows[t + 1], rewards[t] = b.observations, b.rewards
+            rows[t + 1], rewards[t], dead[t] = b.observations, b.rewards, b.dead
             self._taken.append(b.actions.copy())
             self._note_ends(b.terminated | b.truncated)
-        check_numbers(self._description, self._envs.env_ids, rows, rewards, None, first)
+        check_numbers(self._description, self._envs.env_ids, rows, rewards, None, first, dead)
         self._hashes.extend(row_hashes(rows[1:], rewards))
 
     def _note_ends(self, ended: np.ndarray) -> None:

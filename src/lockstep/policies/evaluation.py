@@ -19,6 +19,7 @@ from lockstep.core.process import fail_now, stays_here
 from lockstep.envs.describe import describe
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.numbers import unusable
 from lockstep.envs.registry import make_envs
 from lockstep.policies.baselines import Actor
 
@@ -44,12 +45,15 @@ def run_episodes(
         the game at its end, NaN if it has none).
 
     Raises:
-        EnvironmentFailureError: an environment failed, or a return isn't finite and must be; one line.
+        EnvironmentFailureError: an environment failed, gave an index of no choice or a mask that allows nothing, or a
+            return isn't finite and must be; one line.
     """
     b = envs.buffers
     envs.reset()
     out, live = np.zeros((envs.num_envs, COLUMNS)), np.ones(envs.num_envs, np.bool_)
     for step in range(max_steps):
+        if not envs.description.observation.plain:
+            _check_observations(envs, live, step)
         b.actions[:] = act(b.observations)
         envs.step()
         life.progressed()
@@ -65,15 +69,27 @@ def run_episodes(
     return out
 
 
+def _check_observations(envs: HostEnvs, live: np.ndarray, step: int) -> None:
+    """Names the first environment that gave an index of no choice, or while live a mask that allows nothing."""
+    found = unusable(envs.description, envs.buffers.observations[None], (1, envs.num_envs), ~live[None])
+    for _, row, what in found[:1]:
+        when = f"in step {step} of" if step else "before the first step of"
+        raise _failure(envs, row, what, when)
+
+
+def _failure(envs: HostEnvs, row: int, what: str, when: str) -> EnvironmentFailureError:
+    """Makes the error of an environment that gave what is none."""
+    name = envs.description.id
+    hint = "" if is_handed(name) else f"; lockstep check {name} looks for such numbers"
+    return EnvironmentFailureError(f"environment {name} gave {what} {when} episode {envs.env_ids[row]}{hint}")
+
+
 def _check_returns(envs: HostEnvs, returns: np.ndarray, step: int) -> None:
     """Names the first of the environments whose reward, or sum of rewards, isn't finite after so many steps."""
     for row in np.flatnonzero(~np.isfinite(returns))[:1]:
-        reward, name = float(envs.buffers.rewards[row]), envs.description.id
+        reward = float(envs.buffers.rewards[row])
         what = f"rewards that add up to {returns[row]:g}" if math.isfinite(reward) else f"reward {reward:g}"
-        hint = "" if is_handed(name) else f"; lockstep check {name} looks for such numbers"
-        raise EnvironmentFailureError(
-            f"environment {name} gave {what} in step {step} of episode {envs.env_ids[row]}{hint}"
-        )
+        raise _failure(envs, row, what, f"in step {step} of")
 
 
 def success_of(value: float) -> bool | None:

@@ -227,22 +227,14 @@ def checked_rows(layout: ObservationLayout, action: ActionLayout, rows: np.ndarr
     floats = layout.floats(rows)
     if np.isnan(floats).any():
         raise ValueError("observation: it holds nan")
-    for leaf in layout.leaves:
-        values, what = floats[:, leaf.start : leaf.start + leaf.size], f" part {leaf.name!r}" if leaf.name else ""
-        if leaf.kind == "one_hot":
-            counts = np.array(leaf.choices)
-            wrong = (values < 0) | (values >= counts) | (values != np.floor(values))
-            if wrong.any():
-                column = int(np.argwhere(wrong)[0, 1])
-                first = leaf.first[column] if leaf.first else 0
-                raise ValueError(
-                    f"observation{what}: {values[wrong][0] + first:g} is none of the {counts[column]} choices from "
-                    f"{first} to {first + counts[column] - 1}"
-                )
-        elif leaf.kind == "mask":
-            parts = np.split(values > 0.5, np.cumsum(action.choices)[:-1], 1)
-            if not all(part.any(1).all() for part in parts):
-                raise ValueError("action_mask: it allows no action")
+    for row, number in np.argwhere(layout.misfits(rows))[:1].tolist():
+        at = layout.vector_size + number
+        leaf = layout.leaf_at(at)
+        what, column = f" part {leaf.name!r}" if leaf.name else "", at - leaf.start
+        index = leaf.index(column, float(floats[row, at]))
+        raise ValueError(f"observation{what}: {index} is none of {leaf.range_of(column)}")
+    if layout.mask is not None and not action.possible(layout.masks(rows)).all():
+        raise ValueError("action_mask: it allows no action")
     return rows
 
 

@@ -189,7 +189,8 @@ class Collector(Protocol):
         """Fills the rollout with this iteration's steps of the policy.
 
         Raises:
-            EnvironmentFailureError: an environment gave a number that isn't finite; one line that names it.
+            EnvironmentFailureError: an environment gave a number that isn't finite, an index that is none of its
+                choices, or a mask that allows nothing; one line that names it.
         """
 
     def collect_random(self) -> None:
@@ -213,7 +214,8 @@ class HostCollector:
     def collect_random(self) -> None:
         """See :meth:`Collector.collect_random`."""
         collect_random(self._config, self._plan, self._envs, self.rollout)
-        check_numbers(self._envs.description, self._envs.env_ids, self.rollout.raw, self.rollout.scores, -1)
+        out, envs = self.rollout, self._envs
+        check_numbers(envs.description, envs.env_ids, out.raw, out.scores, -1, dead=out.dead)
 
 
 class _Part:
@@ -250,7 +252,11 @@ class _Part:
         out, buffers = self._out, self._buffers
         if self._normalizer is not None:
             out.raw[t] = buffers.observations
-        out.actions[t] = self._actor(out.observations[t], self._noise[t], self._rows)
+        try:
+            out.actions[t] = self._actor(out.observations[t], self._noise[t], self._rows)
+        except Exception:  # also of a network that was shown an index of no choice
+            check_rows(self._envs.description, self._env_ids.tolist(), buffers.observations, self._iteration, t)
+            raise
         if self._net.squashed:
             out.native[t] = self._net.squash(out.actions[t])
         buffers.actions[...] = out.native[t]
@@ -301,7 +307,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
 
 def check_rollout(rollout: Rollout, envs: HostEnvs, iteration: int) -> None:
     """Checks what environments gave in a rollout, its last observation too; see :func:`check_numbers`."""
-    check_numbers(envs.description, envs.env_ids, rollout.raw, rollout.scores, iteration)
+    check_numbers(envs.description, envs.env_ids, rollout.raw, rollout.scores, iteration, dead=rollout.dead)
     check_rows(envs.description, envs.env_ids, envs.buffers.observations, iteration, len(rollout.raw))
 
 

@@ -10,6 +10,8 @@ import torch
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
+from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.core.topology import Topology
 from lockstep.torch_engine.batch import make_batch
 from lockstep.torch_engine.envs import tensor_rollout
@@ -105,3 +107,39 @@ def test_a_recurrent_policy_carries_nothing_over_an_end():
     assert batch.resets is not None
     assert float(batch.resets.sum()) == rollout.done[:-1].sum()
     session.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("index", r"observation 6 in 'at' \(component 0\), none of the 5 choices from 1 to 5, in step 3 of"),
+        ("mask", "an action mask that allows nothing in step 3 of"),
+    ],
+)
+def test_an_index_of_no_choice_and_a_mask_that_allows_nothing_are_named(kind, said):
+    session, _ = opened("straying:on_tensors", env={"action_mask": "legal", "kwargs": {"kind": kind}}, num_shards=1)
+    with pytest.raises(EnvironmentFailureError, match=f"^environment 1 .* gave {said} iteration 1; "):
+        session.collect()
+    session.close()
+
+
+def test_a_device_tells_whether_rows_are_usable():
+    """Nothing but the answer comes to the host, with the sum over all rewards."""
+    layout = ObservationLayout(
+        (
+            Leaf("speed", "vector", (1,)),
+            Leaf("at", "one_hot", (2,), (3, 2), (0, 5), start=1),
+            Leaf("legal", "mask", (4,), start=3),
+        )
+    )
+    action = ActionLayout("multi_discrete", (2, 2), (0, 0), (2,))
+
+    def told(*row: float) -> list[bool]:
+        rows = torch.tensor([[0.5, 2, 1, 1, 0, 0, 1], row])
+        return [bool(x) for x in tensor_rollout.usable(layout, action, rows)]
+
+    assert told(9.0, 0, 0, 1, 1, 1, 1) == [True, True, True]
+    for wrong in (3.0, -1.0, 0.5, torch.nan):
+        assert told(9.0, wrong, 0, 1, 1, 1, 1) == [False, True, True]
+    assert told(9.0, 0, 2, 1, 1, 1, 1) == [False, True, True]
+    assert told(9.0, 0, 0, 1, 1, 0, 0) == [True, True, False]

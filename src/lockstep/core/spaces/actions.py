@@ -69,6 +69,15 @@ class ActionLayout:
         """Which components of a continuous action have finite bounds, bool ``[A]``; see :func:`bounded_within`."""
         return bounded_within(self.low, self.high)
 
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each index's choices begin among those of all, ``[indices]``."""
+        return np.cumsum((0, *self.choices[:-1]))
+
+    def possible(self, masks: np.ndarray) -> np.ndarray:
+        """Says of masks ``[…, choices of all indices]`` whether each index may be something, bool ``[…, indices]``."""
+        return np.logical_or.reduceat(masks > 0.5, self.starts, -1)
+
     def native(self, row: Any) -> Any:
         """What the environment takes, of one row; continuous actions are clipped to their bounds."""
         if self.kind == "discrete":

@@ -60,6 +60,16 @@ class Leaf:
         """The lowest values of a ``one_hot``; None where all are 0."""
         return np.asarray(self.first) if any(self.first) else None
 
+    def index(self, column: int, value: float) -> str:
+        """Says an index of a row, from 0 on, as the environment gives it."""
+        given = value + (self.first[column] if self.first else 0)
+        return str(int(given)) if given.is_integer() else f"{given:g}"
+
+    def range_of(self, column: int) -> str:
+        """Says what an index may be."""
+        count, first = self.choices[column], self.first[column] if self.first else 0
+        return f"the {count} choices from {first} to {first + count - 1}"
+
     @cached_property
     def pattern(self) -> tuple[int, ...]:
         """The choices up to where they begin anew: ``(11, 6)`` of ``(11, 6, 11, 6)``."""
@@ -109,6 +119,12 @@ class ObservationLayout:
         return 4 * self.float_size + -(-self.image_bytes // 4) * 4 if self.image_bytes else self.float_size
 
     @cached_property
+    def indices(self) -> tuple[slice, np.ndarray]:
+        """Where indices lie among a row's float32 columns, and how many values each has, float32 ``[n]``."""
+        counts = [count for leaf in self.leaves for count in leaf.choices]
+        return slice(self.vector_size, self.vector_size + len(counts)), np.array(counts, np.float32)
+
+    @cached_property
     def mask(self) -> Leaf | None:
         """The action mask, if there is one."""
         return next((leaf for leaf in self.leaves if leaf.kind == "mask"), None)
@@ -134,6 +150,21 @@ class ObservationLayout:
     def floats(self, rows: np.ndarray) -> np.ndarray:
         """The float32 columns ``[…, float_size]`` of rows ``[…, width]``, as a view."""
         return rows[..., : 4 * self.float_size].view(np.float32) if self.image_bytes else rows
+
+    def masks(self, rows: np.ndarray) -> np.ndarray:
+        """The action masks ``[…, choices]`` in rows ``[…, width]``, as a view; there is one in each."""
+        assert self.mask is not None
+        return self.floats(rows)[..., self.mask.start : self.mask.start + self.mask.size]
+
+    def leaf_at(self, column: int) -> Leaf:
+        """Gives the part that a float32 column of rows belongs to."""
+        return next(leaf for leaf in self.leaves if leaf.kind != "image" and column < leaf.start + leaf.size)
+
+    def misfits(self, rows: np.ndarray) -> np.ndarray:
+        """Marks the indices in rows ``[…, width]`` that are none of their choices, bool ``[…, n]``."""
+        columns, counts = self.indices
+        values = self.floats(rows)[..., columns]
+        return (values < 0) | (values >= counts) | (values != np.floor(values))
 
     def encode(self, observation: Any, action_mask: Any = None) -> np.ndarray:
         """The row ``[width]`` of an observation; a ``ValueError`` if a part hasn't its space's shape."""

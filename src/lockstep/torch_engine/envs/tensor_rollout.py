@@ -14,13 +14,13 @@ from lockstep.config.run import Config
 from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_seed
-from lockstep.core.spaces import ObservationLayout
+from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
-from lockstep.envs.numbers import check_numbers
+from lockstep.envs.numbers import check_numbers, check_rows
 from lockstep.torch_engine.envs.simulators import Step
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.nets import distributions
-from lockstep.torch_engine.nets.encoders import float_columns
+from lockstep.torch_engine.nets.encoders import action_mask, float_columns
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.nets import PolicyNet
@@ -41,7 +41,7 @@ class TensorRollout(Rollout):
         device_scores: rewards as the environments gave them, float32 ``[T, E]``.
         device_ends: int8 ``[4, T, E]``: terminated, truncated, successes, where ``last`` was seen before the step.
         shards: local ones; ``normalized`` whether ``raw`` has memory of its own.
-        finite: whether the sum over all observations and rewards is a finite number.
+        fit: whether the sum over all observations and rewards is a finite number, and observations are :func:`usable`.
         marked: whether a simulator ever kept what an episode saw last to itself; until then no step is marked.
     """
 
@@ -50,7 +50,7 @@ class TensorRollout(Rollout):
     device_ends: Any = field(default=None)
     shards: int = field(default=1)
     normalized: bool = field(default=False)
-    finite: bool = field(default=True)
+    fit: bool = field(default=True)
     marked: bool = field(default=False)
 
     @classmethod
@@ -107,7 +107,7 @@ class TensorRollout(Rollout):
         if self.normalized:
             self.raw[t] = one.raw[0]
 
-    def to_host(self, normalize: Any, layout: ObservationLayout) -> None:
+    def to_host(self, normalize: Any, layout: ObservationLayout, action: ActionLayout) -> None:
         """Brings rewards, ends, and the last rows of truncated episodes to the host.
 
         From an accelerator one copy brings all but the last rows, which stay there, and with them the moments of
@@ -116,8 +116,10 @@ class TensorRollout(Rollout):
         raw: Any = self.raw
         vectors = float_columns(layout, raw)[..., : layout.vector_size]
         total = vectors.sum() + self.device_scores.sum()
+        for fit in usable(layout, action, raw):
+            total = torch.where(fit, total, torch.nan)
         if on_host(self.last.device):
-            scores, ends, self.finite = (
+            scores, ends, self.fit = (
                 self.device_scores.numpy(),
                 self.device_ends.numpy(),
                 bool(torch.isfinite(total)),
@@ -125,7 +127,7 @@ class TensorRollout(Rollout):
         else:
             sums = device_moments(vectors if self.normalized else vectors[..., :0], self.shards)
             scores, ends, total, sums = accelerator.read_at_once(self.device_scores, self.device_ends, total, sums)
-            self.finite, self.moments = bool(np.isfinite(total)), sums if self.normalized else None
+            self.fit, self.moments = bool(np.isfinite(total)), sums if self.normalized else None
         self.scores[...] = scores
         self.terminated[...] = ends[0]
         np.greater(ends[1], ends[0], out=self.truncated)
@@ -142,6 +144,20 @@ class TensorRollout(Rollout):
         """See :meth:`Rollout.final_rows`; an accelerator's stay there."""
         rows: Any = self.final
         return rows[places] if on_host(self.last.device) else rows[to_device(places, rows.device)]
+
+
+def usable(layout: ObservationLayout, action: ActionLayout, rows: Tensor) -> list[Tensor]:
+    """Tells on the device whether indices in rows ``[…, width]`` are choices, and whether masks allow an action.
+
+    :func:`lockstep.envs.numbers.check_numbers` says where it isn't so.
+    """
+    floats, (columns, counts), found = float_columns(layout, rows), layout.indices, []
+    if counts.size:
+        indices = floats[..., columns]
+        found.append(((indices >= 0) & (indices < to_device(counts, rows.device)) & (indices == indices.floor())).all())
+    if (mask := action_mask(layout, rows)) is not None:
+        found += [part.any(-1).all() for part in mask.split(action.choices, -1)]
+    return found
 
 
 def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int, device: torch.device) -> Tensor:
@@ -232,18 +248,24 @@ class TensorCollector:
         self._actor.begin(self._state.recurrent_state)
         out.observations[0] = self._normalize(envs.observations)
         self.take_steps(noise)
-        out.to_host(self._normalize, self._state.net.observation)
+        out.to_host(self._normalize, self._state.net.observation, self._state.net.action)
         out.shape_rewards(envs.description.rewards)
 
     def take_steps(self, noise: Tensor) -> None:
         """Takes the steps of a rollout, from its first observations on."""
+        envs = self._envs
         for t in range(len(noise)):
-            take_step(t, self._envs, self._actor, noise[t], self._buffers, self._normalize, self._squash)
+            try:
+                take_step(t, envs, self._actor, noise[t], self._buffers, self._normalize, self._squash)
+            except Exception:  # also of a network on the host that was shown an index of no choice
+                if on_host(envs.device):
+                    check_rows(envs.description, envs.env_ids, envs.observations.numpy(), self._state.iteration, t)
+                raise
             life.progressed()
 
     def _check_numbers(self, iteration: int) -> None:
         out, envs = self._buffers, self._envs
-        if not out.finite:
+        if not out.fit:
             check_numbers(envs.description, envs.env_ids, out.raw_rows(), out.scores, iteration)
 
     def collect_random(self) -> None:
@@ -284,7 +306,7 @@ def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: Tenso
         out.raw[t] = envs.observations
         allowed = allowed_actions(observation, action, envs.observations.cpu().numpy(), actions[t])
         out.keep(t, envs.advance(torch.from_numpy(allowed).to(envs.device)))
-    out.to_host(lambda rows: rows, observation)
+    out.to_host(lambda rows: rows, observation, action)
     out.shape_rewards(envs.description.rewards)
     envs.buffers.episodes += config.num_steps + 1  # more than any environment has begun
     envs.begin()
