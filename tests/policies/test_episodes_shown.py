@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from lockstep.config.checks import resolve
 from lockstep.config.engines import engine_module
@@ -136,3 +138,41 @@ def test_no_run_starts_whose_videos_would_be_of_another_environment():
     )
     with pytest.raises(ValueError, match=line):
         check_video(EnvConfig(id="CartPole-v1", backend="envpool"))
+
+
+class Otherwise(gymnasium.Env):
+    """Observes as many numbers as its space says, in another shape: training takes them, with a warning."""
+
+    action_space = spaces.Discrete(3)
+    observations = {  # noqa: RUF012
+        "one": (spaces.Box(-9, 9, (1,)), float),
+        "row": (spaces.Box(-9, 9, (3,)), lambda at: np.array([[at, 1.0, at % 2]], np.float32)),
+        "index": (spaces.Discrete(9), lambda at: np.array([at % 9])),
+    }
+
+    def __init__(self, kind):
+        self.observation_space, self._observe = self.observations[kind]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._at = int(self.np_random.integers(5))
+        return self._observe(self._at), {}
+
+    def step(self, action):
+        assert type(action) is int
+        self._at = (3 * self._at + action + 1) % 11 - 2 * (action == 2)
+        self._at = max(self._at, 0)
+        return self._observe(self._at), float(10 * self._at + action), False, False, {}
+
+
+@pytest.mark.usefixtures("unseen")
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+@pytest.mark.parametrize("kind", Otherwise.observations)
+def test_so_do_those_of_environments_that_observe_in_another_shape(kind, engine, deterministic):
+    gymnasium.register("Otherwise-v0", lambda **kwargs: Otherwise(**kwargs), max_episode_steps=12)
+    try:
+        env = {"id": "Otherwise-v0", "kwargs": {"kind": kind}}
+        assert_shows_what_counts(policy_in(env, engine), 3, deterministic)
+    finally:
+        del gymnasium.registry["Otherwise-v0"]

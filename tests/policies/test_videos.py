@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.policies import videos
 from lockstep.policies.videos import play_episode, video_writer
 
@@ -27,12 +28,14 @@ class Left:
 
     config = SimpleNamespace(env=SimpleNamespace(id="Shaped"), eval=SimpleNamespace(max_steps=500))
     environment = {"mask_from": ""}  # noqa: RUF012
+    observation = ObservationLayout((Leaf("", "vector", (4,)),))
+    action = ActionLayout("discrete", (2,), (0,))
 
     def reset(self):
         pass
 
-    def __call__(self, *_):
-        return 0
+    def act(self, rows, *_):
+        return np.zeros(len(rows), np.int64)
 
 
 def test_rewards_of_one_element_are_added_as_numbers():

@@ -99,12 +99,17 @@ class Policy:
                 equally many.
         """
         rows, single = self._rows(observation, action_mask)
+        actions = self.act(rows, deterministic)
+        return self.action.native(actions[0]) if single else native_batch(self.action, actions)
+
+    def act(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
+        """Actions of observation rows, as of :meth:`native`; a critic with a memory of its own remembers them, too."""
         before = self.recurrent_state(len(rows))
         actions = self.native(rows, deterministic)
         own = carry_size(self.config.network.recurrent, self.config.network.recurrent_size)
         if own and before.shape[1] > own:  # the critic's memory, which acting alone doesn't need
             self._carry[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
-        return self.action.native(actions[0]) if single else native_batch(self.action, actions)
+        return actions
 
     def predict(
         self,

@@ -26,6 +26,7 @@ from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.stated import number, stated_mask
 from lockstep.policies.gif import GifWriter
 from lockstep.policies.policy import Policy
+from lockstep.policies.rows import checked_rows
 from lockstep.policies.terminal import QuitPlay, Terminal
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.trackers.service import Tracker
@@ -137,9 +138,10 @@ def play_episode(
     while not over and steps < policy.config.eval.max_steps:
         if writer is not None:
             writer.append_data(_frame(env))
-        with _named(name, "step"):
-            mask = stated_mask(env, info, masked)
-        action = policy(observation, deterministic, mask)
+        with _named(name, "step" if steps else "reset"):  # rows as training makes them, whatever shape they come in
+            row = policy.observation.encode(observation, stated_mask(env, info, masked))
+        rows = checked_rows(policy.observation, policy.action, row[None])
+        action = policy.action.native(policy.act(rows, deterministic)[0])
         with _named(name, "step"):
             observation, reward, terminated, truncated, info = env.step(action)
             total, steps, over = total + number(reward), steps + 1, bool(terminated or truncated)
