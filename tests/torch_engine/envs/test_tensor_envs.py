@@ -184,6 +184,31 @@ def test_tensors_are_encoded_as_arrays_are():
 
 
 @pytest.mark.parametrize(
+    ("part", "given", "said"),
+    [
+        ("eye", torch.zeros(6, 3, 5, 7, dtype=torch.uint8), r"shape \(6, 3, 5, 7\), its space says \(6, 5, 7, 3\)"),
+        ("eye", torch.zeros(6, 5, 7, 3), "dtype float32, its space says uint8"),
+        ("eye", torch.ones(6, 5, 7, 3, dtype=torch.bool), "dtype bool, its space says uint8"),
+        ("arm", torch.zeros(3, 6), r"shape \(3, 6\), its space says \(6, 3\)"),
+        ("key", torch.full((1, 6), 2), r"shape \(1, 6\), its space says \(6,\)"),
+    ],
+)
+def test_what_lies_otherwise_than_its_space_says_is_refused(part, given, said):
+    """As many numbers as the space says would be taken for other environments', or other pixels."""
+    sampled = [SPACE.sample() for _ in range(6)]
+    batch = {k: torch.from_numpy(np.stack([x[k] for x in sampled])) for k in SPACE}
+    with pytest.raises(ValueError, match=f"^observation part '{part}' of {said}$"):
+        encode(observation_layout(SPACE), batch | {part: given}, 6)
+
+
+def test_numbers_of_an_environment_may_come_in_another_shape_and_pixels_in_wider_integers():
+    layout, sampled = observation_layout(SPACE), [SPACE.sample() for _ in range(6)]
+    batch = {k: torch.from_numpy(np.stack([x[k] for x in sampled])) for k in SPACE}
+    other = batch | {"arm": batch["arm"][:, None], "key": batch["key"][:, None], "eye": batch["eye"].int()}
+    assert torch.equal(encode(layout, other, 6), encode(layout, batch, 6))
+
+
+@pytest.mark.parametrize(
     "space",
     [
         spaces.Discrete(3, start=5),

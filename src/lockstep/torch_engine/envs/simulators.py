@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import RunError, memory_full
 from lockstep.core.life import life
-from lockstep.core.spaces import ActionLayout, ObservationLayout
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
 from lockstep.envs.tensor import TensorEnvironment, load_factory
@@ -27,17 +27,14 @@ def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
     """Makes observation rows ``[count, width]`` of tensors; the same rows as :meth:`ObservationLayout.encode` makes.
 
     Raises:
-        ValueError: a part hasn't the size that its space promises.
+        ValueError: a part hasn't the size that its space promises, or an image another shape or pixels of floats.
     """
     floats, images = [], []
     for leaf in layout.leaves:
         values = observation
         for key in leaf.name.split("/") if leaf.name else ():
             values = values[key] if isinstance(values, Mapping) else values[int(key)]
-        if values.numel() != count * leaf.size:
-            what = f" part {leaf.name!r}" if leaf.name else ""
-            shape = (count, *leaf.shape)
-            raise ValueError(f"observation{what} of shape {tuple(values.shape)}, its space says {shape}")
+        _check(leaf, values, count)
         rows = values.reshape(count, -1)
         if leaf.kind == "image":
             images.append(rows.to(torch.uint8))
@@ -49,6 +46,16 @@ def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
         return joined
     pixels = torch.cat([joined.contiguous().view(torch.uint8), *images], 1)
     return torch.nn.functional.pad(pixels, (0, layout.width - pixels.shape[1]))
+
+
+def _check(leaf: Leaf, values: Tensor, count: int) -> None:
+    """Checks what the host knows of a part of ``count`` observations: its shape, and an image's dtype."""
+    given, wanted, image = tuple(values.shape), (count, *leaf.shape), leaf.kind == "image"
+    what = f" part {leaf.name!r}" if leaf.name else ""
+    if given != wanted and (image or given[:1] != wanted[:1] or values.numel() != count * leaf.size):
+        raise ValueError(f"observation{what} of shape {given}, its space says {wanted}")
+    if image and (values.is_floating_point() or values.dtype == torch.bool):
+        raise ValueError(f"observation{what} of dtype {str(values.dtype).removeprefix('torch.')}, its space says uint8")
 
 
 class Step(NamedTuple):
