@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from golden_cases import GRPO, IMAGES, JAX, LSTM, MASKED, NORMALIZED, SHORT
+from gymnasium import spaces
 from variants import variants
 
 from lockstep import load_policy
 from lockstep.cli import main
 from lockstep.core.shards import keyed_generator
+from lockstep.core.spaces import observation_layout
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.policies.exported import CLEAR, ExportError, clear_choices, compare, input_arrays
 from lockstep.policies.policy import Policy
@@ -194,6 +196,14 @@ def test_a_module_can_be_trained_further(trained):
         *("observation_mean", "observation_scale", "action_low", "action_high"),
     }
     assert "policy.actor.0.weight" in module.state_dict()
+
+
+def test_an_index_beyond_the_whole_numbers_of_float32_is_given_as_it_is():
+    layout = observation_layout(spaces.Dict({"at": spaces.Discrete(4, start=2**24), "to": spaces.Discrete(3)}))
+    rows = np.array([[0, 2], [1, 0], [3, 1]], np.float32)
+    arrays = input_arrays(layout, rows, np.zeros((3, 0), np.float32))
+    assert arrays["observation/at"].tolist() == [2**24, 2**24 + 1, 2**24 + 3]
+    assert arrays["observation/to"].tolist() == [2, 0, 1]
 
 
 OUTSIDE = """

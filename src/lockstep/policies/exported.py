@@ -71,7 +71,7 @@ def input_arrays(layout: ObservationLayout, rows: np.ndarray, state: np.ndarray)
         source = rows if leaf.kind == "image" else floats
         part = source[:, leaf.start : leaf.start + leaf.size]
         if leaf.first:
-            part = part + np.asarray(leaf.first, np.float32)
+            part = part.astype(np.int64) + np.asarray(leaf.first)  # float32 would round large ones
         arrays[each.name] = np.ascontiguousarray(part.reshape(len(rows), *leaf.shape)).astype(each.dtype)
     return arrays | ({"state": state} if state.shape[1] else {})
 
