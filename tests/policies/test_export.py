@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,13 +15,19 @@ from variants import variants
 
 from lockstep import load_policy
 from lockstep.cli import main
+from lockstep.config.checks import resolve
+from lockstep.config.run import Config
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import observation_layout
+from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.policies.exported import CLEAR, ExportError, clear_choices, compare, input_arrays
 from lockstep.policies.policy import Policy
 from lockstep.policies.rows import random_masks
+from lockstep.runs.checkpoint import POLICY
 from lockstep.torch_engine.export.program import write_program
+from lockstep.torch_engine.state import make_net
+from lockstep.training.session import policy_of
 
 KINDS = {
     "MLP": ("lockstep/CartPole-v1", *SHORT),
@@ -204,6 +211,46 @@ def test_an_index_beyond_the_whole_numbers_of_float32_is_given_as_it_is():
     arrays = input_arrays(layout, rows, np.zeros((3, 0), np.float32))
     assert arrays["observation/at"].tolist() == [2**24, 2**24 + 1, 2**24 + 3]
     assert arrays["observation/to"].tolist() == [2, 0, 1]
+
+
+class Wide(gymnasium.Env):
+    """Takes numbers within some bounds."""
+
+    observation_space = spaces.Box(-1, 1, (3,))
+
+    def __init__(self, low, high):
+        self.action_space = spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+
+
+def squashed_within(low, high, engine="torch"):
+    """A policy of random parameters."""
+    gymnasium.register("Wide-v0", lambda **kwargs: Wide(**kwargs))
+    try:
+        settings = {"env": {"id": "Wide-v0", "kwargs": {"low": low, "high": high}}, "engine": engine}
+        config = resolve(Config.model_validate({**settings, "network": {"squash": True, "hidden_sizes": [8]}}))
+        description = describe(config.env)
+        net, generator = make_net(config, description.observation, description.action), np.random.default_rng(0)
+        arrays = {name: generator.normal(0, 0.5, shape).astype(np.float32) for name, shape in net.shapes().items()}
+        return policy_of(config, description, {POLICY + name: array for name, array in arrays.items()}, 0)
+    finally:
+        del gymnasium.registry["Wide-v0"]
+
+
+def test_a_file_is_held_to_squashed_actions_by_half_their_span():
+    """A tanh that is rounded otherwise shows around 0, where float32 has no more digits than at the bounds."""
+    policy = squashed_within([-1e4, 0.0], [1e4, 1.0])
+
+    def run(inputs, differing=(0.0, 0.0)):
+        found = policy.outputs(inputs["observation"], np.zeros((len(inputs["observation"]), 0), np.float32))
+        half = np.array([1e4, 0.5], np.float32)
+        tanh = np.tanh(found["mean"]) + np.float32(1.0) + np.array(differing, np.float32)
+        return found | {"action": np.array([-1e4, 0.0], np.float32) + half * tanh}
+
+    assert compare(policy, run) == 0.0
+    assert 1e-3 < compare(policy, lambda inputs: run(inputs, (1.2e-7, 1.2e-7))) < 3e-3
+    for component in np.eye(2):
+        with pytest.raises(ExportError, match="action differs from the policy's by up to"):
+            compare(policy, lambda inputs, moved=component: run(inputs, 2e-3 * moved))
 
 
 OUTSIDE = """

@@ -156,12 +156,22 @@ def _bf16_rounding(policy: Policy, name: str, wanted: np.ndarray) -> float | Non
     return BF16[policy.config.engine] * float(np.abs(allowed).max(initial=0.0))
 
 
-def _difference(policy: Policy, name: str, wanted: np.ndarray, found: np.ndarray) -> float:
-    """The greatest difference of an output's numbers, if all are near enough."""
+def _unit(policy: Policy) -> np.ndarray | float:
+    """In what ``ABSOLUTE`` is for actions: squashed ones are low + half · (tanh + 1), rounded as half the span is."""
+    if not policy.config.network.squash:
+        return 1.0
+    half = 0.5 * (np.asarray(policy.action.high) - np.asarray(policy.action.low))
+    return np.maximum(half, 1.0).reshape(policy.action.shape)
+
+
+def _difference(
+    policy: Policy, name: str, wanted: np.ndarray, found: np.ndarray, unit: np.ndarray | float = 1.0
+) -> float:
+    """The greatest difference of an output's numbers, if all are near enough; ``ABSOLUTE`` is times ``unit``."""
     if found.shape != wanted.shape:
         raise ExportError(f"{name} is of shape {found.shape} and the policy's of {wanted.shape}")
     difference, rounding = np.abs(found.astype(np.float64) - wanted), _bf16_rounding(policy, name, wanted)
-    if not (difference <= (ABSOLUTE + RELATIVE * np.abs(wanted) if rounding is None else rounding)).all():
+    if not (difference <= (ABSOLUTE * unit + RELATIVE * np.abs(wanted) if rounding is None else rounding)).all():
         raise ExportError(f"{name} differs from the policy's by up to {difference.max():.2g}")
     return float(difference.max())
 
@@ -172,7 +182,7 @@ def _difference_of_actions(
     """The greatest difference of continuous actions; 0 for indices, which are the same where one clearly leads."""
     actions = policy.action.natives(policy.greedy(rows, state))
     if not policy.action.discrete:
-        return _difference(policy, "action", actions, found)
+        return _difference(policy, "action", actions, found, _unit(policy))
     if found.shape != actions.shape:
         raise ExportError(f"action is of shape {found.shape} and the policy's of {actions.shape}")
     lead = _bf16_rounding(policy, "logits", wanted["logits"]) or CLEAR
