@@ -253,6 +253,17 @@ def test_a_file_is_held_to_squashed_actions_by_half_their_span():
             compare(policy, lambda inputs, moved=component: run(inputs, 2e-3 * moved))
 
 
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_a_squashed_component_with_equal_bounds_has_no_part_in_the_density(engine):
+    policy = squashed_within([-2.0, 0.5, 0.1], [2.0, 0.5, 0.1], engine)
+    observation = np.array([0.3, -0.4, 0.9], np.float32)
+    grid = np.linspace(-2.0, 2.0, 20_001)[1:-1]
+    actions = np.stack([grid, np.full(len(grid), 0.5), np.full(len(grid), 0.1)], 1)
+    densities = np.exp(policy.log_prob(np.repeat(observation[None], len(grid), 0), actions))
+    assert float(densities.sum() * 4.0 / 20_000) == pytest.approx(1.0, abs=1e-2)
+    assert np.isfinite(policy.log_prob(observation, policy(observation)))
+
+
 OUTSIDE = """
 import json, sys, torch
 program, inputs, out = sys.argv[1:]

@@ -17,7 +17,7 @@ from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.networks.spec import carry_size
-from lockstep.policies.rows import action_rows, native_batch, observation_rows, random_rows
+from lockstep.policies.rows import action_rows, density_of_fixed, native_batch, observation_rows, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.finding import find_run
@@ -163,7 +163,8 @@ class Policy:
         """The log-probability of an action, or the log-density of a continuous one; memory as in :meth:`value`.
 
         The density is that of the Gaussian before it is clipped to the bounds; of a squashed one that within them, in
-        the environment's units (a little inside a bound for an action that lies on it, where there is none).
+        the environment's units (a little inside a bound for an action that lies on it, where there is none), of those
+        components whose bounds aren't equal.
 
         Args:
             observation: one, or a batch, as :meth:`__call__` takes it.
@@ -178,7 +179,10 @@ class Policy:
         """
         rows, single = self._rows(observation, action_mask)
         acted, slope = action_rows(self.action, action, len(rows), self.config.network.squash)
-        found = self.outputs(rows, self.recurrent_state(len(rows)), acted)["log_prob"] - np.float32(slope)
+        outputs = self.outputs(rows, self.recurrent_state(len(rows)), acted)
+        found = outputs["log_prob"] - np.float32(slope)
+        if self.config.network.squash and self.action.fixed.any():
+            found -= density_of_fixed(self.action, outputs["mean"], outputs["std"])
         return float(found[0]) if single else found
 
     def probabilities(self, observation: Any, action_mask: Any = None) -> Any:

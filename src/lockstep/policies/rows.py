@@ -23,8 +23,8 @@ def action_rows(layout: ActionLayout, actions: Any, count: int, squashed: bool) 
         squashed: whether a tanh squashes a Gaussian into the bounds.
 
     Returns:
-        int64 ``[count]`` or ``[count, indices]``, from 0 on, or float32 ``[count, components]`` before the tanh; and
-        the logarithm of what a unit of the distribution's is in the environment's.
+        int64 ``[count]`` or ``[count, indices]``, from 0 on, or float32 ``[count, components]`` before the tanh (0
+        where bounds are equal); and the logarithm of what a unit of the distribution's is in the environment's.
 
     Raises:
         ValueError: the shape is another one, or an index out of range; one line.
@@ -43,9 +43,15 @@ def action_rows(layout: ActionLayout, actions: Any, count: int, squashed: bool) 
     rows = given.reshape(count, len(layout.low)).astype(np.float64)
     if not squashed:
         return rows.astype(np.float32), 0.0
-    half = 0.5 * (np.asarray(layout.high) - np.asarray(layout.low))
+    half = np.where(layout.fixed, 1.0, 0.5 * (np.asarray(layout.high) - np.asarray(layout.low)))
     inside = np.clip((rows - np.asarray(layout.low)) / half - 1.0, -EDGE, EDGE)
-    return np.arctanh(inside).astype(np.float32), float(np.log(half).sum())
+    return np.where(layout.fixed, 0.0, np.arctanh(inside)).astype(np.float32), float(np.log(half).sum())
+
+
+def density_of_fixed(layout: ActionLayout, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Log-density ``[n]`` that squashed components with equal bounds have at 0, where :func:`action_rows` puts them."""
+    mean, std = (x[:, layout.fixed].astype(np.float64) for x in (mean, std))
+    return (-0.5 * np.square(mean / std) - np.log(std) - 0.5 * np.log(2.0 * np.pi)).sum(1).astype(np.float32)
 
 
 def random_rows(

@@ -70,6 +70,11 @@ class ActionLayout:
         return bounded_within(self.low, self.high)
 
     @cached_property
+    def fixed(self) -> np.ndarray:
+        """Which components of a continuous action have equal bounds, bool ``[A]``."""
+        return np.asarray(self.low) == np.asarray(self.high)
+
+    @cached_property
     def starts(self) -> np.ndarray:
         """Where each index's choices begin among those of all, ``[indices]``."""
         return np.cumsum((0, *self.choices[:-1]))
