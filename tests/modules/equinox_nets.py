@@ -141,3 +141,17 @@ class Imprecise(Tiny):
     def __call__(self, observation, *, key):
         output, values = super().__call__(observation, key=key)
         return output * self.scale, values
+
+
+class Forbidding(Tiny):
+    """Forbids the last action by a logit of its own, by default -inf."""
+
+    logit: float = eqx.field(static=True)
+
+    def __init__(self, observation, outputs, *, key, logit=float("-inf")):
+        super().__init__(observation, outputs, key=key)
+        self.logit = float(logit)
+
+    def __call__(self, observation, *, key):
+        output, values = super().__call__(observation, key=key)
+        return jnp.concatenate([output[:, :-1], jnp.full_like(output[:, -1:], self.logit)], -1), values

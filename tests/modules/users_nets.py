@@ -283,3 +283,15 @@ class Precise(Tiny):
     def forward(self, observation):
         output, values = super().forward(observation)
         return output * self.scale, values
+
+
+class Forbidding(Tiny):
+    """Forbids the last action by a logit of its own, by default -inf."""
+
+    def __init__(self, observation, outputs, logit=float("-inf")):
+        super().__init__(observation, outputs)
+        self.logit = logit
+
+    def forward(self, observation):
+        output, values = super().forward(observation)
+        return torch.cat([output[:, :-1], torch.full_like(output[:, -1:], self.logit)], -1), values

@@ -32,6 +32,13 @@ def test_a_loss_that_isnt_finite_names_place_and_terms():
         non_finite(3, "there", ("policy_loss", "value_loss"), [0.5])
 
 
+def test_a_network_that_gives_what_isnt_finite_is_named():
+    terms = ("policy_loss", "entropy")
+    told = [str(non_finite(3, "there", terms, [math.nan, entropy], custom="nets:Own")) for entropy in (math.nan, 0.5)]
+    assert ["network.custom nets:Own" in line for line in told] == [True, False]
+    assert "network.custom" not in str(non_finite(3, "there", terms, [math.nan, math.nan]))
+
+
 def test_coefficients_of_the_loss_fall_as_the_learning_rate_does_where_they_are_scheduled():
     ppo = {"entropy_coef": 0.02, "clip_range": 0.2, "value_clip_range": 0.4}
     values = {"num_envs": 8, "num_steps": 16, "total_steps": 1000}

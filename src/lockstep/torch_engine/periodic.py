@@ -108,7 +108,7 @@ def take(
     """Adds a period of all ranks to the result, and decides on KL stop and learning rate, on every rank alike."""
     terms = together.terms.double().cpu().numpy()
     if together.broken or not np.isfinite(terms).all():
-        raise non_finite(state.iteration + 1, where, names, terms)
+        raise non_finite(state.iteration + 1, where, names, terms, custom=config.network.custom)
     result.terms += terms
     result.evaluated += together.steps
     result.steps += together.steps

@@ -135,7 +135,7 @@ def update(
             terms, norm = gradient.terms.double().cpu().numpy(), float(gradient.norm)
             if not (math.isfinite(norm) and all(map(math.isfinite, terms.tolist()))):
                 where = f"epoch {epoch + 1}, minibatch {number + 1}"
-                raise non_finite(state.iteration + 1, where, names, terms)
+                raise non_finite(state.iteration + 1, where, names, terms, custom=config.network.custom)
             result.terms += terms
             result.evaluated += 1
             decide(state, result, config, float(terms[names.index("approx_kl")]))

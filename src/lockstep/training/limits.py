@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from lockstep.config.run import Config
@@ -64,15 +65,27 @@ def scheduled_coefficients(config: Config, global_step: int) -> dict[str, float]
 
 
 def non_finite(
-    iteration: int, where: str, names: Iterable[str], terms: Iterable[float], unseen: str | None = None
+    iteration: int,
+    where: str,
+    names: Iterable[str],
+    terms: Iterable[float],
+    unseen: str | None = None,
+    custom: str | None = None,
 ) -> NonFiniteError:
     """Makes the error of a loss or gradient that is not finite, in an iteration counted from 1, with the loss terms.
 
-    ``unseen`` is the id of an environment whose numbers weren't looked at before.
+    ``unseen`` is the id of an environment whose numbers weren't looked at before, ``custom`` the name of a network of
+    the user's own.
     """
-    names = tuple(names)
-    named = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, terms, strict=True))
+    found = dict(zip(names, terms, strict=True))
+    names = tuple(found)
+    named = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
     perhaps = "" if unseen is None else f"lockstep check {unseen} looks for rewards and observations that are none; "
+    if custom is not None and math.isnan(found.get("entropy", 0.0)):
+        perhaps += (
+            f"no entropy: network.custom {custom} gave outputs that aren't finite; what is forbidden has a logit of "
+            "-1e8 in place of -inf, or is told by env.action_mask; "
+        )
     if "loss" in names:  # a term of the user's own
         perhaps += "loss is what your ppo.loss gave; if all terms are finite, its gradient isn't; "
     return NonFiniteError(

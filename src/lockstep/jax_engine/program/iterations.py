@@ -120,7 +120,8 @@ def numbers_of(iteration: Iteration, config: Config) -> Record:
         epoch, minibatch = divmod(int(found["failed"]), config.ppo.num_minibatches)
         where = f"epoch {epoch + 1}, minibatch {minibatch + 1}"
         unseen = None if iteration.parts else config.env.id  # on the host they are looked at
-        raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"], unseen)
+        custom = config.network.custom
+        raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"], unseen, custom)
     totals = ("terms", "evaluated", "grad_norm", "steps", "stopped_by_kl", "learning_rate")
     coefficients = scheduled_coefficients(config, iteration.number * config.steps_per_iteration)
     out = update_metrics(settings, **{name: found[name] for name in totals}, coefficients=coefficients)

@@ -52,7 +52,8 @@ class AwaitedUpdate:
         if numbers["failed"] >= 0:
             epoch, minibatch = divmod(int(numbers["failed"]), config.ppo.num_minibatches)
             where = f"epoch {epoch + 1}, minibatch {minibatch + 1}"
-            raise non_finite(self._iteration, where, loss_settings(config).terms, sent.failed_terms)
+            names, custom = loss_settings(config).terms, config.network.custom
+            raise non_finite(self._iteration, where, names, sent.failed_terms, custom=custom)
         steps = int(numbers["steps"])
         state.optimizer_steps += steps
         if config.ppo.schedule == "adaptive":
