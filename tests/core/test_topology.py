@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from lockstep.core.topology import (
@@ -33,7 +35,7 @@ def test_without_a_launcher_there_is_one_rank():
 
 def test_torchrun_on_one_host():
     topology = from_environment(torchrun(3, 4, 3, 4, MASTER_ADDR="127.0.0.1", MASTER_PORT="29500"))
-    assert topology == Topology(3, 4, 3, 4, launched=True, master_port=29500, restarts=True)
+    assert topology == Topology(3, 4, 3, 4, launched=True, master_port=29500)
     assert topology.on_one_host
     assert topology.loopback
 
@@ -71,7 +73,7 @@ def test_one_local_variable_is_enough_to_be_on_this_host():
 
 
 def test_without_local_variables_every_rank_is_on_this_host():
-    assert from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Topology(1, 2, 1, 2, launched=True, restarts=True)
+    assert from_environment({"RANK": "1", "WORLD_SIZE": "2"}) == Topology(1, 2, 1, 2, launched=True)
 
 
 @pytest.mark.parametrize(
@@ -207,9 +209,22 @@ def test_steps_of_jobs_that_run_side_by_side_meet_on_different_ports():
     assert len({from_environment(place).master_port for place in places}) == len(places)
 
 
-def test_srun_starts_no_rank_again_and_torchrun_does():
+def test_torchrun_and_our_launcher_start_ranks_again_and_nobody_else():
+    by_hand = torchrun(0, 2, 0, 2)
     assert not from_environment(step(0, 2, 0, "2")).restarts
-    assert from_environment(torchrun(0, 2, 0, 2)).restarts
+    assert not from_environment(by_hand).restarts
+    assert from_environment(by_hand | {"TORCHELASTIC_MAX_RESTARTS": "0"}).restarts
+    assert from_environment(by_hand | {"LOCKSTEP_LAUNCHER": "1"}).restarts
+
+
+def test_srun_and_mpirun_may_end_all_ranks_when_one_fails():
+    by_hand = torchrun(0, 2, 0, 2)
+    assert not from_environment(by_hand).ends_all
+    assert not from_flags("127.0.0.1:4000", 2, 1, {}).ends_all
+    assert from_environment(step(0, 2, 0, "2")).ends_all
+    assert from_environment(step(0, 2, 0, "2") | by_hand).ends_all
+    assert from_environment(by_hand | {"OMPI_COMM_WORLD_RANK": "0"}).ends_all
+    assert from_flags("127.0.0.1:4000", 2, 1, step(0, 2, 0, "2")).ends_all
 
 
 def test_the_user_may_say_where_slurms_tasks_meet():
@@ -221,7 +236,8 @@ def test_torchruns_variables_win_over_slurms():
     """As in ``srun -n 2 torchrun …``, and for ranks that ``--nproc`` started inside a step."""
     environ = step(1, 2, 0, "1(x2)", nodeid=1)
     assert from_environment(environ).rank == 1
-    assert from_environment(environ | torchrun(3, 4, 3, 4)) == from_environment(torchrun(3, 4, 3, 4))
+    both = from_environment(environ | torchrun(3, 4, 3, 4))
+    assert both == replace(from_environment(torchrun(3, 4, 3, 4)), ends_all=True)
 
 
 @pytest.mark.parametrize(

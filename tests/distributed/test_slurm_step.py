@@ -1,4 +1,4 @@
-"""Tasks of a Slurm step are ranks; as a user would start them, but for Slurm itself, whose variables are set here."""
+"""Processes are ranks by the variables that Slurm, a Kubernetes job or a user has set; no launcher is there."""
 
 import signal
 import subprocess
@@ -9,25 +9,43 @@ from typing import Any
 
 import pytest
 from command_line import CARTPOLE, GATED, Run, command, metrics_of, same, surroundings, wait_until
+from elastic_agents import free_port
 
 TASKS = 2
 
 
-def tasks(directory: Path, *words: Any, during: Callable[..., None] | None = None, **more: str) -> list[Any]:
-    """Exit status, output and errors of each task of ``lockstep train WORDS``; ``during`` is called with them."""
-    step = more | {
+def step() -> list[dict[str, str]]:
+    """Slurm's variables of each task of a step."""
+    shared = {
         "SLURM_JOB_ID": str(uuid.uuid4().int % 4096),
         "SLURM_STEP_NODELIST": "node07",
         "SLURM_STEP_TASKS_PER_NODE": str(TASKS),
         "SLURM_NTASKS": str(TASKS),
         "SLURM_NODEID": "0",
     }
+    return [shared | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(TASKS)]
+
+
+def by_hand(ranks: int) -> list[dict[str, str]]:
+    """Variables of each process where nothing but rank, world size and the place to meet is set."""
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [shared | {"RANK": str(rank)} for rank in range(ranks)]
+
+
+def tasks(
+    directory: Path,
+    places: list[dict[str, str]],
+    *words: Any,
+    during: Callable[..., None] | None = None,
+    **more: str,
+) -> list[Any]:
+    """Exit status, output and errors of ``lockstep train WORDS`` at each place; ``during`` is called with them."""
     line, mark, pipe = command("train", *words, "--name", "run"), uuid.uuid4().hex, subprocess.PIPE
     processes = []
     try:
-        for task in range(TASKS):
-            place = surroundings(mark, step | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)})
-            processes.append(subprocess.Popen(line, cwd=directory, env=place, stdout=pipe, stderr=pipe, text=True))
+        for place in places:
+            environ = surroundings(mark, more | place)
+            processes.append(subprocess.Popen(line, cwd=directory, env=environ, stdout=pipe, stderr=pipe, text=True))
         if during is not None:
             during(*processes)
         outputs = [process.communicate(timeout=600) for process in processes]
@@ -39,7 +57,7 @@ def tasks(directory: Path, *words: Any, during: Callable[..., None] | None = Non
 
 @pytest.mark.long  # test_slurm.py has them of a real cluster
 def test_the_tasks_of_a_step_give_the_same_agent(trained, tmp_path):
-    first, second = tasks(tmp_path, *CARTPOLE)
+    first, second = tasks(tmp_path, step(), *CARTPOLE)
     assert (first[0], second[0]) == (0, 0), (first, second)
     assert "2 ranks × 4 shards" in first[1]
     assert second[1] == ""
@@ -50,9 +68,9 @@ def test_the_tasks_of_a_step_give_the_same_agent(trained, tmp_path):
     same(reference, run)
 
 
-def test_the_task_that_writes_says_that_a_signal_stopped_the_run(tmp_path):
-    """The others end with 0: srun may end what runs yet when one ends otherwise."""
-    gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
+def stopped(directory: Path, places: list[dict[str, str]]) -> list[Any]:
+    """The same of a run that SIGTERM stops after four iterations, on all ranks."""
+    gate, path = directory / "gate", directory / "runs" / "run"
     gate.touch()
 
     def stop(*processes):
@@ -61,6 +79,20 @@ def test_the_task_that_writes_says_that_a_signal_stopped_the_run(tmp_path):
             process.send_signal(signal.SIGTERM)
         gate.unlink()
 
-    first, second = tasks(tmp_path, *GATED, during=stop, GATE=str(gate))
+    ended = tasks(directory, places, *GATED, during=stop, GATE=str(gate))
+    assert (path / "checkpoints" / "step_640").is_dir(), ended
+    return ended
+
+
+def test_the_task_that_writes_says_that_a_signal_stopped_the_run(tmp_path):
+    """The others end with 0: srun may end what runs yet when one ends otherwise."""
+    first, second = stopped(tmp_path, step())
     assert (first[0], second[0]) == (128 + signal.SIGTERM, 0), (first, second)
-    assert (path / "checkpoints" / "step_640").is_dir()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_process_that_nobody_watches_says_that_a_signal_stopped_the_run(tmp_path, ranks):
+    """A pod that ends with 0 counts as done, and isn't started again."""
+    ended = stopped(tmp_path, by_hand(ranks))
+    assert [each[0] for each in ended] == [128 + signal.SIGTERM] * ranks, ended
+    assert "stopped by a signal, with a checkpoint" in ended[0][1] + ended[0][2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
@@ -26,6 +26,8 @@ JOB_STRIDE = 2531
 _STEP = "SLURM_STEP_NODELIST"
 """Set in a step that srun started, and not in a batch script."""
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+_ENDS_ALL = (_STEP, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Set by srun and mpirun, which end the ranks that run yet when one ends with another exit status than 0."""
 _LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE, _STEP)
 
 
@@ -48,6 +50,8 @@ class Topology:
         store_file: file of our launcher's in which ranks can meet: nobody but this user reads it.
         restarts: whether the launcher takes every exit status but 0 for a failure, after which it starts ranks again
             or ends them: torchrun and ours, not srun.
+        ends_all: whether all ranks may be ended when one exits with another status than 0: by srun and mpirun. Pods,
+            and processes that were started by hand, are judged one by one.
     """
 
     rank: int = 0
@@ -62,6 +66,7 @@ class Topology:
     memory: int | None = None
     store_file: str | None = None
     restarts: bool = False
+    ends_all: bool = False
 
     @property
     def on_one_host(self) -> bool:
@@ -128,7 +133,8 @@ def from_flags(
     if not 0 < int(port) < PORTS:
         raise ValueError(f"coordinator: {coordinator}: ports go from 1 to {PORTS - 1}")
     here = (process_id, num_processes) if host in LOOPBACK else (0, 1)
-    return Topology(process_id, num_processes, *here, launched=True, master_addr=host, master_port=int(port))
+    place = Topology(process_id, num_processes, *here, launched=True, master_addr=host, master_port=int(port))
+    return replace(place, ends_all=_ends_all(environ))
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Topology:
@@ -151,10 +157,26 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
         )
     master, port = _master(environ, "127.0.0.1", DEFAULT_PORT)
     store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    again = started_by_torchrun(environ) and environ[_RESTARTS] != "0"
-    memory = int(environ[MEMORY_VARIABLE]) if MEMORY_VARIABLE in environ else None
-    ours = {"memory": memory, "store_file": environ.get(STORE_VARIABLE), "restarts": True}
-    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, store, again, **ours)
+    torchrun, ours = started_by_torchrun(environ), started_by_lockstep(environ)
+    return Topology(
+        rank,
+        world_size,
+        local_rank,
+        local_world_size,
+        launched=True,
+        master_addr=master,
+        master_port=port,
+        agent_store=store,
+        starts_again=torchrun and environ[_RESTARTS] != "0",
+        memory=int(environ[MEMORY_VARIABLE]) if MEMORY_VARIABLE in environ else None,
+        store_file=environ.get(STORE_VARIABLE),
+        restarts=torchrun or ours,
+        ends_all=_ends_all(environ),
+    )
+
+
+def _ends_all(environ: Mapping[str, str]) -> bool:
+    return any(name in environ for name in _ENDS_ALL)
 
 
 def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int, int]:
@@ -207,7 +229,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Topology:
         )
     host = "127.0.0.1" if local_world_size == world_size else first_host(environ[_STEP])
     master, port = _master(environ, host, _slurm_port(environ))
-    return Topology(rank, world_size, local_rank, local_world_size, True, master, port)
+    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, ends_all=True)
 
 
 def first_host(nodelist: str) -> str:

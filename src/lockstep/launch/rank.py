@@ -141,11 +141,18 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
     except Exception as error:
         return _failed(error, assignment.config.device, is_writer(topology))
     done.tell()
-    if result.signal is not None and (topology.starts_again or (is_writer(topology) and not topology.restarts)):
-        # of torchrun's ranks all: 0 would be the run's end, while it has told one host to leave and starts the others
-        # again; of others one: srun --kill-on-bad-exit would end the one that writes yet
-        return 128 + result.signal
-    return 0
+    return 128 + result.signal if result.signal is not None and _says_signal(topology) else 0
+
+
+def _says_signal(topology: Topology) -> bool:
+    """Tells whether this rank's exit status is to say that a signal stopped the run.
+
+    Under torchrun with restarts each says so: 0 would be the run's end, while one host is told to leave and the others
+    start again. Where srun or mpirun would end the one that writes yet, that one alone does.
+    """
+    if topology.restarts:
+        return topology.starts_again
+    return is_writer(topology) or not topology.ends_all
 
 
 def _failed(error: Exception, device: str, writer: bool) -> int:
