@@ -2,19 +2,21 @@
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from lockstep.commands import train as command
 from lockstep.commands.train import report
 from lockstep.config.checks import resolve
 from lockstep.config.engines import check_engine_options
 from lockstep.config.keys import validate
 from lockstep.config.presets import PRESETS
 from lockstep.config.run import Config
-from lockstep.core.topology import Topology
+from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_machine
 from lockstep.launch.defaults import request_of
@@ -269,3 +271,19 @@ def test_a_session_that_wrote_no_summary_doesnt_speak_of_the_one_before(tmp_path
     monkeypatch.setattr("lockstep.launch.start._last_written", lambda run: object())
     assert train(["--resume", str(tmp_path / "run")]) == 143
     assert capsys.readouterr().err == "lockstep: stopped by a signal, with a checkpoint\n"
+
+
+def test_a_rank_of_torchrun_ends_with_its_agent_from_before_its_environment_is_made(monkeypatch):
+    done = []
+
+    def request(*_, **__):
+        done.append("reads the request")
+        raise ValueError("it is none")
+
+    monkeypatch.setattr(command, "end_with_parent", lambda parent: done.append(f"ends with {parent == os.getppid()}"))
+    monkeypatch.setattr(command, "request_of", request)
+    for variables in ({}, {"TORCHELASTIC_MAX_RESTARTS": "3"}):
+        monkeypatch.setattr(command, "started_by_torchrun", lambda given=variables: started_by_torchrun(given))
+        with pytest.raises(ValueError, match="it is none"):
+            command.main(["CartPole-v1"])
+    assert done == ["reads the request", "ends with True", "reads the request"]

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from lockstep.core import network
-from lockstep.core.network import wait_for_name
+from lockstep.core.network import wait_for_listener, wait_for_name
 
 
 @pytest.fixture
@@ -41,3 +41,20 @@ def test_another_failure_of_the_look_up_is_left_to_who_connects(looked_up):
     answers.update(unknown=1000, why=socket.EAI_FAIL)
     wait_for_name("node1")
     assert found == ["node1"]
+
+
+def test_somebody_may_listen_late(monkeypatch):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        waits = []
+        monkeypatch.setattr(network.time, "sleep", lambda seconds: waits.append(seconds) or listener.listen())
+        wait_for_listener(f"127.0.0.1:{port}", 60.0)
+        assert len(waits) == 1
+
+
+def test_nobody_listens():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            wait_for_listener(f"127.0.0.1:{silent.getsockname()[1]}", 0.0)

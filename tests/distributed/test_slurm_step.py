@@ -1,5 +1,6 @@
 """Processes are ranks by the variables that Slurm, a Kubernetes job or a user has set; no launcher is there."""
 
+import re
 import signal
 import subprocess
 import uuid
@@ -96,3 +97,12 @@ def test_each_process_that_nobody_watches_says_that_a_signal_stopped_the_run(tmp
     ended = stopped(tmp_path, by_hand(ranks))
     assert [each[0] for each in ended] == [128 + signal.SIGTERM] * ranks, ended
     assert "stopped by a signal, with a checkpoint" in ended[0][1] + ended[0][2]
+
+
+def test_a_rank_without_the_others_says_that_they_can_not_meet(tmp_path):
+    pytest.importorskip("gymnax")
+    words = ("gymnax/Acrobot-v1", "--engine", "jax", "--collective-timeout", 1)
+    [(code, output, errors)] = tasks(tmp_path, by_hand(TASKS)[1:], *words)
+    assert (code, output) == (2, ""), errors
+    assert re.fullmatch(r"lockstep: error: rank 1 can't meet the others at 127\.0\.0\.1:\d+: .*refused\n", errors)
+    assert not (tmp_path / "runs").exists()

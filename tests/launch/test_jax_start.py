@@ -6,6 +6,8 @@ import pytest
 
 from lockstep.commands import bench
 from lockstep.config.run import Config, RunOptions
+from lockstep.core import network
+from lockstep.core.errors import RankMismatchError
 from lockstep.core.topology import Topology
 from lockstep.launch import defaults, jax_start
 from lockstep.launch.defaults import RunRequest, described_run, request_of
@@ -123,3 +125,25 @@ def test_processes_of_a_launcher_meet_before_they_look(asked, monkeypatch):
     request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"])
     assert joined == [place]
     assert asked == ["looked"]
+
+
+def test_processes_that_cannot_meet_say_so_and_meet_no_second_time(asked, monkeypatch):
+    met = []
+
+    def meet(*_):
+        met.append("tried")
+        raise RankMismatchError("rank 1 can't meet the others at host:1: nobody is there")
+
+    monkeypatch.setattr(jax_start, "topology_of", lambda options: Topology(1, 2, 1, 2, launched=True))
+    monkeypatch.setattr(jax_start.engine_module("jax"), "set_up_jax", meet)
+    with pytest.raises(RankMismatchError, match=r"^rank 1 can't meet the others"):
+        request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"])
+    assert (met, asked) == (["tried"], [])
+
+
+def test_the_name_of_rank_0_is_looked_up_before_processes_meet(asked, monkeypatch):
+    place = Topology(1, 2, 0, 1, launched=True, master_addr="node-0")
+    monkeypatch.setattr(jax_start, "topology_of", lambda options: place)
+    monkeypatch.setattr(network, "wait_for_name", lambda host: asked.append(f"waits for {host}"))
+    request_of([STEPPED_BY_JAX, *ON_GPUS])
+    assert asked == ["waits for node-0", "cuda", "looked"]

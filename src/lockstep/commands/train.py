@@ -18,7 +18,8 @@ from lockstep.config.files import config_text
 from lockstep.config.help import train_help
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.machine import collect_seldom
-from lockstep.core.process import say, spare_children
+from lockstep.core.process import end_with_parent, say, spare_children
+from lockstep.core.topology import started_by_torchrun
 from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.environment import environment_lines
 from lockstep.launch.mirrored import Mirrors, mirrors
@@ -41,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     words = [word for word in argv if word not in (*_HELP, _PRINT, _ENVIRONMENT)]
     if len(words) == len(argv):
         spare_children()
+        if started_by_torchrun():
+            end_with_parent(os.getppid())  # else it trains on beside those that another agent starts in its place
         collect_seldom()  # while engine jax may be loaded and traced; see run_rank
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)

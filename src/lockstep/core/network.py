@@ -9,6 +9,9 @@ import struct
 import sys
 import time
 
+from lockstep.core.errors import RankMismatchError
+from lockstep.core.topology import Topology
+
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses of documentation (RFC 5737, RFC 3849): which way a packet to anywhere would leave. None is sent."""
 _SIOCGIFADDR = 0x8915
@@ -16,10 +19,18 @@ _PORT = 9
 NAME_SECONDS = 60.0
 """How long a name may take to appear: that of a container which starts at the same time does."""
 _RETRY_SECONDS = 1.0
+_KNOCK_SECONDS = 0.1
+"""From one try to connect to the next."""
+
+
+def wait_for_master(topology: Topology) -> None:
+    """Waits until the name of rank 0's host leads to an address; errors as :func:`wait_for_name` has them."""
+    if topology.launched and not topology.loopback:
+        wait_for_name(topology.master_addr)
 
 
 def wait_for_name(host: str, seconds: float = NAME_SECONDS) -> None:
-    """Waits until a host's name leads to an address; a one-line ``ValueError`` if it doesn't in time.
+    """Waits until a host's name leads to an address; a one-line ``RankMismatchError`` if it doesn't in time.
 
     Other failures of the look-up are left to those who connect.
     """
@@ -32,10 +43,26 @@ def wait_for_name(host: str, seconds: float = NAME_SECONDS) -> None:
                 time.sleep(min(_RETRY_SECONDS, seconds))
                 continue
             if error.errno == socket.EAI_NONAME:
-                raise ValueError(
+                raise RankMismatchError(
                     f"launcher variables: ranks are to meet on {host}, which is no host's name here; set MASTER_ADDR "
                     "to the address of rank 0's host"
                 ) from None
+        return
+
+
+def wait_for_listener(address: str, seconds: float) -> None:
+    """Waits until somebody listens at ``host:port``; the last ``OSError`` of connecting if nobody does in time."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + seconds
+    while True:
+        left = max(_KNOCK_SECONDS, deadline - time.monotonic())
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), left).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_KNOCK_SECONDS)
+            continue
         return
 
 

@@ -12,6 +12,7 @@ from lockstep.config.engines import engine_module
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import SERVICES
+from lockstep.core.errors import RankMismatchError
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
@@ -68,6 +69,8 @@ def request_of(
         try:
             start_jax(config, options, starts_others)
             description = describe(config.env)
+        except RankMismatchError:  # whoever makes it for the run would wait once more
+            raise
         except ValueError as error:  # whoever makes it for the run says so
             undescribed = error
         if description is not None:

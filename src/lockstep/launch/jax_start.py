@@ -7,6 +7,7 @@ import os
 
 from lockstep.config.engines import MissingPackageError, check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.network import wait_for_master
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 from lockstep.core.topology import available_cores
 from lockstep.envs.batched.twins import stepped_inside
@@ -27,6 +28,7 @@ def start_jax(config: Config, options: RunOptions, starts_others: bool = False) 
 
     Raises:
         ValueError: this machine has no such device, or not for so many processes; one line.
+        RankMismatchError: a launcher's processes can't meet; one line.
     """
     if starts_others or _is_of_groups(config, options):
         look_with_cpu(config)
@@ -50,6 +52,7 @@ def start_jax(config: Config, options: RunOptions, starts_others: bool = False) 
     ):
         device = "cpu"
     pool = engine.roomy_pool(max(devices or 1, engine.pool_devices(config.num_shards)))
+    wait_for_master(topology)
     engine.set_up_jax(1, device, devices, topology, pool, accelerators, config.silence)
 
 

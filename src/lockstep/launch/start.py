@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +13,10 @@ from typing import Any
 from lockstep.config.engines import check_engine_options
 from lockstep.config.redact import without_secrets
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.network import wait_for_name
-from lockstep.core.process import end_with_parent, leave_at_once, say
+from lockstep.core.network import wait_for_master
+from lockstep.core.process import leave_at_once, say
 from lockstep.core.temporary import sweep_temporary
-from lockstep.core.topology import Topology, started_by_torchrun
+from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.launch.apart import why_apart
 from lockstep.launch.checks import check_company, check_limits, check_machine, with_reference
@@ -64,10 +63,7 @@ def start_run(
     A request that can't be run raises a one-line ``ValueError`` before any process is started.
     """
     started, topology = utc_date(), topology_of(request.options)
-    if started_by_torchrun():
-        end_with_parent(os.getppid())  # else it trains on beside those that another agent starts in its place
-    if topology.launched and not topology.loopback:
-        wait_for_name(topology.master_addr)
+    wait_for_master(topology)
     sweep_temporary()
     with contextlib.ExitStack() as stack:
         request, group = group_of(request, topology)

@@ -1,6 +1,8 @@
 """What JAX says when another process is gone isn't the error to show; everything else that it raises is."""
 
+import jax
 import pytest
+from jax._src import distributed
 from jax.errors import JaxRuntimeError
 
 from lockstep.core.errors import PeerFailureError, RankMismatchError
@@ -34,6 +36,26 @@ def test_other_errors_stay_what_they_are(error, world_size):
     with pytest.raises(type(error)) as caught, peers_needed(Topology(rank=0, world_size=world_size)):
         raise error
     assert caught.value is error
+
+
+# --- meeting ----------------------------------------------------------------------------------------------------------
+
+
+def test_after_a_meeting_that_failed_processes_are_not_taken_for_joined(monkeypatch):
+    state = distributed.global_state
+
+    def initialize(*_, **__):
+        state.client = state.service = object()  # as JAX has them before it connects
+        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out\nand a stack")
+
+    monkeypatch.setattr(state, "client", None)
+    monkeypatch.setattr(state, "service", None)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    for _ in range(2):
+        with pytest.raises(RankMismatchError, match=r"^rank 0 can't meet .*: DEADLINE_EXCEEDED: Barrier timed out$"):
+            processes._join_processes(Topology(0, 2, 0, 2, launched=True), None, 1.0)
+        assert not jax.distributed.is_initialized()
 
 
 # --- leaving ----------------------------------------------------------------------------------------------------------

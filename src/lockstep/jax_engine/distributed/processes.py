@@ -18,7 +18,7 @@ from lockstep.config.run import MOST_SILENCE
 from lockstep.core.errors import PeerFailureError, RankMismatchError
 from lockstep.core.life import life
 from lockstep.core.machine import check_facts_alike
-from lockstep.core.network import own_address
+from lockstep.core.network import own_address, wait_for_listener
 from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
@@ -121,6 +121,8 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
     try:
         ended = ended_by_signals() if topology.starts_again else contextlib.nullcontext()
         with ended, _without_proxy(topology.master_addr):
+            if topology.rank > 0:  # JAX would end this process by SIGABRT, with a stack of its threads
+                wait_for_listener(address, silence)
             jax.distributed.initialize(
                 address,
                 topology.world_size,
@@ -132,7 +134,8 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
                 heartbeat_timeout_seconds=int(LONGER * silence) + HEARTBEAT_SECONDS,  # our own limit comes first
                 shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
             )
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
+        _forget_meeting()
         reason = str(error).splitlines()[0]
         raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None
     _joined = topology
@@ -140,6 +143,14 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
     address = LOOPBACK_ADDRESS if topology.loopback else own_address(topology.master_addr)
     if address is not None:
         _keep_gloo_on(address)
+
+
+def _forget_meeting() -> None:
+    """Lets JAX meet anew after a meeting that failed: it keeps the client from before it connects."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src import distributed
+
+        distributed.global_state.client = distributed.global_state.service = None
 
 
 @contextlib.contextmanager
