@@ -227,6 +227,12 @@ def test_srun_and_mpirun_may_end_all_ranks_when_one_fails():
     assert from_flags("127.0.0.1:4000", 2, 1, step(0, 2, 0, "2")).ends_all
 
 
+def test_slurm_says_how_many_cores_each_task_has():
+    assert from_environment(step(0, 4, 0, "4", SLURM_CPUS_PER_TASK=8)).cores == 8
+    assert from_environment(step(0, 4, 0, "4")).cores is None
+    assert from_environment(step(0, 4, 0, "4", SLURM_CPUS_PER_TASK=8) | torchrun(0, 4, 0, 4)).cores is None
+
+
 def test_the_user_may_say_where_slurms_tasks_meet():
     topology = from_environment(step(0, 2, 0, "1(x2)", MASTER_ADDR="10.0.0.1", MASTER_PORT=5000))
     assert topology.master == "10.0.0.1:5000"

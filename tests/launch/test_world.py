@@ -54,6 +54,23 @@ def test_torchs_ranks_are_processes(cores):
     assert "launcher started 4" in refused("--nproc", "2", topology=two_hosts)
 
 
+@pytest.mark.parametrize(
+    ("bound", "given", "each"),
+    [
+        (8, 8, 8),  # each task to its own
+        (64, 8, 8),  # none is: they may use the whole node
+        (1, 8, 1),
+        (8, None, 2),
+    ],
+)
+def test_cores_that_slurm_gave_each_task_are_not_divided_once_more(cores, bound, given, each):
+    cores(bound)
+    task = Topology(1, 4, 1, 4, launched=True, cores=given)
+    assert asked(topology=task).cores_of_rank(bound) == each
+    jax = asked(*JAX, "--num-envs", "64", "--num-shards", "32", topology=task)
+    assert (jax.devices, jax.cores_of_rank(bound)) == (each, 1)
+
+
 def test_a_rank_takes_as_many_cores_as_it_has_threads(cores):
     cores(7)
     assert asked("--nproc", "auto", "--threads", "2") == World(3, 3)

@@ -43,16 +43,22 @@ def test_a_step_is_measured_in_seconds_and_its_environment_is_closed(monkeypatch
     assert len(closed) == 1
 
 
-def settled(config: EnvConfig, seconds: float, monkeypatch: pytest.MonkeyPatch, others: list[Any]) -> Any:
+HERE = ["node", [*range(8)]]
+
+
+def settled(
+    config: EnvConfig, seconds: float, monkeypatch: pytest.MonkeyPatch, others: list[Any], given: int | None = None
+) -> Any:
     monkeypatch.setattr(worker_processes, "measure_step", lambda *_: seconds)
     monkeypatch.setattr(worker_processes, "available_cores", lambda: 8)
-    topology = Topology(rank=0, world_size=2, local_world_size=2)
+    monkeypatch.setattr(worker_processes, "place_of_process", lambda: HERE)
+    topology = Topology(rank=0, world_size=2, local_world_size=2, cores=given)
     return settle_workers(config, describe(config), 16, topology, lambda facts: [facts, *others])
 
 
 def test_every_rank_settles_on_the_same_number_and_says_why(monkeypatch):
     auto = EnvConfig(id="CartPole-v1", workers="auto")
-    slow, fast = [SLOW, 16, 4], [FAST, 16, 4]
+    slow, fast = [SLOW, 16, 8, HERE, None], [FAST, 16, 8, HERE, None]
     here, line = settled(auto, SLOW, monkeypatch, [fast])
     there, other_line = settled(auto, FAST, monkeypatch, [slow])
     assert (here.workers, there.workers) == (4, 4)
@@ -62,6 +68,29 @@ def test_every_rank_settles_on_the_same_number_and_says_why(monkeypatch):
     assert none.workers == 0
     assert line is not None
     assert line.startswith("env.workers auto: environments are stepped in the rank itself (a step of one takes 5 µs")
+
+
+@pytest.mark.parametrize(
+    ("other", "given", "workers"),
+    [
+        (["node", [*range(8, 16)]], None, 8),  # each is bound to cores of its own
+        (["other", [*range(8)]], None, 8),
+        (HERE, None, 4),
+        (["node", [*range(8, 16)]], 8, 8),
+        (HERE, 2, 2),  # none is bound, and Slurm gave each two
+    ],
+)
+def test_cores_are_shared_by_the_ranks_that_are_bound_to_the_same(monkeypatch, other, given, workers):
+    auto = EnvConfig(id="CartPole-v1", workers="auto")
+    config, line = settled(auto, SLOW, monkeypatch, [[SLOW, 16, 8, other, given]], given)
+    assert config.workers == workers
+    assert f"a rank has {workers} cores" in line
+
+
+def test_a_process_has_a_place():
+    host, cores = worker_processes.place_of_process()
+    assert host
+    assert len(cores) in (0, len(set(cores)))
 
 
 def test_a_number_that_was_given_stays_and_nothing_is_measured(monkeypatch):

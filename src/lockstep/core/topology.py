@@ -52,6 +52,8 @@ class Topology:
             or ends them: torchrun and ours, not srun.
         ends_all: whether all ranks may be ended when one exits with another status than 0: by srun and mpirun. Pods,
             and processes that were started by hand, are judged one by one.
+        cores: CPU cores that the launcher says it gave this rank alone; None: it doesn't say, and the ranks of this
+            host share those there are.
     """
 
     rank: int = 0
@@ -67,6 +69,7 @@ class Topology:
     store_file: str | None = None
     restarts: bool = False
     ends_all: bool = False
+    cores: int | None = None
 
     @property
     def on_one_host(self) -> bool:
@@ -229,7 +232,9 @@ def _from_slurm(environ: Mapping[str, str]) -> Topology:
         )
     host = "127.0.0.1" if local_world_size == world_size else first_host(environ[_STEP])
     master, port = _master(environ, host, _slurm_port(environ))
-    return Topology(rank, world_size, local_rank, local_world_size, True, master, port, ends_all=True)
+    each = environ.get("SLURM_CPUS_PER_TASK", "")
+    place = Topology(rank, world_size, local_rank, local_world_size, True, master, port)
+    return replace(place, ends_all=True, cores=int(each) if each.isdecimal() and int(each) else None)
 
 
 def first_host(nodelist: str) -> str:

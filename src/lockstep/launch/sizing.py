@@ -87,7 +87,7 @@ def size(
     Args:
         config: not resolved.
         world: the run's ranks; those here share this machine's cores and memory.
-        resources: this machine's cores and memory, and each rank's GPU.
+        resources: the cores and memory that this process may use, and each rank's GPU.
         describe: gives the environment's description; called only if it is needed.
 
     Returns:
@@ -101,7 +101,7 @@ def size(
     if not isinstance(kind, str):
         return config, None
     memory = None if resources.memory is None else resources.memory // world.ranks_here
-    mine = Resources(max(1, resources.cores // world.ranks_here), memory, resources.device_memory)
+    mine = Resources(world.cores_of_rank(resources.cores), memory, resources.device_memory)
     count, rule = wanted(kind, mine, bytes_per_env(config, describe()))
     reason: ValueError | None = None
     for fitting in range(count, 0, -1):

@@ -18,11 +18,15 @@ from lockstep.core.topology import Topology, available_cores, from_environment, 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run, here and in all: processes, or (engine jax) the ``devices`` of each process."""
+    """The ranks of a run, here and in all: processes, or (engine jax) the ``devices`` of each process.
+
+    ``process_cores`` are those that the launcher gave each process; None: processes here share what there is.
+    """
 
     processes: int
     processes_here: int
     devices: int | None = None
+    process_cores: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -33,6 +37,16 @@ class World:
     def ranks_here(self) -> int:
         """Ranks on this machine."""
         return self.processes_here * (self.devices or 1)
+
+    def cores_of_rank(self, cores: int) -> int:
+        """CPU cores of each rank, of those that this process may use; at least one."""
+        each = _cores_of_process(cores, self.processes_here, self.process_cores)
+        return max(1, each // (self.devices or 1))
+
+
+def _cores_of_process(cores: int, processes_here: int, given: int | None) -> int:
+    """Cores of one of the processes here; ``cores`` are those that it may use: its own already, where it is bound."""
+    return cores // processes_here if given is None else min(cores, given)
 
 
 def topology_of(options: RunOptions) -> Topology:
@@ -50,9 +64,10 @@ def world_of(options: RunOptions, config: Config, topology: Topology, places: in
     processes = number_of_processes(options, config, topology, places)
     here = topology.local_world_size if topology.launched else processes
     if config.engine == "torch":
-        return World(processes, here)
+        return World(processes, here, process_cores=topology.cores)
     check_processes_here(config.device, here, topology.launched)
-    world = World(processes, here, _devices(options, config, processes, here))
+    devices = _devices(options, config, processes, here, topology.cores)
+    world = World(processes, here, devices, topology.cores)
     check_fsdp_devices(options, world.ranks)
     return world
 
@@ -108,7 +123,9 @@ def _num_shards(config: Config) -> int | None:
     return config.num_shards
 
 
-def _devices(options: RunOptions, config: Config, processes: int, processes_here: int) -> int:
+def _devices(
+    options: RunOptions, config: Config, processes: int, processes_here: int, process_cores: int | None
+) -> int:
     """Devices of each process of the JAX engine."""
     if options.simulate_devices is not None:
         return options.devices or options.simulate_devices
@@ -117,7 +134,7 @@ def _devices(options: RunOptions, config: Config, processes: int, processes_here
         return options.devices or _accelerators(config, shards, processes, processes_here)
     cores = available_cores()
     if options.devices is None:
-        return default_devices(shards, processes_here, cores, processes)
+        return default_devices(shards, 1, _cores_of_process(cores, processes_here, process_cores), processes)
     check_existing(options.devices, cores, processes, shards)
     return options.devices
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -28,15 +30,27 @@ def settle_workers(
         return config, None
     if config.jax_only or config.backend in ("tensor", "envpool") or description.is_array:
         return config.model_copy(update={"workers": 0}), None
-    cores = available_cores() // topology.local_world_size
     seconds = measure_step(config, description, fail_now)
-    everyone = [Measured(*facts) for facts in gather_json([seconds, num_envs, cores])]
+    gathered = gather_json([seconds, num_envs, available_cores(), place_of_process(), topology.cores])
+    places = [place for *_, place, _ in gathered]
+    everyone = [
+        Measured(seconds, num_envs, max(1, min(cores // places.count(place), cores if given is None else given)))
+        for seconds, num_envs, cores, place, given in gathered
+    ]
     workers = chosen_workers(everyone)
     where = f"{workers} worker processes a rank" if workers else "environments are stepped in the rank itself"
     slowest = max(rank.step_seconds for rank in everyone)
     fewest = min(rank.cores for rank in everyone)
     why = f"a step of one takes {_short(slowest)}, and a rank has {fewest} core{'' if fewest == 1 else 's'}"
     return config.model_copy(update={"workers": workers}), f"env.workers auto: {where} ({why})"
+
+
+def place_of_process() -> list[Any]:
+    """This host and the numbers of the cores that this process may use, which those of the same place share.
+
+    A launcher may have bound each process to cores of its own.
+    """
+    return [socket.gethostname(), sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []]
 
 
 def _short(seconds: float) -> str:
