@@ -90,20 +90,16 @@ def test_a_number_is_left_as_it_is_and_nobody_looks_at_the_environment(settings)
 
 
 def test_available_memory_is_the_least_of_system_and_container(monkeypatch, tmp_path):
-    meminfo, limit, use = tmp_path / "meminfo", tmp_path / "limit", tmp_path / "use"
+    meminfo, left = tmp_path / "meminfo", dict[str, int | None](bytes=None)
     meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
     monkeypatch.setattr(sizing, "MEMINFO", meminfo)
-    monkeypatch.setattr(sizing, "CGROUP_LIMITS", (limit,))
-    monkeypatch.setattr(sizing, "CGROUP_USES", (use,))
+    monkeypatch.setattr(sizing, "memory_left", lambda: left["bytes"])
     assert available_memory() == 50 * 1024
-    limit.write_text("max\n")
-    assert available_memory() == 50 * 1024
-    limit.write_text("30000\n")
-    use.write_text("10000\n")
+    left["bytes"] = 20000
     assert available_memory() == 20000
     monkeypatch.setattr(sizing, "MEMINFO", tmp_path / "none")
     assert available_memory() == 20000
-    limit.unlink()
+    left["bytes"] = None
     assert available_memory() is None
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lockstep.core.cgroups import cpu_limit
+
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
 MEMORY_VARIABLE, STORE_VARIABLE = "LOCKSTEP_MEMORY", "LOCKSTEP_STORE"
 """What our launcher gives its ranks: the descriptor of memory that they share, and a file in which they meet."""
@@ -289,5 +291,7 @@ def started_by_torchrun(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def available_cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    """CPU cores that this process may use: those that it is bound to, as far as its container's limit goes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    limit = cpu_limit()
+    return cores if limit is None else min(cores, limit)

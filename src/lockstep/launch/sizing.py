@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from lockstep.config.checks import resolve
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
+from lockstep.core.cgroups import memory_left
 from lockstep.core.machine import system_fact
 from lockstep.core.topology import available_cores
 from lockstep.envs.description import EnvDescription
@@ -28,8 +28,6 @@ ENV_BYTES = 32 * 2**20
 MEMORY_SHARE = 0.5
 """Of the memory that is free; the rest is for networks, minibatches and whoever else runs here."""
 
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-CGROUP_USES = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -42,20 +40,12 @@ class Resources:
     device_memory: int | None = None
 
 
-def _number(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):  # no such file; no limit
-        return int(path.read_text())
-    return None
-
-
 def available_memory() -> int | None:
-    """Bytes of memory that this process could still take: the system's, within the container's limit; None: unknown."""
+    """Bytes of memory that this process could still take: the system's, within its groups' limits; None: unknown."""
     available = system_fact(MEMINFO, "MemAvailable")
     found = [int(available.split()[0]) * 1024] if available else []
-    for limit, use in zip(map(_number, CGROUP_LIMITS), map(_number, CGROUP_USES), strict=True):
-        if limit is not None:
-            found.append(max(0, limit - (use or 0)))
-    return min(found) if found else None
+    left = memory_left()
+    return min([*found, *([] if left is None else [left])], default=None)
 
 
 def bytes_per_env(config: Config, description: EnvDescription) -> int:

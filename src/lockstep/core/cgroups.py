@@ -1,0 +1,87 @@
+"""What the control groups that this process is in leave it: those of a container, a Slurm job or a systemd slice.
+
+A limit holds for a group with all those below it, so the process's own group and each of its parents count. Inside a
+container the path of its group may be the host's, of which the container sees the end alone: what isn't there is
+passed over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def cpu_limit() -> int | None:
+    """CPU cores that the groups allow, a part of one counted as one; None: they set no limit."""
+    limits = []
+    for group in _groups("cpu"):
+        for quota, period in (_quota(group / "cpu.max"), _quota_of_version_1(group)):
+            if quota is not None and period and quota > 0:
+                limits.append(-(-quota // period))
+    return min(limits, default=None)
+
+
+def memory_left() -> int | None:
+    """Bytes that the groups still allow; None: they set no limit.
+
+    Pages of files that nobody has read lately are given up before anything else, so they count as free.
+    """
+    left = []
+    for group in _groups("memory"):
+        for limit, use, files in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            most = _number(group / limit)
+            if most is not None:
+                held = (_number(group / use) or 0) - _statistic(group / "memory.stat", files)
+                left.append(max(0, most - max(0, held)))
+    return min(left, default=None)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Directories of this process's groups that may limit what ``controller`` does, of either version, and parents."""
+    paths = {ROOT: PurePosixPath("/"), ROOT / controller: PurePosixPath("/")}  # where nobody tells
+    with contextlib.suppress(OSError):
+        for line in OWN.read_text().splitlines():
+            number, names, path = line.split(":", 2)
+            if number == "0":
+                paths[ROOT] = PurePosixPath(path)
+            elif controller in names.split(","):
+                paths[ROOT / controller] = PurePosixPath(path)  # a link, where controllers share a hierarchy
+    for mount, path in paths.items():
+        parts = () if ".." in path.parts else path.parts[1:]  # that one is beside what can be seen
+        for depth in range(len(parts), -1, -1):
+            yield mount.joinpath(*parts[:depth])
+
+
+def _number(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):  # no such file; no limit
+        return int(path.read_text())
+    return None
+
+
+def _quota(path: Path) -> tuple[int | None, int]:
+    """Microseconds of CPU time in each period, and the period's; None: no limit."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = path.read_text().split()
+        return int(quota), int(period)
+    return None, 0
+
+
+def _quota_of_version_1(group: Path) -> tuple[int | None, int]:
+    quota = _number(group / "cpu.cfs_quota_us")
+    return quota, 0 if quota is None else _number(group / "cpu.cfs_period_us") or 0
+
+
+def _statistic(path: Path, name: str) -> int:
+    """One of the numbers of ``memory.stat``; 0 if it isn't there."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    return 0
