@@ -17,8 +17,9 @@ from lockstep.core.process import _processes
 from lockstep.core.topology import Topology, from_environment
 from lockstep.launch.rank import Assignment
 from lockstep.launch.ray import actor as actors
+from lockstep.launch.ray import cluster as clusters
 from lockstep.launch.ray.actor import Place, RankActor, Told
-from lockstep.launch.ray.cluster import Cluster, Node, check_ray, needs_of, places, with_devices
+from lockstep.launch.ray.cluster import Cluster, Node, check_ray, connected, needs_of, places, with_devices
 from lockstep.launch.ray.ranks import RayRanks, gpus_of, order_of, variables_of
 
 A, B = "a" * 8, "b" * 8
@@ -229,3 +230,72 @@ def test_a_long_text_of_a_ranks_libraries_is_passed_on_to_its_end(tmp_path, capf
     ranks._errors.close()
     os.close(ranks._native[0])
     assert capfd.readouterr().err == text.decode()
+
+
+# --- which cluster ------------------------------------------------------------------------------------------------
+
+NONE_HERE = ConnectionError("Could not find any running Ray instance. Please specify the one to connect to")
+OTHER_VERSION = RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.9.3\nThis process has 2.60.0")
+
+
+@pytest.fixture
+def joins(monkeypatch):
+    """Connects with a cluster at ``RAY_ADDRESS`` that answers so, and says what came of it."""
+    ray = pytest.importorskip("ray")
+    import ray._private.worker as worker
+
+    monkeypatch.setattr(worker, "print_to_stdstream", None)
+    monkeypatch.setattr(clusters, "Cluster", lambda note: note)
+    monkeypatch.setattr(clusters, "available_cores", lambda: 6)
+
+    def join(address, answer):
+        done = []
+
+        def init(address):
+            done.append(f"joins {address}")
+            if answer is not None:
+                raise answer
+
+        if address is not None:
+            monkeypatch.setenv(clusters.ADDRESS, address)
+        else:
+            monkeypatch.delenv(clusters.ADDRESS, raising=False)
+        monkeypatch.setattr(ray, "init", lambda address, **_: init(address))
+        monkeypatch.setattr(clusters, "_start_own", lambda *_: done.append("starts its own"))
+        with connected() as note:
+            return done, note
+
+    return join
+
+
+@pytest.mark.parametrize("address", [None, "", "10.0.0.1:6379"])
+def test_a_cluster_that_is_there_is_joined(joins, address):
+    assert joins(address, None) == (["joins auto"], None)
+
+
+def test_a_machine_that_belongs_to_no_cluster_gets_one_of_its_own_and_a_line(joins):
+    done, note = joins(None, NONE_HERE)
+    assert done == ["joins auto", "starts its own"]
+    assert note == (
+        "launcher ray: this machine belongs to no cluster; one of its own has its 6 cores alone, and ends with the run"
+    )
+    assert joins("local", None) == (["starts its own"], None)  # as asked
+
+
+@pytest.mark.parametrize(
+    ("address", "answer", "line"),
+    [
+        (None, OTHER_VERSION, r"the cluster of this machine can't be joined: Version mismatch: .*; RAY_ADDRESS=local"),
+        (
+            None,
+            ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"),
+            "can't be joined: Failed .* stop`",
+        ),
+        ("10.0.0.1:6379", OTHER_VERSION, r"there is no cluster at RAY_ADDRESS 10\.0\.0\.1:6379: Version mismatch"),
+        ("10.0.0.1:6379", NONE_HERE, r"there is no cluster at RAY_ADDRESS 10\.0\.0\.1:6379"),
+    ],
+)
+def test_a_cluster_that_cannot_be_joined_is_no_reason_to_train_on_another(joins, address, answer, line):
+    with pytest.raises(ValueError, match=f"^launcher: ray: .*{line}") as caught:
+        joins(address, answer)
+    assert "\n" not in str(caught.value)

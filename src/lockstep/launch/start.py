@@ -156,6 +156,8 @@ def prepare(
     config, lines = resolved_here(config, world, description)
     if request.note is not None and path is None:
         lines.append(request.note)
+    if cluster is not None and cluster.note is not None:
+        lines.append(cluster.note)
     if lines and writer and not options.quiet:
         say("\n".join(lines), sys.stdout)
     check_limits(options, config)

@@ -22,6 +22,8 @@ RAY = "ray"
 """What ``RunOptions.launcher`` calls it."""
 ADDRESS = "RAY_ADDRESS"
 LOCAL = "local"
+NOBODY = "Could not find any running Ray instance"
+"""How Ray says that this machine belongs to no cluster."""
 STORE_BYTES = 80 << 20
 """Of the object store of a cluster of our own, through which nothing goes but words: what Ray takes at least."""
 ANSWER_SECONDS = 1.0
@@ -79,11 +81,16 @@ def with_devices(options: RunOptions, config: Config) -> RunOptions:
 
 
 class Cluster:
-    """A cluster that this process is connected to, and is on a node of."""
+    """A cluster that this process is connected to, and is on a node of.
 
-    def __init__(self) -> None:
+    Args:
+        note: what the user should know of how it was found, in a line.
+    """
+
+    def __init__(self, note: str | None = None) -> None:
         import ray
 
+        self.note = note
         self.here: str = ray.get_runtime_context().get_node_id()
         self.working_dir: str | None = ray.get_runtime_context().runtime_env.get("working_dir")
 
@@ -166,7 +173,7 @@ def connected() -> Iterator[Cluster]:
     """Connects to the cluster of ``RAY_ADDRESS``, or of this machine, or else to one of its own, which it ends.
 
     Raises:
-        ValueError: there is none at that address; one line.
+        ValueError: there is none at that address, or this machine's can't be joined; one line.
     """
     import ray
     import ray._private.worker as worker
@@ -176,18 +183,36 @@ def connected() -> Iterator[Cluster]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     with contextlib.ExitStack() as stack:
         stack.callback(ray.shutdown)
+        address, note = os.environ.get(ADDRESS) or None, None
         try:
-            if os.environ.get(ADDRESS) == LOCAL:
-                raise ConnectionError
-            ray.init(address="auto", **quiet)
+            if address == LOCAL:
+                _start_own(stack, quiet)
+            else:
+                ray.init(address="auto", **quiet)
         except (ConnectionError, TimeoutError, RuntimeError) as error:
-            if os.environ.get(ADDRESS, LOCAL) != LOCAL:
-                address, why = os.environ[ADDRESS], " ".join(str(error).split())
-                raise ValueError(f"launcher: ray: there is no cluster at {ADDRESS} {address}: {why[:200]}") from None
+            if address is not None or NOBODY not in str(error):
+                raise ValueError(_not_joined(address, error)) from None
             _start_own(stack, quiet)
+            note = (
+                f"launcher ray: this machine belongs to no cluster; one of its own has its {available_cores()} cores "
+                "alone, and ends with the run"
+            )
         finally:
             signal.signal(signal.SIGTERM, before)  # Ray would exit with another code
-        yield Cluster()
+        yield Cluster(note)
+
+
+def _not_joined(address: str | None, error: Exception) -> str:
+    """Says why the cluster that is to be joined can't be; ``address`` is what the user gave."""
+    why = " ".join(f"{error}{'' if error.__cause__ is None else f': {error.__cause__}'}".split())
+    if address == LOCAL:
+        return f"launcher: ray: no cluster can be started here: {why[:200]}"
+    if address is not None:
+        return f"launcher: ray: there is no cluster at {ADDRESS} {address}: {why[:200]}"
+    return (
+        f"launcher: ray: the cluster of this machine can't be joined: {why[:200]}; {ADDRESS}={LOCAL} starts one of the "
+        "run's own, and `ray stop` lets Ray forget one that is gone"
+    )
 
 
 def _start_own(stack: contextlib.ExitStack, quiet: Mapping[str, Any]) -> None:
