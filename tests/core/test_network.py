@@ -1,9 +1,12 @@
+import shutil
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from lockstep.core import network
-from lockstep.core.network import wait_for_listener, wait_for_name
+from lockstep.core.network import interface_of, own_address, wait_for_listener, wait_for_name
 
 
 @pytest.fixture
@@ -58,3 +61,68 @@ def test_nobody_listens():
         silent.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionRefusedError):
             wait_for_listener(f"127.0.0.1:{silent.getsockname()[1]}", 0.0)
+
+
+# --- interfaces -------------------------------------------------------------------------------------------------------
+
+IF_INET6 = """\
+fe800000000000000000fc00fffe0001 04 40 20 80     eth7
+00000000000000000000000000000001 01 80 10 80       lo
+20010db8000000000000000000000002 04 40 00 82     eth7
+"""
+
+
+@pytest.fixture
+def version_6(monkeypatch, tmp_path):
+    """What the kernel says of IPv6; of IPv4 it knows loopback alone."""
+    monkeypatch.setattr(network.sys, "platform", "linux")
+    monkeypatch.setattr(network, "IPV6", tmp_path / "if_inet6")
+    monkeypatch.setattr(network, "_addresses_of_version_4", lambda: [("lo", "127.0.0.1")])
+    return tmp_path / "if_inet6"
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("2001:db8::2", "eth7"),
+        ("2001:0db8:0::2", "eth7"),
+        ("fe80::fc00:fffe:1%eth7", "eth7"),
+        ("::1", "lo"),
+        ("127.0.0.1", "lo"),
+        ("2001:db8::3", None),
+        ("", None),
+    ],
+)
+def test_the_interface_of_an_address(version_6, address, name):
+    version_6.write_text(IF_INET6)
+    assert interface_of(address) == name
+
+
+def test_a_host_without_a_way_out_has_the_address_of_its_interface(version_6, monkeypatch):
+    def nowhere(*_, **__):
+        raise OSError("unreachable")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nowhere)
+    assert own_address("node-0") is None  # a kernel without IPv6
+    version_6.write_text(IF_INET6)
+    assert own_address("node-0") == "2001:db8::2"
+
+
+SECOND = """
+from lockstep.core.network import interface_of
+print(*(interface_of(address) for address in ("10.9.0.1", "10.9.0.2", "10.9.1.2", "10.9.0.3")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another kernel")
+def test_the_interface_of_its_second_address():
+    add = "ip addr add {} dev lo"
+    lines = ["ip link set lo up", add.format("10.9.0.1/24"), add.format("10.9.0.2/24")]
+    setting = " && ".join([*lines, add.format("10.9.1.2/24") + " label lo:1"])
+    own = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*own, setting], capture_output=True).returncode:
+        pytest.skip("no network of its own can be made here")
+    done = subprocess.run(
+        [*own, f'{setting} && exec "$0" -c "$1"', sys.executable, SECOND], capture_output=True, text=True
+    )
+    assert done.stdout == "lo lo lo None\n", done.stderr

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import ipaddress
 import socket
 import struct
 import sys
 import time
+from pathlib import Path
 
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.topology import Topology
 
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses of documentation (RFC 5737, RFC 3849): which way a packet to anywhere would leave. None is sent."""
-_SIOCGIFADDR = 0x8915
+IPV6 = Path("/proc/net/if_inet6")
+_SIOCGIFCONF = 0x8912
+_IFREQ = 16 + 24 if struct.calcsize("P") == 8 else 16 + 16
+"""Bytes of the kernel's ``struct ifreq``."""
+_MOST_ADDRESSES = 1024
 _PORT = 9
 NAME_SECONDS = 60.0
 """How long a name may take to appear: that of a container which starts at the same time does."""
@@ -79,24 +85,49 @@ def own_address(host: str) -> str | None:
                     found = probe.getsockname()[0]
                     if not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
                         return found
-    return next((address for address in _addresses().values() if not ipaddress.ip_address(address).is_loopback), None)
+    return next((address for _, address in _addresses() if _reaches_out(ipaddress.ip_address(address))), None)
+
+
+def _reaches_out(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether others can reach an address by itself: not loopback, nor one that needs its link beside it."""
+    return not address.is_loopback and not (address.version == 6 and address.is_link_local)
 
 
 def interface_of(address: str) -> str | None:
-    """Names the network interface that has an IPv4 address; None where that can't be found out."""
-    return next((name for name, found in _addresses().items() if found == address), None)
+    """Names the network interface that has an address, the first or another; None where that can't be found out."""
+    if not address:
+        return None
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    return next((name for name, found in _addresses() if ipaddress.ip_address(found) == wanted), None)
 
 
-def _addresses() -> dict[str, str]:
-    """The first IPv4 address of each interface that has one (Linux)."""
-    if sys.platform != "linux":
-        return {}
+def _addresses() -> list[tuple[str, str]]:
+    """Interfaces and their addresses, IPv4 before IPv6 (Linux)."""
+    return [*_addresses_of_version_4(), *_addresses_of_version_6()] if sys.platform == "linux" else []
+
+
+def _addresses_of_version_4() -> list[tuple[str, str]]:
     import fcntl
 
-    found = {}
+    room = array.array("B", bytes(_MOST_ADDRESSES * _IFREQ))
+    asked = struct.pack("iP", len(room), room.buffer_info()[0])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(reply[20:24])
-    return found
+        try:
+            (used,) = struct.unpack_from("i", fcntl.ioctl(probe.fileno(), _SIOCGIFCONF, asked))
+        except OSError:
+            return []
+    entries = [bytes(room[start : start + _IFREQ]) for start in range(0, used, _IFREQ)]
+    return [(_interface(entry[:16]), socket.inet_ntoa(entry[20:24])) for entry in entries]
+
+
+def _interface(label: bytes) -> str:
+    """The interface of an address by its label, which may be an alias: ``eth0:1``."""
+    return label.partition(b"\0")[0].decode().partition(":")[0]
+
+
+def _addresses_of_version_6() -> list[tuple[str, str]]:
+    try:
+        rows = [line.split() for line in IPV6.read_text().splitlines()]
+    except OSError:  # a kernel without it
+        return []
+    return [(row[-1], str(ipaddress.IPv6Address(int(row[0], 16)))) for row in rows]
