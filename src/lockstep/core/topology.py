@@ -89,6 +89,11 @@ class Topology:
         return self.rank == 0 and not self.agent_store and self.store_file is None
 
     @property
+    def holds_coordinator(self) -> bool:
+        """Whether JAX's coordinator, at which its processes meet, lives in this one."""
+        return self.rank == 0
+
+    @property
     def names_round(self) -> bool:
         """Whether the others ask this rank for what a store that outlives them calls those started together."""
         return self.rank == 0

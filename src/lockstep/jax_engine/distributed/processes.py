@@ -121,7 +121,7 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
     try:
         ended = ended_by_signals() if topology.starts_again else contextlib.nullcontext()
         with ended, _without_proxy(topology.master_addr):
-            if topology.rank > 0:  # JAX would end this process by SIGABRT, with a stack of its threads
+            if not topology.holds_coordinator:  # JAX would end this process by SIGABRT, with a stack of its threads
                 wait_for_listener(address, silence)
             jax.distributed.initialize(
                 address,
