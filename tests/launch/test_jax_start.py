@@ -6,8 +6,8 @@ import pytest
 
 from lockstep.commands import bench
 from lockstep.config.run import Config, RunOptions
-from lockstep.core import network
 from lockstep.core.errors import RankMismatchError
+from lockstep.core.host import network
 from lockstep.core.topology import Topology
 from lockstep.launch import defaults, jax_start
 from lockstep.launch.defaults import RunRequest, described_run, request_of

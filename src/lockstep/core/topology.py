@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lockstep.core.cgroups import cpu_limit
+from lockstep.core.host.cgroups import cpu_limit
 
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
 MEMORY_VARIABLE, STORE_VARIABLE = "LOCKSTEP_MEMORY", "LOCKSTEP_STORE"

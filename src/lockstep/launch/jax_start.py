@@ -7,7 +7,7 @@ import os
 
 from lockstep.config.engines import MissingPackageError, check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.network import wait_for_master
+from lockstep.core.host.network import wait_for_master
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 from lockstep.core.topology import available_cores
 from lockstep.envs.batched.twins import stepped_inside

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.config.checks import resolve
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
-from lockstep.core.cgroups import memory_left
+from lockstep.core.host.cgroups import memory_left
 from lockstep.core.machine import system_fact
 from lockstep.core.topology import available_cores
 from lockstep.envs.description import EnvDescription

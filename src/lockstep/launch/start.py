@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config.engines import check_engine_options
 from lockstep.config.redact import without_secrets
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.network import wait_for_master
+from lockstep.core.host.network import wait_for_master
 from lockstep.core.process import leave_at_once, say
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology

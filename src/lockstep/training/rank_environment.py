@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.core.network import interface_of, own_address
+from lockstep.core.host.network import interface_of, own_address
 from lockstep.core.topology import Topology
 
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"

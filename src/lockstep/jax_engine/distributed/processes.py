@@ -16,9 +16,9 @@ from jax.experimental import multihost_utils
 
 from lockstep.config.run import MOST_SILENCE
 from lockstep.core.errors import PeerFailureError, RankMismatchError
+from lockstep.core.host.network import own_address, wait_for_listener
 from lockstep.core.life import life
 from lockstep.core.machine import check_facts_alike
-from lockstep.core.network import own_address, wait_for_listener
 from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology

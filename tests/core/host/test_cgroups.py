@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from lockstep.core import cgroups, topology
-from lockstep.core.cgroups import cpu_limit, memory_left
+from lockstep.core import topology
+from lockstep.core.host import cgroups
+from lockstep.core.host.cgroups import cpu_limit, memory_left
 from lockstep.core.topology import available_cores
 
 

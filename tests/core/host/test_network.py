@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from lockstep.core import network
-from lockstep.core.network import interface_of, own_address, wait_for_listener, wait_for_name
+from lockstep.core.host import network
+from lockstep.core.host.network import interface_of, own_address, wait_for_listener, wait_for_name
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_host_without_a_way_out_has_the_address_of_its_interface(version_6, mo
 
 
 SECOND = """
-from lockstep.core.network import interface_of
+from lockstep.core.host.network import interface_of
 print(*(interface_of(address) for address in ("10.9.0.1", "10.9.0.2", "10.9.1.2", "10.9.0.3")))
 """
 
