@@ -95,7 +95,7 @@ def test_the_summary_that_an_earlier_session_of_a_failed_seed_left_is_not_told(t
     ]
     group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Progress())
     group.runs[0].code, group.runs[1].code = 0, 1
-    monkeypatch.setattr(groups.Group, "_loop", lambda self, folder: 0)
+    monkeypatch.setattr(groups.Group, "_loop", lambda self: 0)
     with pytest.raises(RunError, match=r"^seed_1: "):
         group.train()
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -208,9 +208,24 @@ def test_a_limit_in_hours_is_of_all_seeds_together(tmp_path, monkeypatch):
     spare_this_process(monkeypatch)
     paths = [tmp_path / f"seed_{seed}" for seed in range(4)]
     group = groups.Group(RunDirectory(tmp_path), paths, {"max_hours": 1.5}, None, 1, Progress())
-    assert group._loop(tmp_path) == 0
+    assert group._loop() == 0
     assert given == [1.5, 0.5]
     assert status_of(["finished", "stopped at time limit"], 4) == "stopped at time limit"
+
+
+def test_a_seed_starts_after_temporary_files_were_tidied_up(tmp_path, monkeypatch):
+    given = []
+
+    def train_and_tidy_up(self, file, command):
+        given.append(json.loads(file.read_text())["resume"])
+        shutil.rmtree(file.parent)
+
+    monkeypatch.setattr(SeedRun, "start", train_and_tidy_up)
+    monkeypatch.setattr(SeedRun, "has_ended", lambda self: True)
+    spare_this_process(monkeypatch)
+    paths = [tmp_path / f"seed_{seed}" for seed in range(3)]
+    assert groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Progress())._loop() == 0
+    assert given == list(map(str, paths))
 
 
 def spare_this_process(monkeypatch):
@@ -245,7 +260,7 @@ def played(tmp_path, monkeypatch):
         monkeypatch.setattr(SeedRun, "has_ended", has_ended)
         monkeypatch.setattr(groups.Group, "_show", lambda self: None)
         group = groups.Group(RunDirectory(tmp_path), [tmp_path / name for name in seeds], {}, None, at_once, Progress())
-        assert group._loop(tmp_path) == 0
+        assert group._loop() == 0
         return started
 
     return play

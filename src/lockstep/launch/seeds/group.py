@@ -7,6 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,8 +189,7 @@ class Group:
             RunError: some failed; the line of the first, once the others are done.
         """
         before = begin_group(self.directory, [run.path for run in self.runs])
-        with temporary_directory() as folder:
-            signalled = self._loop(folder)
+        signalled = self._loop()
         failed = [run for run in self.runs if run.failed(signalled)]
         others = [run for run in self.runs if run not in failed]  # which may have left one of an earlier session
         ended = {run.path: summary for run in others if (summary := run.summary()) is not None}
@@ -219,11 +219,11 @@ class Group:
             each = "; ".join(f"{run.path.name}: {loss}" for run, loss in zip(self.runs, found, strict=True))
             self._progress.message(f"ppo.loss: it was edited while seeds began, and they aren't of one config: {each}")
 
-    def _loop(self, folder: Path) -> int:
+    def _loop(self) -> int:
         """Runs them, so many at a time; returns the number of the signal that stopped them, or 0."""
         waiting, running, shown, passed_on = deque(self.runs), list[SeedRun](), 0.0, False
         adopt_orphans()
-        with stop_requests() as request:
+        with stop_requests() as request, ExitStack() as stack:
             while waiting or running:
                 if request.signal is not None and not passed_on:
                     passed_on = True
@@ -237,6 +237,7 @@ class Group:
                 if doubtful and not running:
                     waiting.clear()  # the others would be refused as well
                 while waiting and len(running) < self._at_once and not doubtful:
+                    folder = stack.enter_context(temporary_directory())  # an earlier one may have been tidied up
                     running.append(self._start(waiting.popleft(), folder))
                 ended = [run for run in running if run.has_ended()]
                 running = [run for run in running if run not in ended]
