@@ -238,6 +238,9 @@ def test_what_others_may_write_is_not_unpickled(tmp_path, monkeypatch):
     file.write_bytes(pickle.dumps(pickle.Pickler)[:-1])
     with pytest.raises(ValueError, match=r"^env\.id: python:Local can't be loaded in another process: .*Error: "):
         handed_object("env.id", "python:Local")
+    file.unlink()
+    with pytest.raises(ValueError, match=r"environment\.pickle, which held it, is gone .*load_run\(RUN, env=…\)"):
+        handed_object("env.id", "python:Local")
 
 
 def test_no_command_is_named_that_would_not_find_an_object(runs):

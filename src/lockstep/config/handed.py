@@ -105,6 +105,11 @@ def handed_object(key: str, name: str) -> Any:
 
 @functools.cache
 def _read(key: str, name: str, file: str) -> Any:
+    if not os.path.lexists(file):
+        raise ValueError(
+            f"{key}: {name} can't be loaded in another process: {file}, which held it, is gone with other temporary "
+            f"files; hand it over again: lockstep.load_run(RUN, {ARGUMENTS[key]}=…).resume()"
+        )
     if not (only_we_write(Path(file)) and only_we_write(Path(file).parent)):
         raise ValueError(f"{key}: {file} isn't this user's alone, so it isn't loaded")
     try:
