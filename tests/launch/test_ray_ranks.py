@@ -2,7 +2,9 @@
 
 import dataclasses
 import importlib.util
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -299,3 +301,19 @@ def test_a_cluster_that_cannot_be_joined_is_no_reason_to_train_on_another(joins,
     with pytest.raises(ValueError, match=f"^launcher: ray: .*{line}") as caught:
         joins(address, answer)
     assert "\n" not in str(caught.value)
+def test_how_ranks_failed_is_said_where_messages_have_been_tidied_up(tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    ranks = RayRanks(cast("Any", None), [None, None], [None, None], [Place(A, "10.0.0.7", ())] * 2, tmp_path / "logs")
+    shutil.rmtree(tmp_path / "logs")
+    content = json.dumps({"message": {"message": "the motor is gone", "extraInfo": {"secondary": False}}})
+    ranks._take(0, Told(b"", b"", b"", 1, content, False))
+    ranks._lost(1)
+    ranks._errors.close()
+    for descriptor in ranks._native:
+        os.close(descriptor)
+    for file in ranks._done:
+        file.close()
+    assert ranks._codes == {0: 1, 1: -signal.SIGKILL}
+    assert capsys.readouterr().err == (
+        "lockstep: error: the motor is gone\nlockstep: error: rank 1 was lost with its Ray node 10.0.0.7\n"
+    )

@@ -301,8 +301,16 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
 def read_failure(path: str | None) -> tuple[str, bool] | None:
     """What :func:`report_failure` wrote: the message and whether it is secondary; None if there is nothing."""
     try:
-        content: Any = json.loads(Path(path or "").read_text())
+        return failure_in(Path(path or "").read_text())
     except (OSError, ValueError):
+        return None
+
+
+def failure_in(text: str) -> tuple[str, bool] | None:
+    """As :func:`read_failure`, of what the file held."""
+    try:
+        content: Any = json.loads(text)
+    except ValueError:
         return None
     message = content.get("message", content)
     if isinstance(message, dict):

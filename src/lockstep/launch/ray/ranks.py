@@ -16,6 +16,7 @@ from typing import Any
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.done import DoneFile
 from lockstep.core.errors import RunError
+from lockstep.core.process import ERROR_PREFIX, failure_in, say
 from lockstep.core.topology import LAUNCHER_VARIABLE, LOOPBACK
 from lockstep.launch.native_errors import NativeErrors
 from lockstep.launch.rank import Assignment
@@ -257,9 +258,17 @@ class RayRanks:
         self._errors.read(self._errors.descriptors)
         self._errors.ended(rank, told.code)
         if told.message is not None:
-            Path(self.message_file(rank)).write_text(told.message)
+            self._leave(rank, told.message)
         if told.done:
             self._done[rank].tell()
+
+    def _leave(self, rank: int, content: str) -> None:
+        """Writes a rank's message where the launcher reads it, or says it, where somebody has tidied that up."""
+        try:
+            Path(self.message_file(rank)).write_text(content)
+        except OSError:
+            if (failure := failure_in(content)) is not None:
+                say(f"{ERROR_PREFIX}{failure[0]}")
 
     def _take_native(self, rank: int, text: bytes) -> None:
         """Puts what a rank's libraries have written to that of the others; it may be more than a pipe holds."""
@@ -275,7 +284,7 @@ class RayRanks:
         gone = node is None or not node.answers()
         how = f"was lost with its Ray node {address}" if gone else f"was lost with its Ray actor on {address}"
         text = {"message": f"rank {rank} {how}", "extraInfo": {"secondary": False}}
-        Path(self.message_file(rank)).write_text(json.dumps({"message": text}))
+        self._leave(rank, json.dumps({"message": text}))
         self._asked.pop(rank, None)
         self._codes[rank] = KILLED
         self._errors.ended(rank, KILLED)
