@@ -156,6 +156,9 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
     assert f"lockstep train --resume {tmp_path}\n" in text
     alone = {**summary, "seeds": summary["seeds"][:1], "final_return": 0.74, "final_return_interval": None}
     assert next_steps(tmp_path, alone).startswith("return of the only seed 0.74 after 1,000 steps, 2.0 s")
+    (tmp_path / "group.json").write_text('{"seeds": [0, 1, 2, 3, 4]}')
+    first = next_steps(tmp_path, {**alone, "status": "stopped at time limit"})
+    assert first.startswith("return of seed_0 (1 of 5 seeds) 0.74 after 1,000 steps, 2.0 s")
     unknown = next_steps(
         tmp_path, summary | {"status": "finished", "final_return": None, "final_return_interval": None}
     )

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from made_runs import make_run, summary_of
 
 from lockstep.runs import curves
 from lockstep.runs.curves import (
@@ -17,6 +18,8 @@ from lockstep.runs.curves import (
     read_records,
     write_curves,
 )
+from lockstep.runs.directory import RunDirectory
+from lockstep.runs.groups import finish_group
 from lockstep.runs.trackers import jsonl
 
 
@@ -106,6 +109,18 @@ def test_one_seed_has_no_interval(tmp_path):
     ]
     points = json.loads((tmp_path / "curves.json").read_text())["points"]
     assert [(point["iqm"], point["low"], point["high"]) for point in points] == [(1.0, None, None), (2.0, None, None)]
+
+
+@pytest.mark.parametrize(("count", "called"), [(1, "the only seed"), (5, "seed_3 (1 of 5 seeds)")])
+def test_the_picture_of_one_seed_says_of_how_many_it_is_one(tmp_path, monkeypatch, count, called):
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    drawn = []
+    monkeypatch.setattr(figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    facts = summary_of(seed=3, environment="CartPole-v1", iteration=40, episodes=9, best_checkpoint=None)
+    run = make_run(tmp_path / "seed_3", facts)
+    finish_group(RunDirectory(tmp_path), {run: facts}, count, 1.0, lambda line: None)
+    (axis,) = drawn[0].axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == [called]
 
 
 def test_long_runs_are_thinned_to_their_ends():

@@ -12,6 +12,8 @@ from lockstep.config.handed import loading
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.files import quoted
 from lockstep.envs.description import stepped_as_arrays
+from lockstep.runs.curves import single_seed
+from lockstep.runs.groups import seeds_of
 from lockstep.runs.progress import format_number, last_episodes
 
 
@@ -54,9 +56,9 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | No
     final, seeds = summary["final_return"], summary["seeds"]
     result = "some seed has finished no episode yet"
     if final is not None:
-        what = (
-            f"interquartile mean over {len(seeds)} seeds of the return" if len(seeds) > 1 else "return of the only seed"
-        )
+        what = f"interquartile mean over {len(seeds)} seeds of the return"
+        if len(seeds) == 1:
+            what = f"return of {single_seed(seeds[0]['directory'], len(seeds_of(path)))}"
         result = f"{what} {format_number(final)}"
         if summary["final_return_interval"] is not None:
             low, high = map(format_number, summary["final_return_interval"])

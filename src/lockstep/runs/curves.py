@@ -20,6 +20,7 @@ import numpy as np
 
 from lockstep.core.files import is_finite
 from lockstep.core.shards import keyed_generator
+from lockstep.runs.directory import SEED
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
 
@@ -112,6 +113,11 @@ def seeds_in_a_curve(drawn: int, seeds: int) -> str:
     return f"{drawn} of {seeds} seeds" if drawn < seeds else f"{seeds} seeds"
 
 
+def single_seed(name: str, seeds: int) -> str:
+    """Says which seed a curve, or a result, is of where it is of one alone, by its name and its group's number."""
+    return f"{name} (1 of {seeds} seeds)" if seeds > 1 else "the only seed"
+
+
 def _known(record: Mapping[str, Any], metric: str) -> bool:
     return is_finite(record.get(metric))
 
@@ -127,8 +133,11 @@ def _read_returns(path: Path) -> list[dict[str, Any]]:
     return [{name: x for name in IN_A_CURVE if (x := record.get(name)) is not None} for record in records]
 
 
-def write_curves(path: Path, title: str, seeds: Mapping[int, Path]) -> Curve:
-    """Write ``curves.csv``, ``curves.json`` and, with matplotlib, ``curves.png`` of several seeds' run directories."""
+def write_curves(path: Path, title: str, seeds: Mapping[int, Path], count: int | None = None) -> Curve:
+    """Write ``curves.csv``, ``curves.json`` and, with matplotlib, ``curves.png`` of several seeds' run directories.
+
+    ``count``: how many seeds the group has, of which some may have left nothing yet; None: as many as are given.
+    """
     curve = curve_of([_read_returns(directory) for directory in seeds.values()])
     names = ["iteration", "global_step", "iqm", "low", "high", *(f"seed_{seed}" for seed in seeds)]
     ends = [[None] * len(curve.iterations)] * 2 if curve.band is None else [end.tolist() for end in curve.band]
@@ -142,7 +151,8 @@ def write_curves(path: Path, title: str, seeds: Mapping[int, Path]) -> Curve:
     points = [dict(zip(names, row, strict=True)) for row in table]
     (path / CURVES_JSON).write_text(json.dumps(facts | {"points": points}, indent=1) + "\n")
     if can_plot() and points:
-        draw(title, curve).savefig(path / CURVES_PNG, dpi=120)
+        alone = single_seed(f"{SEED}{next(iter(seeds))}", count or len(seeds))
+        draw(title, curve, alone).savefig(path / CURVES_PNG, dpi=120)
     return curve
 
 
@@ -151,14 +161,17 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(title: str, curve: Curve) -> Any:
-    """The figure: the interquartile mean with its band, and a thin line for every seed; of a single one that alone."""
+def draw(title: str, curve: Curve, alone: str) -> Any:
+    """The figure: the interquartile mean with its band, and a thin line for every seed.
+
+    A curve of a single seed is drawn as that, and called ``alone``.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.3), layout="constrained")
     axis = figure.subplots()
     if curve.band is None:
-        axis.plot(curve.global_steps, curve.iqm, color=LINE, label="the only seed")
+        axis.plot(curve.global_steps, curve.iqm, color=LINE, label=alone)
     else:
         axis.plot(curve.global_steps, curve.returns, color=SINGLE, linewidth=0.7)
         axis.fill_between(curve.global_steps, *curve.band, color=LINE, alpha=0.25, linewidth=0)

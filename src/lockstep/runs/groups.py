@@ -11,7 +11,15 @@ import numpy as np
 
 from lockstep.core.files import is_finite, write_json
 from lockstep.runs.checkpoint import checkpoints_in, step_of
-from lockstep.runs.curves import CURVES_PNG, METRIC, MISSING_PLOT, can_plot, interquartile_mean, write_curves
+from lockstep.runs.curves import (
+    CURVES_PNG,
+    METRIC,
+    MISSING_PLOT,
+    can_plot,
+    interquartile_mean,
+    seeds_in_a_curve,
+    write_curves,
+)
 from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.listing import object_if_any
@@ -136,7 +144,8 @@ def finish_group(
     """
     directories = {summary["seed"]: path for path, summary in seeds.items()}
     first = next(iter(seeds.values()))
-    curve = write_curves(group.path, f"{first['environment']}, {len(seeds)} seeds", directories)
+    title = f"{first['environment']}, {seeds_in_a_curve(len(seeds), count)}"
+    curve = write_curves(group.path, title, directories, count)
     if not can_plot():
         say(MISSING_PLOT.format(CURVES_PNG))
     listed = [{name: each.get(name) for name in OWN} | {"directory": path.name} for path, each in seeds.items()]
