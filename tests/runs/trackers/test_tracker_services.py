@@ -227,6 +227,28 @@ def test_mlflow_gets_every_metric_by_a_name_that_it_takes(service, tmp_path, cap
     assert [(metric.step, metric.value) for metric in history] == [(100, 0.0), (200, 0.0)]
 
 
+@pytest.mark.parametrize("service", ["mlflow"], indirect=True)
+def test_mlflow_gets_every_setting_and_tag_by_a_name_that_it_takes(service, tmp_path, capsys):
+    run = tmp_path / "runs" / "demo"
+    ppo = {"loss": "users_losses:weighted", "loss_kwargs": {"weights": {"distance (m)": 1.0, "distance _m_": 2.0}}}
+    log = LogConfig.model_validate({"mlflow": True, "tensorboard": False, "tags": ("a (b)", "c", "../d", "t" * 300)})
+    for weight in (1.0, 1.0, 3.0):
+        ppo["loss_kwargs"]["weights"]["distance (m)"] = weight
+        asked = Config.model_validate({"log": log, "ppo": ppo, "network": {"custom": "n:N", "custom_kwargs": {"": 4}}})
+        RunTrackers(run, (service,), config=asked).close()
+    assert capsys.readouterr().err == ""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run.parent / 'mlflow.db'}")
+    (found,) = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    weights = "ppo.loss_kwargs.weights.distance _m_"
+    told = found.data.params
+    assert (told[weights], told[f"{weights}_2"], told["network.custom_kwargs."]) == ("2.0", "1.0", "4")
+    tags = {name: value for name, value in found.data.tags.items() if not name.startswith("mlflow.")}
+    names = ("a _b_", "c", "_/d", "t" * 240)
+    assert tags == {name: "true" for name in names} | {f"resumed.{weights}_2": "3.0"}
+
+
 def told_ending(service, tmp_path):
     """How the service says that the run has ended."""
     if service == "wandb":

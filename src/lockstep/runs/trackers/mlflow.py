@@ -23,7 +23,7 @@ from mlflow.exceptions import MlflowException
 SERVICE, DATABASE = "mlflow", "mlflow.db"
 UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
 MAX_PARAMS = 100  # of one request
-MAX_NAME = 240  # of the 250 letters that a metric's may have; others than the first of a kind get a number
+MAX_NAME = 240  # of the 250 letters that one may have; others than the first of a kind get a number
 ODD = re.compile(r"[^/\w.\- :]|(?<![^/])\.\.")
 STATUS = {Ending.FINISHED: "FINISHED", Ending.STOPPED: "KILLED", Ending.FAILED: "FAILED"}
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
@@ -54,7 +54,7 @@ class MlflowTracker(Tracker):
         there = self._client.get_run(self._id).data
         self._describe(run, there.params)
         # The run's own record may have lost its end meanwhile: it came from a mirror, or the power failed.
-        self._names = MetricNames()
+        self._names = TakenNames()
         self._until = max(run.logged_until(SERVICE), int(there.metrics.get("global_step", -1)))
         self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
 
@@ -84,18 +84,20 @@ class MlflowTracker(Tracker):
         """Parameters and tags. A parameter never changes: what a resumed run changed becomes a tag."""
         log = run.config.log
         wanted = {key: str(value) for key, value in flattened(run.settings).items()}
-        new = [Param(key, value) for key, value in wanted.items() if key not in stored]
+        names = taken_names(wanted)
+        new = [Param(names[key], value) for key, value in wanted.items() if names[key] not in stored]
         tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
         plain = flattened(run.config.model_dump(mode="json"))  # of versions that hid nothing
         tags |= {
-            f"resumed.{key}": value
+            f"resumed.{names[key]}": value
             for key, value in wanted.items()
-            if stored.get(key, value) not in (value, str(plain.get(key)))
+            if stored.get(names[key], value) not in (value, str(plain.get(key)))
         }
         for first in range(0, len(new), MAX_PARAMS):
             self._client.log_batch(self._id, params=new[first : first + MAX_PARAMS])
         if tags:
-            self._client.log_batch(self._id, tags=[RunTag(key, value) for key, value in tags.items()])
+            names = taken_names(tags)
+            self._client.log_batch(self._id, tags=[RunTag(names[key], value) for key, value in tags.items()])
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Log the record's numbers at its ``global_step``."""
@@ -119,18 +121,18 @@ class MlflowTracker(Tracker):
         self._client.set_terminated(self._id, STATUS[self.ending])
 
 
-class MetricNames:
-    """Gives metrics names that MLflow takes; it refuses all of a record for one that it doesn't.
+class TakenNames:
+    """Gives metrics, parameters or tags names that MLflow takes; it refuses all of a request for one that it doesn't.
 
     Attributes:
-        of: by a metric's own name; no two are the same.
+        of: by their own names; no two are the same.
     """
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
 
     def learn(self, names: Iterable[str]) -> None:
-        """Takes in the names of a record: what may keep its own does, whatever else falls together with it."""
+        """Takes in names: what may keep its own does, whatever else falls together with it."""
         new = [(name, plain_name(name)) for name in names if name not in self.of]
         for name, plain in sorted(new, key=lambda pair: pair[0] != pair[1]):
             taken, wanted, number = set(self.of.values()), plain, 1
@@ -138,6 +140,13 @@ class MetricNames:
                 number += 1
                 wanted = f"{plain}_{number}"
             self.of[name] = wanted
+
+
+def taken_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns what :class:`TakenNames` calls names that are known all at once."""
+    taken = TakenNames()
+    taken.learn(names)
+    return taken.of
 
 
 def plain_name(name: str) -> str:
