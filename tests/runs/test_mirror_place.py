@@ -134,6 +134,16 @@ class Connection(LocalFileSystem):
     def _strip_protocol(cls, path):
         return path.removeprefix("wire://")
 
+    def find(self, path, **kwargs):
+        if self.dead:
+            raise EOFError("the connection is closed")
+        return super().find(path, **kwargs)
+
+    def pipe_file(self, path, value, **kwargs):
+        if self.dead:
+            raise EOFError("the connection is closed")
+        return super().pipe_file(path, value, **kwargs)
+
     def cat_file(self, path, start=None, end=None, **kwargs):
         if self.dead or not self.inside.acquire(blocking=False):
             raise EOFError("the connection is closed" if self.dead else "another thread's answer was lost")
@@ -171,9 +181,26 @@ def test_after_a_failure_a_place_is_connected_anew(wire):
     assert wire.read("nothing") is None
     assert len(Connection.made) == 1
     Connection.made[0].dead = True
-    assert fault_of(wire.read, "config.json") == f"can't read {wire.url}: the connection is closed"
+    assert fault_of(wire.write, "config.json", b"[]") == f"can't write {wire.url}: the connection is closed"
     assert wire.read("config.json") == b"{}"
     assert len(Connection.made) == 2
+
+
+def test_a_connection_that_was_cut_while_it_was_idle_is_no_failure_to_read(wire):
+    wire.write("config.json", b"{}")
+    Connection.made[0].dead = True
+    assert wire.read("config.json") == b"{}"
+    Connection.made[1].dead = True
+    assert wire.names() == ["config.json"]
+    assert len(Connection.made) == 3
+
+
+def test_what_a_new_connection_fails_to_read_is_a_failure(wire, monkeypatch):
+    wire.write("config.json", b"{}")
+    monkeypatch.setattr(Connection, "dead", property(lambda self: True, lambda self, dead: None), raising=False)
+    for failures in (1, 2):
+        assert fault_of(wire.read, "config.json") == f"can't read {wire.url}: the connection is closed"
+        assert len(Connection.made) == 1 + failures  # one call more where there was a connection, else none
 
 
 class Remembering(MemoryFileSystem):

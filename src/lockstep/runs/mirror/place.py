@@ -85,12 +85,17 @@ class Place:
         except Exception as error:  # of those that connect at once
             raise MirrorError(f"can't reach {self.url}: {self._said(error)}") from error
 
+    @property
+    def _connection(self) -> Any:
+        """What this thread's next call goes by; None: a new one."""
+        return self._shared or getattr(self._own, "fs", None)
+
     def _file_system(self) -> Any:
         """Connects this thread, or all where calls are for any number of threads; what was listed before is forgotten.
 
         Most libraries' connections are for one thread: a lease is renewed while a file is sent.
         """
-        fs = self._shared or getattr(self._own, "fs", None)
+        fs = self._connection
         if fs is None:
             fs, self._root = self._connect()
             if getattr(fs, "async_impl", False):
@@ -124,10 +129,21 @@ class Place:
         except Exception as error:  # of any library: what they raise has no common type
             raise self._failed(what, error) from error
 
+    def _ask(self, what: str, action: Callable[[Any], T]) -> T:
+        """Calls what changes nothing, and once more by a new connection if one of an earlier call fails.
+
+        Between two checkpoints a connection is idle, which servers and firewalls cut. What writes isn't called again:
+        its failure may have taken so long that another process has the lease.
+        """
+        if self._connection is not None:
+            with contextlib.suppress(MirrorError):
+                return self._call(what, action)
+        return self._call(what, action)
+
     def read(self, name: str) -> bytes | None:
         """Returns a file's content, None if there is none."""
         try:
-            return self._call("can't read", lambda fs: fs.cat_file(self._path(name)))
+            return self._ask("can't read", lambda fs: fs.cat_file(self._path(name)))
         except FileNotFoundError:
             return None
 
@@ -185,7 +201,7 @@ class Place:
     def names(self) -> list[str]:
         """Lists the files, by relative path, sorted; none where there is nothing."""
         try:
-            found = self._call("can't list", lambda fs: fs.find(self._root))
+            found = self._ask("can't list", lambda fs: fs.find(self._root))
         except FileNotFoundError:
             return []
         prefix = self._root.rstrip("/") + "/"
