@@ -12,7 +12,7 @@ CORRECT = (
     *("reduced_by_hand", "reduced_in_one_buffer", "parameter_server", "merged_normalizers_and_a_writer_between"),
     *("evaluated_on_one_rank", "target_network", "old_policy_made_before_the_broadcast", "actor_and_critic_apart"),
     *("attached_as_ddp_left_it", "accumulated", "saved_and_continued", "always_clipped"),
-    *("average_on_rank_0", "updated_by_parts"),
+    *("average_on_rank_0", "reduced_by_hand_and_averaged_on_rank_0", "updated_by_parts"),
 )
 FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of the first
     "critic_outside_ddp": (
@@ -70,6 +70,10 @@ FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of
         ("1 of 6 tensors, first RunningMeanStd (one_of_two_normalizers_is_local.ret_rms).mean", "its own", "merge"),
     ),
     "batch_norm": (["buffers"], ("first 1.running_mean", "never combined", "SyncBatchNorm")),
+    "batch_norm_and_an_average_on_rank_0": (
+        ["buffers"],
+        ("first 1.running_mean", "never combined", "SyncBatchNorm"),
+    ),
     "reduced_copies": (
         ["gradients"],
         ("gradients are never reduced", "isn't written to p.grad", "reduce p.grad itself"),

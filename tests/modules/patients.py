@@ -244,6 +244,30 @@ def average_on_rank_0():
     train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank), after=average)
 
 
+def reduced_by_hand_and_averaged_on_rank_0(merged=True):
+    """Statistics in buffers, whose model is reduced by hand; rank 0 alone keeps an average of it."""
+    rank = join()
+    data = Data(rank)
+    agent = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
+    ema = torch.optim.swa_utils.AveragedModel(agent, use_buffers=True) if rank == 0 else None
+
+    def merge_and_average():
+        for buffer in agent.buffers() if merged else ():
+            dist.all_reduce(buffer)
+            buffer.copy_(buffer / dist.get_world_size())
+        if ema is not None:
+            ema.update_parameters(agent)
+            if merged:
+                with torch.no_grad():
+                    ema(torch.ones(2, 4))
+
+    def reduce_and_merge():
+        reduce_gradients(agent.parameters())
+        merge_and_average()
+
+    train(agent, torch.optim.Adam(agent.parameters(), 0.01), data, before_step=reduce_and_merge)
+
+
 def updated_by_parts(gather=True):
     """Each rank's optimiser holds a part of the flattened parameters, as with ZeRO, and all parts are gathered."""
     rank = join()
@@ -522,6 +546,10 @@ def batch_norm():
     agent = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(agent.parameters(), 0.01)
     train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()))
+
+
+def batch_norm_and_an_average_on_rank_0():
+    reduced_by_hand_and_averaged_on_rank_0(merged=False)
 
 
 def second_rank_fails():

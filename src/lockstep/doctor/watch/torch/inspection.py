@@ -64,16 +64,18 @@ class Inventory:
     def buffers(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
         """Buffers of modules that still live: of models those that are trained or ``used`` on this rank, by ``id``.
 
-        Modules without parameters may be normalisers that are called by methods of their own.
+        Modules without parameters may be normalisers that are called by methods of their own. They and models that are
+        not trained, of which another rank may have others, are named by their places.
         """
-        for prefix, _, ref in self.modules:
+        for prefix, place, ref in reversed(self.modules):  # should two names be one, the trained model's is the last
             root = ref()
             if root is None:
                 continue
-            held = [id(parameter) for parameter in root.parameters()]
-            if not held or not self.optimized.isdisjoint(held) or _uses(root, used):
+            trained = self.trains(root)
+            if trained or _uses(root, used) or not any(True for _ in root.parameters()):
+                start = prefix if trained or not place else f"{place}."
                 for name, buffer in root.named_buffers():
-                    yield prefix + bare(name), buffer
+                    yield start + bare(name), buffer
 
     def parameters(self, used: Container[int] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Parameters of all placed modules that still live; of those ``used``, by ``id``, where these are given."""
@@ -93,6 +95,10 @@ class Inventory:
             for parameter in root.parameters() if root is not None else ():
                 if id(parameter) in self.by_parts and is_whole(parameter):
                     yield self.names[id(parameter)], parameter
+
+    def trains(self, root: nn.Module) -> bool:
+        """Whether an optimiser updates a part of a model at least."""
+        return any(id(parameter) in self.optimized for parameter in root.parameters())
 
     def frozen(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
         """Parameters of used modules that no optimiser updates, and of which this rank holds more than a part."""
@@ -120,21 +126,29 @@ def look_around(before: Inventory | None = None) -> Inventory:
     wanted = {id(module) for module in modules} | {id(item) for _, item in _normalizers(owners)}
     places = find_places(wanted, sys._getframe(1))
     found = Inventory()
-    _name_tensors(found, modules, places, [] if before is None else before.modules)
+    roots = _outermost(modules)
+    _note_optimizers(found, roots, [thing for thing in things if isinstance(thing, Optimizer)])
+    _name_tensors(found, roots, places, [] if before is None else before.modules)
+    for module in modules:
+        _note_wrapper(found, module)
     _name_normalizers(found, owners, places)
     for thing in things:
         if kinds[type(thing)][3] and statistics_of(thing) is None:
             found.unknown.add(type(thing).__name__)
-    _note_optimizers(found, [thing for thing in things if isinstance(thing, Optimizer)])
     return found
 
 
-def _note_optimizers(found: Inventory, optimizers: Sequence[Optimizer]) -> None:
+def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    inner = {id(child) for module in modules for child in module._modules.values()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _note_optimizers(found: Inventory, roots: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
     found.optimized = {id(tensor) for optimizer in optimizers for tensor in tensors_of(optimizer)}
-    roots = [root for _, _, ref in found.modules if (root := ref()) is not None]
+    owned = {id(tensor) for root in roots for tensor in (*root.parameters(), *root.buffers())}
     ranks = group_facts().get("size", 1)
     for optimizer in optimizers:
-        models = updated_by_parts(optimizer, roots, found.owners, found.optimized, ranks)
+        models = updated_by_parts(optimizer, roots, owned, found.optimized, ranks)
         if models:
             found.by_parts |= {id(parameter) for parameter in models}
             found.sharded |= {id(vector) for vector in tensors_of(optimizer)}
@@ -198,18 +212,19 @@ def _at(owner: Any, path: Sequence[str]) -> Any:
 
 
 def _name_tensors(
-    found: Inventory, modules: list[nn.Module], places: Mapping[int, str], before: Sequence[Root]
+    found: Inventory, roots: Sequence[nn.Module], places: Mapping[int, str], before: Sequence[Root]
 ) -> None:
-    """Names tensors as their outermost modules do; the place of these comes first where two have one name."""
+    """Names tensors as their outermost modules do; the place of these comes first where two have one name.
+
+    Those of trained models are named first: one rank alone may have others, such as an average.
+    """
     known = {id(root): (number, prefix, place) for number, (prefix, place, ref) in enumerate(before)
              if (root := ref()) is not None}  # fmt: skip
-    inner = {id(child) for module in modules for child in module._modules.values()}
-    roots = [module for module in modules if id(module) not in inner]
     taken: set[str] = set()
 
-    def order(root: nn.Module) -> tuple[int, int, str]:
+    def order(root: nn.Module) -> tuple[int, bool, int, str]:
         number = known[id(root)][0] if id(root) in known else len(known)
-        return number, -sum(1 for _ in root.modules()), places.get(id(root), "~")
+        return number, not found.trains(root), -sum(1 for _ in root.modules()), places.get(id(root), "~")
 
     for root in sorted(roots, key=order):
         tensors = [*root.named_parameters(), *root.named_buffers()]
@@ -227,8 +242,6 @@ def _name_tensors(
         found.owners |= dict.fromkeys(new, bases)
         taken |= {prefix + name for name in new.values()}
         found.modules.append((prefix, place, weakref.ref(root)))
-    for module in modules:
-        _note_wrapper(found, module)
 
 
 def _class_name(module: nn.Module) -> str:
