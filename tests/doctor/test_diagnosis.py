@@ -243,6 +243,10 @@ def test_a_rank_that_never_steps_is_no_actor_unless_its_parameters_were_seen(tmp
     assert (found.verdict, kinds(found, "fault")) == ("NOT IN SYNC", ["steps"])
     assert found.reason.endswith("100 (rank 0), 100 (rank 1), 0 (rank 2) in all")
     assert "and whether rank 2 has their parameters wasn't seen" in found.findings[1].text
+    still.state["made_optimizer"] = False
+    actor = diagnose([*traces[:2], still])
+    assert (actor.verdict, kinds(actor)) == ("UNDETERMINED", ["server"])
+    still.state["made_optimizer"] = True
     still.end = still.exit_code = None
     stopped = diagnose([*traces[:2], still], stopped=True)
     assert (stopped.verdict, kinds(stopped, "fault")) == ("UNDETERMINED", [])

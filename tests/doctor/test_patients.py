@@ -86,8 +86,8 @@ FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of
 KEPT = ("always_clipped", "critic_outside_ddp")
 
 
-def examined(name, tmp_path):
-    return doctor("--nproc", 2, "--", SCRIPT, name, cwd=tmp_path)
+def examined(name, tmp_path, ranks=2):
+    return doctor("--nproc", ranks, "--", SCRIPT, name, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", variants(CORRECT, KEPT[:1]))
@@ -134,6 +134,13 @@ def test_the_rank_that_failed_first_is_named(tmp_path):
     found = examined("second_rank_fails", tmp_path)
     assert (found.json["verdict"], found.json["status"]) == UNDETERMINED
     assert found.json["reason"].startswith("the script failed: rank 1 raised ValueError: the motor is gone")
+
+
+@pytest.mark.long
+def test_an_actor_that_was_sent_parameters_took_no_other_steps_than_the_learners(tmp_path):
+    found = examined("learners_and_an_actor", tmp_path, ranks=3)
+    assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["server"])
+    assert "ranks 0 and 1 take all optimiser steps, and whether rank 2 has their parameters" in found.json["reason"]
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from watching import trace_of
 from lockstep.doctor.judge.traces import Moment
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.torch import hooks as torch_hooks
+from lockstep.doctor.watch.torch.checks import was_made
 from lockstep.doctor.watch.torch.inspection import bare, look_around, numbers_of, statistics_of
 from lockstep.doctor.watch.torch.own_gradients import NUMBERS, OwnGradients
 from lockstep.doctor.watch.torch.values import _device_sum, digest, input_digests, sampled, take_part
@@ -316,6 +317,21 @@ def test_names_are_the_modules_own():
     assert found.names[id(next(agent.parameters()))].endswith("0.actor.0.weight")
     assert bare("module._orig_mod.actor.0.weight") == "actor.0.weight"
     assert bare("submodule.0.weight") == "submodule.0.weight"
+
+
+def test_whether_an_optimizer_was_made_is_known_of_one_that_is_gone():
+    class Rule(torch.optim.Optimizer):
+        def step(self, closure=None):
+            return None
+
+    class Derived(Rule):
+        pass
+
+    assert not was_made(Rule)
+    Derived([torch.zeros(1)], {})
+    gc.collect()
+    assert was_made(Rule)
+    assert was_made()
 
 
 # --- values -----------------------------------------------------------------------------------------------------

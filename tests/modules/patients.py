@@ -124,6 +124,26 @@ def parameter_server(broadcast=True):
                     dist.broadcast(parameter.data, 0)
 
 
+def learners_and_an_actor():
+    """All ranks but the last learn in DDP; that one makes no optimiser, and acts by the parameters it is sent."""
+    rank = join()
+    learners = dist.get_world_size() - 1
+    group, agent, data = dist.new_group(list(range(learners))), Agent(), Data(rank)
+    wrapped = DistributedDataParallel(agent, process_group=group) if rank < learners else None
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01) if wrapped is not None else None
+    for _ in range(ITERATIONS):
+        if wrapped is None or optimizer is None:
+            with torch.no_grad():
+                agent(data.batch())
+        else:
+            for _ in range(EPOCHS):
+                optimizer.zero_grad()
+                wrapped(data.batch()).mean().backward()
+                optimizer.step()
+        for parameter in agent.parameters():
+            dist.broadcast(parameter.data, 0)
+
+
 def merged_normalizers_and_a_writer_between():
     rank = join()
     data, agent = Data(rank), Agent()

@@ -120,9 +120,15 @@ def _findings(
 
 
 def _one_agent(known: Sequence[RankTrace]) -> Sequence[RankTrace]:
-    """Ranks to be compared at their steps: all, but for actors whose parameters were compared with the learners'."""
+    """Ranks to be compared at their steps: all, but for actors.
+
+    They made no optimiser, or their parameters were compared with the learners'. Others have left their loop.
+    """
     learners, server = stepping(known), server_finding(known)
-    return learners if len(learners) > 1 and server is not None and server.level != DOUBT else known
+    if len(learners) < 2 or server is None:
+        return known
+    act = all(trace.acts for trace in known if trace not in learners)
+    return learners if act or server.level != DOUBT else known
 
 
 def _doubted(finding: Finding) -> Finding:

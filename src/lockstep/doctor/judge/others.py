@@ -129,8 +129,8 @@ def server_finding(traces: Sequence[RankTrace]) -> Finding | None:
             return fault("server", text, "server", {"phase": phase + 1})
     if not trained:
         text = f"{who}, and whether {names} {have} {its} parameters wasn't seen: "
-        text += f"{'they take' if several else 'it takes'} forward passes without gradients, on every rank, between two"
-        return Finding("server", DOUBT, f"{text} of {its} steps")
+        text += f"that takes forward passes with and without gradients, on every rank, between two of {its} steps"
+        return Finding("server", DOUBT, text)
     text = f"{who}, and {names} had {its} parameters whenever a rollout phase began, {len(phases)} times compared"
     return Finding("server", NOTE, text)
 

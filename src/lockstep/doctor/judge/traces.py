@@ -97,6 +97,11 @@ class RankTrace:
         return self.end is not None and "error" not in self.end and self.exit_code in (0, None)
 
     @property
+    def acts(self) -> bool:
+        """Whether the rank could never step: it made no optimiser."""
+        return not self.state.get("made_optimizer", True)
+
+    @property
     def lost(self) -> bool:
         """Whether something that the rank saw wasn't written; its process may have ended well all the same."""
         unended = self.exit_code == 0 and self.end is None and bool(self.state or self.checks)

@@ -74,6 +74,11 @@ class OptimizerWatch:
         return {} if optimizer is None else optimizer.state
 
 
+def was_made(cls: type[Optimizer] = Optimizer) -> bool:
+    """Whether this process ever made an optimiser, of a class or one derived from it: PyTorch then wraps its step."""
+    return hasattr(cls.step, "hooked") or any(was_made(derived) for derived in cls.__subclasses__())
+
+
 class StepRecorder:
     """Writes what one rank holds at checked steps, by an ``inventory`` of modules and normalisers as last looked up.
 

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import SideWriter
-from lockstep.doctor.watch.torch.checks import OptimizerWatch, StepRecorder
+from lockstep.doctor.watch.torch.checks import OptimizerWatch, StepRecorder, was_made
 from lockstep.doctor.watch.torch.forward_passes import ForwardPasses
 from lockstep.doctor.watch.torch.process_group import group_facts
 from lockstep.doctor.watch.torch.values import Taken, capturing, readable, take
@@ -98,7 +98,8 @@ class TorchWatch:
     def tally(self) -> dict[str, Any]:
         """Counts so far, of JSON types."""
         counts = [{"steps": watch.steps, "run": watch.boundaries.run} for watch in list(self._optimizers)]
-        return {"optimizers": counts, "world": self._world, "captured": self._captured}
+        facts = {"world": self._world, "captured": self._captured, "made_optimizer": was_made()}
+        return {"optimizers": counts} | facts
 
     @property
     def joined(self) -> bool:
