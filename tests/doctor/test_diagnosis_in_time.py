@@ -52,16 +52,41 @@ def test_it_is_not_accused_when_somebody_stops_the_ranks(tmp_path):
     ends: dict[str, Any] = {"ends": {0: None, 1: None}, "codes": {0: -2, 1: -2}}
     found = Story(**LOGGED, **ends).diagnosis(tmp_path, interrupted=True)
     assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["interrupted", "phases"])
-    assert "steps" in kinds(Story(**LOGGED, **ends).diagnosis(tmp_path / "of itself"), "fault")
 
 
 def test_nor_when_its_time_is_over(tmp_path):
     ends: dict[str, Any] = {"ends": {0: None, 1: None}, "codes": {0: None, 1: None}}
     found = Story(**LOGGED, **ends).diagnosis(tmp_path, stopped=True)
     assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["phases"])
-    assert "were stopped before they showed anything else" in found.findings[0].text
+    assert "were stopped, or failed, before they showed anything else" in found.findings[0].text
     assert "let the script come to its end" in found.findings[0].fix
     assert Story(boundaries=lambda rank: [2], **ends).diagnosis(tmp_path / "alike", stopped=True).verdict == "IN SYNC"
+
+
+OWN = {"error": "KeyError: 'x'", "error_at": "train.py:7 main", "error_in_collective": False}
+HELD = {"stack": ["/x/site-packages/torch/distributed/c10d.py:9 all_reduce"], "waiting": 21.0, "certain": True}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {"ends": {1: OWN}, "codes": {1: 1}},
+        {"ends": {0: None, 1: OWN}, "codes": {0: -15, 1: 1}, "taken": lambda rank: 9 - rank, "states": {0: HELD}},
+        {"ends": {0: None, 1: None}, "codes": {0: -9, 1: -9}},
+        {"codes": {0: -6, 1: -6}},  # in what a library does when the script has ended
+    ],
+)
+def test_nor_when_the_script_fails(tmp_path, ends):
+    found = Story(**LOGGED | ends).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["failure", "phases"])
+    assert found.reason.startswith("the script failed: rank ")
+
+
+def test_ranks_that_fail_because_they_wait_are_accused(tmp_path):
+    end = HELD | {"error": "RuntimeError: Connection closed", "error_in_collective": True}
+    ends: dict[str, Any] = {"ends": {0: end}, "codes": {0: 1}, "taken": lambda rank: 9 + rank}
+    found = Story(**LOGGED | ends).diagnosis(tmp_path)
+    assert kinds(found, "fault") == ["steps", "waiting"]
 
 
 @pytest.mark.parametrize("story", [LOGGED | {"taken": lambda rank: 9 + rank}, CROSSING])

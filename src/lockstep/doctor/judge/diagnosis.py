@@ -8,7 +8,13 @@ from typing import Any
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.compare import OPTIMIZED
-from lockstep.doctor.judge.endings import failure_finding, lost_finding, unheard_finding, waiting_finding
+from lockstep.doctor.judge.endings import (
+    failure_finding,
+    lost_finding,
+    of_themselves,
+    unheard_finding,
+    waiting_finding,
+)
 from lockstep.doctor.judge.evidence import DOUBT, FAULT, NOTE, Evidence, Finding, gather_evidence
 from lockstep.doctor.judge.findings import (
     buffer_finding,
@@ -106,7 +112,8 @@ def _findings(
     server = server_finding(known)
     if server is not None and len(stepping(known)) == 1:
         return _there([failure, server, *(e for e in endings if e is not failure), unknown_finding(evidence)])
-    steps, start = step_finding(evidence, stopped), start_finding(evidence)
+    cut = stopped or bool(of_themselves(traces, deadlock))
+    steps, start = step_finding(evidence, cut), start_finding(evidence)
     before = evidence.until(steps)  # ranks that pair different minibatches since have nothing to be compared by
     gradients, rates = gradient_finding(before), rate_finding(before)
     causes = [gradients, start, rates, settings_finding(evidence), loaded_finding(evidence)]
@@ -115,7 +122,7 @@ def _findings(
         found.append(parameter_finding(before))
     found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings, server]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
-    found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, stopped)]
+    found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, cut)]
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
 
 

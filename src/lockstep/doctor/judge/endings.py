@@ -66,10 +66,18 @@ def waiting_finding(traces: Sequence[RankTrace], deadlock: bool) -> Finding | No
     return Finding("waiting", FAULT, text, CAUSES["waiting"], FIXES["waiting"], {"stacks": stacks})
 
 
+def _failed(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    return [t for t in traces if t.exit_code not in (0, None) and t.ended_at is not None]
+
+
+def of_themselves(traces: Sequence[RankTrace], deadlock: bool) -> list[RankTrace]:
+    """Ranks that failed, and not because they waited for others."""
+    return [t for t in _failed(traces) if not waited(t, deadlock)]
+
+
 def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bool) -> Finding | None:
     """A rank that failed of itself, the first one."""
-    failed = [t for t in traces if t.exit_code not in (0, None) and t.ended_at is not None]
-    own = [t for t in failed if not waited(t, deadlock)] or failed
+    own = of_themselves(traces, deadlock) or _failed(traces)
     if interrupted:
         return Finding("interrupted", DOUBT, "the script was stopped: what is said here was seen until then")
     if not own or (waiting_finding(traces, deadlock) is not None and all(waited(t, deadlock) for t in own)):

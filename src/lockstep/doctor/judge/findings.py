@@ -167,12 +167,12 @@ def buffer_finding(evidence: Evidence) -> Finding | None:
 # --- steps and data -----------------------------------------------------------------------------------------------
 
 
-def step_finding(evidence: Evidence, stopped: bool) -> Finding | None:
-    """Different numbers of optimiser steps, within a phase or in all."""
+def step_finding(evidence: Evidence, cut: bool) -> Finding | None:
+    """Different numbers of optimiser steps, within a phase or in all; ``cut``: ranks were stopped, or failed."""
     traces = evidence.traces
     for optimizer in evidence.optimizers:
         phase = uneven_phase(traces, optimizer)
-        if phase is not None and _who_looks_in_between(evidence, optimizer, stopped) is None:
+        if phase is not None and _who_looks_in_between(evidence, optimizer, cut) is None:
             lengths = {t.rank: phase_lengths(t.boundaries[optimizer]) for t in traces}
             counts = {rank: each[phase] for rank, each in lengths.items()}
             before = sum(lengths[traces[0].rank][:phase])
@@ -189,30 +189,31 @@ def step_finding(evidence: Evidence, stopped: bool) -> Finding | None:
     return None
 
 
-def _who_looks_in_between(evidence: Evidence, optimizer: int, stopped: bool) -> int | None:
-    """The rank with phases of its own within the others', where all took equally many steps or they were stopped.
+def _who_looks_in_between(evidence: Evidence, optimizer: int, cut: bool) -> int | None:
+    """The rank with phases of its own within the others', where all took equally many steps or they were ``cut`` short.
 
     Of ranks that end their epochs by values of their own one has taken fewer steps in the end, or waits.
     """
     traces = evidence.traces
     equal = len({trace.steps.get(optimizer, 0) for trace in traces}) == 1 and all(t.finished for t in traces)
-    return rank_with_more_phases(traces, optimizer) if equal or stopped else None
+    return rank_with_more_phases(traces, optimizer) if equal or cut else None
 
 
-def phases_finding(evidence: Evidence, stopped: bool) -> Finding | None:
+def phases_finding(evidence: Evidence, cut: bool) -> Finding | None:
     """Forward passes without gradients that one rank makes often and the others don't, between two steps.
 
-    Of ranks that were stopped it can't be told from epochs that all but one always end early, after equally many steps.
+    Of ranks that were ``cut`` short, as they were stopped or failed, it can't be told from epochs that all but one
+    always end early, after equally many steps.
     """
     for optimizer in evidence.optimizers:
-        who = _who_looks_in_between(evidence, optimizer, stopped)
+        who = _who_looks_in_between(evidence, optimizer, cut)
         if who is not None and uneven_phase(evidence.traces, optimizer) is not None:
             text = f"{listed([who])} makes forward passes without gradients within the others' rollout phases: "
             text += "an evaluation or a number for the log, as ranks "
             details = {"optimizer": optimizer, "rank": who}
-            if not stopped:
+            if not cut:
                 return Finding("phases", NOTE, text + "took equally many steps", "", "", details)
-            text += "were stopped before they showed anything else"
+            text += "were stopped, or failed, before they showed anything else"
             return Finding("phases", DOUBT, text, CAUSES["phases"], FIXES["phases"], details)
     return None
 
