@@ -1,10 +1,12 @@
 """Vectors that an optimiser updates: parts of a model, or parameters of their own."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from lockstep.doctor.watch.torch.flat_parts import is_whole, updated_by_parts
+from lockstep.doctor.watch.torch.flat_parts import is_whole, parts_of, updated_by_parts
 
 SIZE = 4 * 16 + 16 + 16 + 1
 
@@ -62,3 +64,18 @@ def test_empty_parameters_count_by_the_size_that_they_have_elsewhere():
         parameter.data = torch.empty(0)
     assert len(found(net, torch.zeros(49))) == 4
     assert not any(is_whole(parameter) for parameter in net.parameters())
+
+
+def test_parameters_that_are_marked_are_known_by_one_group_of_parts_and_experts_are_each_rank_s_own():
+    net, part, other = model(), torch.zeros(3), torch.zeros(1)
+    first, *others = net.parameters()
+    for parameter in others:
+        parameter._hp_mapping = None  # pyright: ignore[reportAttributeAccessIssue]
+    mapping = SimpleNamespace(hp_fragment=part[1:])
+    others[0]._hp_mapping = mapping  # pyright: ignore[reportAttributeAccessIssue]
+    others[1].allreduce = False  # pyright: ignore[reportAttributeAccessIssue]
+    assert [id(p) for p in found(net, part)] == [id(others[0]), id(others[2])]
+    assert found(net, torch.zeros(2, 2)) == []
+    optimizer = torch.optim.SGD([part, other.requires_grad_()], lr=0.1)
+    assert [id(p) for p in parts_of(optimizer, others)] == [id(part)]
+    assert len(parts_of(optimizer, [first])) == 2

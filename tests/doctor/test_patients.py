@@ -13,6 +13,7 @@ CORRECT = (
     *("evaluated_on_one_rank", "target_network", "old_policy_made_before_the_broadcast", "actor_and_critic_apart"),
     *("attached_as_ddp_left_it", "accumulated", "saved_and_continued", "always_clipped"),
     *("average_on_rank_0", "reduced_by_hand_and_averaged_on_rank_0", "updated_by_parts"),
+    "updated_by_parts_in_groups",
 )
 FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of the first
     "critic_outside_ddp": (
@@ -53,6 +54,10 @@ FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of
     "parts_that_stay_where_they_are": (
         ["gathered"],
         ("ranks 0 and 1 differ from optimiser step 2 in 6 of 6 tensors", "not all parts come to", "gather the parts"),
+    ),
+    "groups_of_parts_of_which_one_stays_where_it_is": (
+        ["gathered"],
+        ("optimiser step 2 of optimiser 1 in 3 of 6 tensors", "not all parts come to", "gather the parts"),
     ),
     "local_stop": (["steps"], ("4 (rank 0), 3 (rank 1) in rollout phase 1", "ends its epochs", "decide together")),
     "extractor_of_a_library_bypassed": (

@@ -184,6 +184,35 @@ def test_steps_after_one_that_failed_are_seen(watch, tmp_path):
     assert trace_of(watch, tmp_path).steps == {0: 0, 1: 1}
 
 
+def test_groups_of_parts_that_are_stepped_one_after_another_are_told_apart(watch, tmp_path):
+    """As DeepSpeed does it; what the model held before the first group's step is given to all of them."""
+    agent, parts = Agent(), [torch.zeros(5, requires_grad=True), torch.zeros(3, requires_grad=True)]
+    for parameter in agent.parameters():
+        parameter._hp_mapping = SimpleNamespace(hp_fragment=parts[0][:2])  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer = torch.optim.Adam([{"params": [part]} for part in parts])
+    groups = optimizer.param_groups
+    for step in range(2):
+        agent.act(torch.ones(2, 3)).sum().backward()
+        for number, (group, part) in enumerate(zip(groups, parts, strict=True)):
+            part.grad = torch.ones_like(part)
+            optimizer.param_groups = [group]
+            optimizer.step()
+            with torch.no_grad():
+                next(agent.parameters()).fill_(step + 0.1 * number)
+        optimizer.param_groups = groups
+    trace = trace_of(watch, tmp_path)
+    assert (trace.steps, trace.by_parts) == ({0: 2, 1: 2}, {0})
+    for group, size in ((0, 5), (1, 3)):
+        kept = [
+            trace.checks[Moment(group, step, when)].parts["parameters"] for step, when in ((2, "after"), (2, "end"))
+        ]
+        assert [{place: k.elements for place, k in part.items()} for part in kept] == [{"0.0": size}] * 2
+        gathered = trace.checks[Moment(group, 2, "before")].parts["gathered"]
+        assert len(gathered) == 4
+        weight = next(kept for name, kept in gathered.items() if name.endswith("actor.0.weight"))
+        assert np.allclose(weight.numbers, 0.1)
+
+
 def test_an_optimizer_that_the_script_lets_go_dies_when_another_begins(watch, tmp_path):
     agents = [Agent(), Agent()]
     optimizer = torch.optim.Adam(agents[0].parameters(), lr=0.1)

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -315,6 +316,50 @@ def updated_by_parts(gather=True):
         nn.utils.vector_to_parameters(torch.cat(parts)[:size].clone(), agent.parameters())
 
 
+def updated_by_parts_in_groups(gathered=2):
+    """As DeepSpeed's ZeRO with two groups of parameters, which one optimiser steps one after the other.
+
+    Each rank's part is written to its model after its group's step; all parts are gathered in the end.
+    """
+    rank = join()
+    agent, ranks = Agent(), dist.get_world_size()
+    groups = [[p for p in agent.parameters() if (p.dim() > 1) is decays] for decays in (True, False)]
+    sizes = [sum(p.numel() for p in group) for group in groups]
+    slices = [slice(rank * -(-size // ranks), (rank + 1) * -(-size // ranks)) for size in sizes]
+
+    def flat(tensors, own):
+        vector = nn.utils.parameters_to_vector(tensors).detach()
+        return nn.functional.pad(vector, (0, ranks * (own.stop - own.start) - vector.numel()))
+
+    parts = [flat(group, own)[own].clone().requires_grad_() for group, own in zip(groups, slices, strict=True)]
+    for group, own, part in zip(groups, slices, parts, strict=True):
+        end = 0
+        for p in group:
+            start, end = end, end + p.numel()
+            lies = slice(max(start, own.start) - own.start, max(min(end, own.stop) - own.start, 0))
+            fragment = part[lies] if lies.start < lies.stop else None
+            mapping = None if fragment is None else SimpleNamespace(hp_fragment=fragment)
+            p._hp_mapping = mapping  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer = torch.optim.AdamW([{"params": [parts[0]]}, {"params": [parts[1]], "weight_decay": 0.0}], 0.01)
+    for batch in Data(rank).phases(agent):
+        agent.zero_grad()
+        agent(batch).mean().backward()
+        reduce_gradients(agent.parameters())
+        every = optimizer.param_groups
+        for group, own, part, held in zip(groups, slices, parts, every, strict=True):
+            part.grad = flat([p.grad for p in group], own)[own]
+            optimizer.param_groups = [held]
+            optimizer.step()
+            vector = flat(group, own)
+            vector[own] = part.detach()
+            nn.utils.vector_to_parameters(vector, group)
+        optimizer.param_groups = every
+        for group, part in list(zip(groups, parts, strict=True))[:gathered]:
+            pieces = [torch.empty_like(part) for _ in range(ranks)]
+            dist.all_gather(pieces, part.detach())
+            nn.utils.vector_to_parameters(torch.cat(pieces), group)
+
+
 def saved_and_continued():
     """Stable-Baselines3's way, with our class: normalised environments are saved, and loaded to go on."""
     from stable_baselines3.common.env_util import make_vec_env
@@ -470,6 +515,10 @@ def server_that_sends_nothing():
 
 def parts_that_stay_where_they_are():
     updated_by_parts(gather=False)
+
+
+def groups_of_parts_of_which_one_stays_where_it_is():
+    updated_by_parts_in_groups(gathered=1)
 
 
 def local_stop():

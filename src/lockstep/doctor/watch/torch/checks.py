@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lockstep.doctor.watch.boundaries import Boundaries
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
+from lockstep.doctor.watch.torch.flat_parts import holds_vectors, tensors_of
 from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
 from lockstep.doctor.watch.torch.own_gradients import OwnGradients
 from lockstep.doctor.watch.torch.values import (
@@ -24,6 +25,7 @@ from lockstep.doctor.watch.torch.values import (
     local,
     readable,
     shards_of,
+    take,
     take_part,
 )
 
@@ -33,7 +35,7 @@ Parts = dict[str, dict[str, Any]]
 
 
 class OptimizerWatch:
-    """One optimiser of the script.
+    """One optimiser of the script, or what it updates at once of a rank's parts of a model.
 
     Attributes:
         index: in the order of first steps.
@@ -42,6 +44,9 @@ class OptimizerWatch:
         seen_passes: how many forward passes belong to earlier steps.
         through: wrappers through whose ``forward`` its gradients were made so far.
         last_step: steps that all optimisers together had taken when it took its last one.
+        part: ids of the vectors that it updates, where it may hold this rank's parts of a model: ZeRO steps groups of
+            them one after another. None where it holds whole parameters.
+        sharded: ids of those of them that are known to be parts.
         kept: the optimiser itself, so that it is there when the script has ended; None for one that may go before.
     """
 
@@ -55,6 +60,14 @@ class OptimizerWatch:
         self.seen_passes = 0
         self.through: set[str] = set()
         self.last_step = 0
+        self.part: frozenset[int] | None = None
+        self.sharded: frozenset[int] = frozenset()
+
+    def updates(self, optimizer: Optimizer) -> bool:
+        """Whether it is what an optimiser updates now."""
+        if self.optimizer is not optimizer:
+            return False
+        return self.part is None or not self.part.isdisjoint(map(id, tensors_of(optimizer)))
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -64,8 +77,9 @@ class OptimizerWatch:
     @property
     def groups(self) -> list[dict[str, Any]]:
         """Its groups of parameters; none once it is gone."""
-        optimizer = self.optimizer
-        return [] if optimizer is None else optimizer.param_groups
+        optimizer, part = self.optimizer, self.part
+        groups = [] if optimizer is None else optimizer.param_groups
+        return groups if part is None else [g for g in groups if not part.isdisjoint(map(id, g["params"]))]
 
     @property
     def state(self) -> Mapping[Tensor, Mapping[str, Any]]:
@@ -89,13 +103,18 @@ class StepRecorder:
         self._writer, self._schedule = writer, schedule
         self.own_gradients = OwnGradients()
         self.inventory = Inventory()
+        self._whole: tuple[Callable[[], Any], set[int], dict[str, Taken]] = (lambda: None), set(), {}
 
     def first_seen(self, watch: OptimizerWatch) -> None:
         """Before an optimiser's first step."""
         self.inventory = look_around(self.inventory)
         if self.inventory.unplaced:
             gc.collect()  # what nothing holds any more is no normaliser
-        parameters, inventory = _parameters(watch), self.inventory
+        optimizer, inventory = watch.optimizer, self.inventory
+        if inventory.by_parts and optimizer is not None and holds_vectors(optimizer, inventory.owners):
+            watch.part = frozenset(map(id, tensors_of(optimizer)))
+            watch.sharded = watch.part & inventory.sharded
+        parameters = _parameters(watch)
         bases = {base for p in parameters.values() for base in inventory.owners.get(id(p), ())}
         libraries = [name for name in LIBRARIES if any(base.startswith(f"{name}.") for base in bases)]
         facts = {
@@ -103,7 +122,7 @@ class StepRecorder:
             "libraries": libraries,
             "names": self.names(watch),
             "wrapped": [place for place, p in parameters.items() if id(p) in inventory.wrapped],
-            "by_parts": self._by_parts(watch),
+            "by_parts": bool(watch.sharded),
             "settings": [_settings(group) for group in watch.groups],
             "state": sum(isinstance(x, Tensor) for state in watch.state.values() for x in state.values()),
             "unknown": sorted(inventory.unknown),
@@ -143,7 +162,7 @@ class StepRecorder:
         parameters = _parameters(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
-        parts["gathered"] = gathered | (dict(self.inventory.updated_by_parts()) if self._by_parts(watch) else {})
+        parts["gathered"] = gathered | self._whole_before(watch)
         parts["own"], parts["stepped"] = self.own_gradients.beside(parameters)
         if watch.steps == 0:
             parts |= self._state(watch)
@@ -185,10 +204,20 @@ class StepRecorder:
         names = self.inventory.names
         return {place: names[id(p)] for place, p in _parameters(watch).items() if id(p) in names}
 
-    def _by_parts(self, watch: OptimizerWatch) -> bool:
-        """Whether the optimiser holds this rank's part of a model's parameters."""
-        known = self.inventory.sharded - self.inventory.owners.keys()
-        return any(id(parameter) in known for parameter in _parameters(watch).values())
+    def _whole_before(self, watch: OptimizerWatch) -> dict[str, Taken]:
+        """Takes of parameters that are updated by parts, before an optimiser steps the first of its groups.
+
+        Of those after it the parts come to the other ranks later; they are given what was taken then.
+        """
+        optimizer = watch.optimizer
+        if watch.part is None or optimizer is None:
+            return {}
+        whose, given, taken = self._whole
+        if whose() is not optimizer or watch.index in given:
+            with torch.no_grad():
+                given, taken = set(), {n: take(p) for n, p in self.inventory.updated_by_parts() if readable(p)}
+        self._whole = weakref.ref(optimizer), {*given, watch.index}, taken
+        return taken
 
     def _state(self, watch: OptimizerWatch) -> Parts:
         parameters = _parameters(watch)
@@ -205,7 +234,7 @@ class StepRecorder:
         event: dict[str, Any] = {"kind": "check", "optimizer": watch.index, "step": step, "when": when} | facts
         event["parts"], arrays = {}, []
         parameters = _parameters(watch)
-        own = {place for place, p in parameters.items() if id(p) in self.inventory.sharded}
+        own = {place for place, p in parameters.items() if id(p) in self.inventory.sharded | watch.sharded}
         with torch.no_grad():
             for name, tensors in parts.items():
                 sharded = {key for key in tensors if name in OPTIMIZED and _place(key) in own}

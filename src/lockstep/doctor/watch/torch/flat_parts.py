@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,18 +15,44 @@ def tensors_of(optimizer: Optimizer) -> list[Tensor]:
 
 def updated_by_parts(
     optimizer: Optimizer, roots: Iterable[nn.Module], owned: Container[int], optimized: Container[int], ranks: int
-) -> list[Tensor]:
+) -> Sequence[Tensor]:
     """Gives the trained parameters of models of which this optimiser holds no more than one rank's part.
 
-    Then it holds vectors alone, which are no module's, and which are together smaller than the model and, on so many
-    ``ranks``, as large at least. ``owned`` are ids of all modules' tensors, ``optimized`` those of all optimisers'.
+    Then it holds vectors alone, and DeepSpeed has marked the parameters; or these vectors are together smaller than
+    the model and, on so many ``ranks``, as large at least. ``owned`` are ids of all modules' tensors, ``optimized``
+    those of all optimisers'.
     """
-    mine = tensors_of(optimizer)
-    if any(vector.dim() != 1 or id(vector) in owned for vector in mine):
+    if not holds_vectors(optimizer, owned):
         return []
-    held = sum(vector.numel() for vector in mine)
-    trained = ([p for p in root.parameters() if p.requires_grad and id(p) not in optimized] for root in roots)
+    trained = [[p for p in root.parameters() if p.requires_grad and id(p) not in optimized] for root in roots]
+    if marked := [p for model in trained for p in model if _is_marked(p)]:
+        return marked
+    held = sum(vector.numel() for vector in tensors_of(optimizer))
     return [p for model in trained if held < sum(map(_elements, model)) <= ranks * held for p in model]
+
+
+def holds_vectors(optimizer: Optimizer, owned: Container[int]) -> bool:
+    """Whether all that an optimiser updates now are vectors, which are no module's."""
+    return all(vector.dim() == 1 and id(vector) not in owned for vector in tensors_of(optimizer))
+
+
+def parts_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
+    """The vectors of an optimiser that are parts of parameters: all, or those in which ZeRO says that they lie."""
+    mappings = [p._hp_mapping for p in parameters if hasattr(p, "_hp_mapping")]  # pyright: ignore[reportAttributeAccessIssue]
+    if not mappings:
+        return tensors_of(optimizer)
+    places = {_memory(mapping.hp_fragment) for mapping in mappings if mapping is not None}
+    return [vector for vector in tensors_of(optimizer) if _memory(vector) in places]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_marked(parameter: Tensor) -> bool:
+    """Whether DeepSpeed updates a parameter by parts, and every rank is to have the same: not of one rank's experts."""
+    marked = hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_numel")
+    return marked and getattr(parameter, "allreduce", True)
 
 
 def is_whole(parameter: Tensor) -> bool:

@@ -71,7 +71,7 @@ class TorchWatch:
         self._writer, self._schedule = writer, schedule
         self._recorder = StepRecorder(writer, schedule)
         self._optimizers: list[OptimizerWatch] = []
-        self._known: dict[int, OptimizerWatch] = {}
+        self._known: dict[int, list[OptimizerWatch]] = {}
         self._passes = ForwardPasses()
         self._gathered: dict[str, Taken] = {}
         self._hot = False  # whether the coming step of an optimiser is a checked one
@@ -166,8 +166,7 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     def _watch_of(self, optimizer: Optimizer) -> OptimizerWatch | None:
-        watch = self._known.get(id(optimizer))
-        return watch if watch is not None and watch.optimizer is optimizer else None
+        return next((watch for watch in self._known.get(id(optimizer), ()) if watch.updates(optimizer)), None)
 
     def _first_seen(self, optimizer: Optimizer) -> OptimizerWatch:
         """Begin to watch an optimiser; of the others that the script has let go, nothing is held any more."""
@@ -175,7 +174,9 @@ class TorchWatch:
             if other.kept is not None:
                 self._write_last(other)
                 other.kept = None
-        watch = self._known[id(optimizer)] = OptimizerWatch(len(self._optimizers), optimizer)
+        watch = OptimizerWatch(len(self._optimizers), optimizer)
+        others = [other for other in self._known.get(id(optimizer), ()) if other.optimizer is optimizer]
+        self._known[id(optimizer)] = [*others, watch]
         self._optimizers.append(watch)
         self._recorder.first_seen(watch)
         self.look_at_process_group()
@@ -198,7 +199,9 @@ class TorchWatch:
     @_guarded
     def _step_ends(self, optimizer: Optimizer) -> None:
         began = time.perf_counter()
-        watch = self._known[id(optimizer)]
+        watch = self._watch_of(optimizer)
+        if watch is None:
+            return  # that it begins failed, and was said
         watch.steps += 1
         self._steps_of_all += 1
         watch.last_step = self._steps_of_all

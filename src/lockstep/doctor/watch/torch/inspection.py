@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lockstep.doctor.watch.places import attributes_of, find_places
-from lockstep.doctor.watch.torch.flat_parts import is_whole, tensors_of, updated_by_parts
+from lockstep.doctor.watch.torch.flat_parts import is_whole, parts_of, tensors_of, updated_by_parts
 from lockstep.doctor.watch.torch.process_group import group_facts
 
 STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
@@ -90,11 +90,11 @@ class Inventory:
 
     def updated_by_parts(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters of which an optimiser holds only this rank's part, where this rank holds all of them now."""
-        for _, _, ref in self.modules:
+        for prefix, place, ref in self.modules:
             root = ref()
-            for parameter in root.parameters() if root is not None else ():
+            for name, parameter in root.named_parameters() if root is not None else ():
                 if id(parameter) in self.by_parts and is_whole(parameter):
-                    yield self.names[id(parameter)], parameter
+                    yield (f"{place}." if place else prefix) + bare(name), parameter
 
     def trains(self, root: nn.Module) -> bool:
         """Whether an optimiser updates a part of a model at least."""
@@ -151,7 +151,7 @@ def _note_optimizers(found: Inventory, roots: Sequence[nn.Module], optimizers: S
         models = updated_by_parts(optimizer, roots, owned, found.optimized, ranks)
         if models:
             found.by_parts |= {id(parameter) for parameter in models}
-            found.sharded |= {id(vector) for vector in tensors_of(optimizer)}
+            found.sharded |= {id(vector) for vector in parts_of(optimizer, models)}
     found.optimized |= found.by_parts
 
 
