@@ -25,6 +25,8 @@ def found(net, *tensors, ranks=2):
     [
         ([torch.zeros(49)], 2),
         ([torch.zeros(40), torch.zeros(9)], 2),  # two groups
+        ([torch.zeros(48)], 2),  # without padding, of the rank whose part is the smaller one
+        ([torch.zeros(38), torch.zeros(9)], 2),
         ([torch.zeros(49)], 3),
     ],
 )
@@ -39,6 +41,7 @@ def test_a_rank_s_part_of_a_model_is_known_by_its_size(tensors, ranks):
         [torch.zeros(SIZE)],  # the whole
         [torch.zeros(())],  # the logarithm of a temperature
         [torch.zeros(6)],  # of standard deviations
+        [torch.zeros(47)],
         [torch.zeros(7, 7)],
         [torch.zeros(49), torch.zeros(2, 2)],
     ],

@@ -19,16 +19,18 @@ def updated_by_parts(
     """Gives the trained parameters of models of which this optimiser holds no more than one rank's part.
 
     Then it holds vectors alone, and DeepSpeed has marked the parameters; or these vectors are together smaller than
-    the model and, on so many ``ranks``, as large at least. ``owned`` are ids of all modules' tensors, ``optimized``
-    those of all optimisers'.
+    the model and, on so many ``ranks``, as large at least but for one number of each, which another rank's may have in
+    addition. ``owned`` are ids of all modules' tensors, ``optimized`` those of all optimisers'.
     """
     if not holds_vectors(optimizer, owned):
         return []
     trained = [[p for p in root.parameters() if p.requires_grad and id(p) not in optimized] for root in roots]
     if marked := [p for model in trained for p in model if _is_marked(p)]:
         return marked
-    held = sum(vector.numel() for vector in tensors_of(optimizer))
-    return [p for model in trained if held < sum(map(_elements, model)) <= ranks * held for p in model]
+    mine = tensors_of(optimizer)
+    held = sum(vector.numel() for vector in mine)
+    most = ranks * (held + len(mine))
+    return [p for model in trained if held < sum(map(_elements, model)) <= most for p in model]
 
 
 def holds_vectors(optimizer: Optimizer, owned: Container[int]) -> bool:
