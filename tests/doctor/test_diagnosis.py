@@ -69,15 +69,34 @@ def test_the_headline_names_ranks_step_tensors_and_size(tmp_path):
 
 
 def test_gradients_that_differ_without_a_group_are_of_independent_agents(tmp_path):
-    found = Story(gradients=by_rank(0.5, 0.4), world=0, wrappers=()).diagnosis(tmp_path)
+    apart: dict[str, Any] = {"gradients": by_rank(0.5, 0.4), **DRIFT, "wrappers": ()}
+    found = Story(**apart, world=0).diagnosis(tmp_path)
     assert kinds(found) == ["independent"]
     assert "no torch.distributed process group" in found.reason
     assert found.findings[0].fix == FIXES["independent"]
-    sb3 = Story(world=0, libraries=("stable_baselines3",)).diagnosis(tmp_path / "sb3")
+    sb3 = Story(**apart, world=0, libraries=("stable_baselines3",)).diagnosis(tmp_path / "sb3")
     assert "lockstep.integrations.sb3" in sb3.findings[0].fix
-    alone = Story(world=1).diagnosis(tmp_path / "of one each")
+    alone = Story(**apart, world=1).diagnosis(tmp_path / "of one each")
     assert "a process group of one rank each" in alone.reason
     assert alone.status == 1
+    same = Story(world=0, inputs=lambda rank, step: "data").diagnosis(tmp_path / "of the same data")
+    assert kinds(same) == ["independent"]
+
+
+def test_gradients_that_are_reduced_without_a_group_are_of_one_agent(tmp_path):
+    found = Story(world=0, wrappers=()).diagnosis(tmp_path)
+    assert (found.verdict, found.findings) == ("IN SYNC", [])
+    second: dict[str, Any] = {"gradients": by_rank(0.5, 0.4), **DRIFT}
+    partly = Story(world=0, wrappers=(), second=second).diagnosis(tmp_path / "partly")
+    assert kinds(partly, "fault") == ["gradients"]
+
+
+def test_one_rank_that_steps_without_a_group_is_judged_by_what_it_sends(tmp_path):
+    taken = {"world": 0, "wrappers": (), "taken": lambda rank: 0 if rank else 4}
+    seen = Story(**taken, models=lambda rank, phase: phase).diagnosis(tmp_path)
+    assert (seen.verdict, kinds(seen)) == ("IN SYNC", ["server"])
+    unseen = Story(**taken).diagnosis(tmp_path / "unseen")
+    assert (unseen.verdict, kinds(unseen)) == ("UNDETERMINED", ["server"])
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def _findings(
     if len(traces) == 1:
         text = "there is one rank, and nothing to compare it with; give --nproc 2"
         return [Finding("one_rank", DOUBT, text), *_there([failure])]
-    independent = _independent_finding(evidence)
+    independent = None if len(stepping(known)) == 1 else _independent_finding(evidence)
     if independent is not None:
         return [independent, *_there([normalizer_finding(evidence), *endings])]
     server = server_finding(known)
@@ -148,8 +148,10 @@ def _there(findings: Sequence[Finding | None]) -> list[Finding]:
 
 
 def _independent_finding(evidence: Evidence) -> Finding | None:
-    """Several processes that train, and no process group between them."""
+    """Several processes that train, no process group between them, and nothing that was reduced in another way."""
     if evidence.joined > 1 or not any(evidence.traces[0].steps.values()):
+        return None
+    if any(evidence.reduced(optimizer) for optimizer in evidence.optimizers):
         return None
     what = "a process group of one rank each" if evidence.joined == 1 else "no torch.distributed process group"
     text = f"{len(evidence.traces)} ranks with {what}: each trains an agent of its own"
