@@ -213,6 +213,19 @@ def test_groups_of_parts_that_are_stepped_one_after_another_are_told_apart(watch
         assert np.allclose(weight.numbers, 0.1)
 
 
+def test_the_end_of_an_optimizer_is_what_it_was_when_another_began_after_its_last_step(watch, tmp_path):
+    agents = [Agent(), Agent(), Agent()]
+    optimizers = [torch.optim.SGD(agent.parameters(), lr=0.0) for agent in agents]
+    for number in (0, 1, 0, 2, 1):  # rank 1 may be killed now, and rank 0 go on
+        train(agents[number], optimizers[number], 1)
+    with torch.no_grad():
+        for agent in agents:
+            next(agent.parameters()).fill_(5.0)
+    trace = trace_of(watch, tmp_path)
+    ends = [trace.checks[Moment(number, steps, "end")] for number, steps in ((0, 2), (1, 2), (2, 1))]
+    assert [bool((end.parts["parameters"]["0.0"].numbers == 5.0).all()) for end in ends] == [False, True, True]
+
+
 def test_an_optimizer_that_the_script_lets_go_dies_when_another_begins(watch, tmp_path):
     agents = [Agent(), Agent()]
     optimizer = torch.optim.Adam(agents[0].parameters(), lr=0.1)

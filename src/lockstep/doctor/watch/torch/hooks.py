@@ -128,7 +128,8 @@ class TorchWatch:
         for watch in self._optimizers:
             event = {"kind": "phases", "optimizer": watch.index, "run": watch.boundaries.run}
             self._writer.add(event | {"steps": watch.steps})
-            self._write_last(watch)
+            if watch.kept is not None:  # else its state after its last step was written, at the same time on all ranks
+                self._write_last(watch)
 
     def remove(self) -> None:
         """Take all hooks out."""
