@@ -246,6 +246,31 @@ def test_a_simulator_that_keeps_its_own_state(check):
     assert "went on otherwise in step" in problem
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("broken", r"raised in set_env_state: KeyError: 'velocity' \(simulators\.py:\d+\)$"),
+        (
+            "of_arrays",
+            r"in get_env_state: TypeError: 'place' must be a tensor \[2, …\], and is ndarray of shape \(2, 2\)",
+        ),
+    ],
+)
+def test_hooks_of_a_simulator_that_raise_are_a_problem(check, name, problem):
+    pytest.importorskip("torch")
+    code, lines, err = check(f"simulators:{name}", *ON_TENSORS)
+    assert (code, err) == (1, "")
+    (line,) = problems(lines)
+    assert re.search(problem, line)
+
+
+def test_a_simulator_with_one_of_the_two_hooks_has_none(check):
+    pytest.importorskip("torch")
+    code, lines, _ = check("simulators:half_hooked", *ON_TENSORS)
+    assert (code, problems(lines)) == (0, [])
+    assert said(lines, "note", "resumes with a new episode")
+
+
 @pytest.mark.parametrize("device", ["cpu", "xpu"])
 def test_a_simulator_is_tried_on_the_device_of_the_run(check, device, monkeypatch):
     torch = pytest.importorskip("torch")

@@ -79,6 +79,37 @@ def forgetful(num_envs, device, seed):
     return Forgetful(num_envs, device)
 
 
+class Broken(Point):
+    """Its state can be had, and not be set."""
+
+    def __init__(self, num_envs, device):
+        super().__init__(num_envs, device, "maniskill")
+
+    def set_env_state(self, state):
+        raise KeyError("velocity")
+
+
+class HalfHooked(Broken):
+    """Its state can be had, and there is nothing that sets it."""
+
+    set_env_state = property()  # pyright: ignore[reportAssignmentType]
+
+
+def broken(num_envs, device, seed):
+    return Broken(num_envs, device)
+
+
+def half_hooked(num_envs, device, seed):
+    return HalfHooked(num_envs, device)
+
+
+def of_arrays(num_envs, device, seed):
+    """Its state is NumPy's."""
+    made = Point(num_envs, device, "maniskill")
+    made.get_env_state = lambda: {"place": made.place.numpy(), "steps": made.steps.numpy()}
+    return made
+
+
 def elsewhere(num_envs, device, seed):
     """One by itself lives on the CPU; several don't."""
     if num_envs > 1:

@@ -17,6 +17,7 @@ from lockstep.core.life import life
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
+from lockstep.envs.gymnasium.wrappers import HOOKS
 from lockstep.envs.tensor import TensorEnvironment, load_factory
 from lockstep.torch_engine.setup.accelerator import generator_state, set_generator_state
 
@@ -236,10 +237,14 @@ class Simulator:
         return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info), untold)
 
     def save(self) -> dict[str, np.ndarray] | None:
-        """Copies its state, arrays ``[count, …]``, if it has hooks for it."""
-        if not hasattr(self.env, "get_env_state"):
+        """Copies its state, arrays ``[count, …]``, if it has both hooks for it."""
+        if not all(hasattr(self.env, name) for name in HOOKS):
             return None
         state = self.env.get_env_state()  # pyright: ignore[reportAttributeAccessIssue]
+        for name, values in state.items():
+            if not isinstance(values, Tensor) or values.shape[:1] != (self._count,):
+                shape = f" of shape {tuple(values.shape)}" if hasattr(values, "shape") else ""
+                raise TypeError(f"{name!r} must be a tensor [{self._count}, …], and is {type(values).__name__}{shape}")
         return {name: values.detach().cpu().numpy().copy() for name, values in state.items()}
 
     def load(self, state: dict[str, np.ndarray], rows: Tensor) -> None:

@@ -7,6 +7,9 @@ that a process can hold but one of, are one group.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -58,6 +61,16 @@ class TensorEnvs(HostEnvs):
         """Returns the seed of a simulator's start: that of its first environment's episode."""
         return self._wanted.episode_seed(part.start, self.buffers.episodes[part.start], "/simulator")
 
+    @contextmanager
+    def _told(self, where: str) -> Iterator[None]:
+        """Puts what a simulator raises in a block into one line that says where; a reset's own lines are whole."""
+        try:
+            yield
+        except Exception as error:
+            if where == "reset" and isinstance(error, ValueError):
+                raise
+            raise environment_failure(f"environments ({self.description.id})", where, error) from error
+
     def _begin(self, group: int) -> None:
         part, env = self._slices[group], self._groups[group]
         if isinstance(env, TensorArrays):
@@ -72,13 +85,9 @@ class TensorEnvs(HostEnvs):
         Raises:
             EnvironmentFailureError: a simulator raised.
         """
-        try:
+        with self._told("reset"):
             for group in range(len(self._groups)):
                 self._begin(group)
-        except ValueError:
-            raise
-        except Exception as error:
-            raise environment_failure(f"environments ({self.description.id})", "reset", error) from error
 
     def advance(self, actions: Tensor) -> Step:
         """Steps every environment with rows of actions ``[E, …]``; nothing is copied to the host.
@@ -87,11 +96,9 @@ class TensorEnvs(HostEnvs):
             EnvironmentFailureError: a simulator raised.
         """
         native, parts = self._native(actions), []
-        try:
+        with self._told("step"):
             for part, env in zip(self._slices, self._groups, strict=True):
                 parts.append(env.step(native[part]))
-        except Exception as error:
-            raise environment_failure(f"environments ({self.description.id})", "step", error) from error
         for part, step in zip(self._slices, parts, strict=True):
             self.observations[part] = step.observation
         return joined(parts, self.observations)
@@ -128,7 +135,8 @@ class TensorEnvs(HostEnvs):
                 arrays: dict[str, np.ndarray] | None = {k: v.cpu().numpy().copy() for k, v in env.state.items()}
                 arrays |= {"elapsed": env.elapsed.cpu().numpy().copy()}
             else:
-                arrays = env.save()
+                with self._told("get_env_state"):
+                    arrays = env.save()
             out += [None] * (part.stop - part.start) if arrays is None else by_row(arrays, part.stop - part.start)
             if arrays is not None and isinstance(env, Simulator):
                 first = out[part.start]
@@ -146,7 +154,8 @@ class TensorEnvs(HostEnvs):
         if not state:
             return self._restart(number, env)
         if row == 0:
-            group.reset(self._start(part))
+            with self._told("reset"):
+                group.reset(self._start(part))
             self._pending: dict[str, list[np.ndarray]] = {}
             streams = {k[len(GENERATORS) :]: v for k, v in state.items() if k.startswith(GENERATORS)}
             if streams:  # none where one simulator of all environments becomes several: they have new streams
@@ -157,7 +166,8 @@ class TensorEnvs(HostEnvs):
         if env == part.stop - 1:
             self.observations[part] = torch.from_numpy(self.buffers.observations[part]).to(self.device)
             stacked = {name: np.stack(values) for name, values in self._pending.items()}
-            group.load(stacked, self.observations[part])
+            with self._told("set_env_state"):
+                group.load(stacked, self.observations[part])
         return True
 
     def _restore_arrays(self, group: TensorArrays, part: slice, row: int, state: dict[str, np.ndarray]) -> bool:
@@ -175,7 +185,8 @@ class TensorEnvs(HostEnvs):
         self.buffers.episodes[env] += 1
         if number not in self._restarted:
             self._restarted.add(number)
-            self._begin(number)
+            with self._told("reset"):
+                self._begin(number)
         self.buffers.observations[part] = self.observations[part].cpu().numpy()
         return False
 
