@@ -206,6 +206,17 @@ def test_text_that_a_policy_would_not_see_is_named(check):
     assert said(lines, "ok", r"sees vector 4 \(pole\), not the text 'name'; does one of 2")
 
 
+@pytest.mark.parametrize("name", ["unfit:Named-v0", "MiniGrid-Empty-5x5-v0"])
+def test_texts_lie_in_the_space_where_frames_are_stacked(check, name):
+    """Gymnasium's checker is shown the environment as it is, for in a stack another space stands for its texts."""
+    if name.startswith("MiniGrid"):
+        pytest.importorskip("minigrid")
+    code, lines, _ = check(name, "--steps", "20", "--env.frame-stack", "2")
+    assert (code, problems(lines)) == (0, [])
+    assert not said(lines, "note", "within the observation space")
+    assert said(lines, "ok", "20 observations lie in the space")
+
+
 def test_options_of_the_environment_count(check):
     _, lines, _ = check("unfit:Fit-v0", "--steps", "20", "--env.frame-stack", "3")
     assert said(lines, "ok", "sees vector 12|sees vector 3×4")

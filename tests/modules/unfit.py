@@ -174,6 +174,18 @@ class Worded(CartPoleEnv):
         self.observation_space = space
 
 
+class Named(Worded):
+    """Gives what its space says."""
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed, options=options)
+        return {"pole": observation, "name": "Pole"}, info
+
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return {"pole": observation, "name": "Pole"}, *rest
+
+
 class Listed(CartPoleEnv):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -284,6 +296,7 @@ for kind in (
     HookedAndDrawing,
     HookedAndHarder,
     Worded,
+    Named,
     Listed,
 ):
     gymnasium.register(f"{kind.__name__}-v0", f"unfit:{kind.__name__}", max_episode_steps=500)

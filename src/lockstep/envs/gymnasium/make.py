@@ -37,6 +37,11 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
     Raises:
         ValueError: the id is unknown, or what it needs isn't installed; one line that says so.
     """
+    return wrapped(config, bare_environment(config, **kwargs))
+
+
+def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
+    """Calls ``gymnasium.make`` for a config, and wraps nothing; what it raises is as of :func:`make_environment`."""
     if config.backend == "tensor" and not stepped_as_arrays(config):
         raise ValueError(
             f"env.id: {config.id} is a simulator on tensors, no Gymnasium environment: it can't be drawn here"
@@ -80,6 +85,15 @@ def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
             ) from None
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
     begin_in_new_worlds(made)
+    return made
+
+
+def wrapped(config: EnvConfig, made: gymnasium.Env) -> gymnasium.Env:
+    """Wraps what ``gymnasium.make`` gave as the config asks.
+
+    Raises:
+        ValueError: that doesn't fit it, and it is closed; one line.
+    """
     try:
         return wrap(config, made)
     except Exception as error:

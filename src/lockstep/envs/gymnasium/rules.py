@@ -20,7 +20,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.spaces import MASK
 from lockstep.envs.finding import Finding
 from lockstep.envs.gymnasium.keyed import close_environment, wrong_number
-from lockstep.envs.gymnasium.make import make_environment
+from lockstep.envs.gymnasium.make import bare_environment, wrapped
 from lockstep.envs.gymnasium.watched import outside, own_statistics
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,9 +31,10 @@ _OF_WRAPPERS = "is different from the unwrapped version"
 
 def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
     """Applies Gymnasium's own checker, then compares every observation of random actions with the space."""
-    env = make_environment(config)
+    env = bare_environment(config)
     try:
         complaint, texts = _checked(env)
+        env = wrapped(config, env)
         if complaint is not None:
             said = (wrong_number(env, where, complaint) for where in ("reset", "step"))
             if text := next((text for text in said if text), None):
@@ -77,7 +78,7 @@ class _PlainBools(gymnasium.Wrapper):
 
 def _checked(env: gymnasium.Env) -> tuple[Exception | None, list[str]]:
     """What Gymnasium's checker raises of an environment as its user made it, and what it warns of."""
-    while isinstance(env, gymnasium.Wrapper) and (type(env) in _AROUND or type(env).__module__.startswith("lockstep.")):
+    while isinstance(env, gymnasium.Wrapper) and type(env) in _AROUND:
         env = env.env
     complaint = None
     with warnings.catch_warnings(record=True) as said:
