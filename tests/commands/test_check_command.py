@@ -1,5 +1,6 @@
 """``lockstep check``: what it says of environments that are fit, and of one mistake each."""
 
+import importlib
 import re
 
 import pytest
@@ -282,14 +283,35 @@ def test_a_simulator_with_one_of_the_two_hooks_has_none(check):
     assert said(lines, "note", "resumes with a new episode")
 
 
-@pytest.mark.parametrize("device", ["cpu", "xpu"])
-def test_a_simulator_is_tried_on_the_device_of_the_run(check, device, monkeypatch):
+@pytest.fixture
+def played(monkeypatch):
+    """The CPU as ``--device xpu``."""
     torch = pytest.importorskip("torch")
     from lockstep.torch_engine.setup import accelerator
 
     monkeypatch.setitem(accelerator.TYPES, "xpu", "cpu")
     monkeypatch.setattr(accelerator, "NEEDED", ())
     monkeypatch.setattr(torch.cpu, "current_device", lambda: 0)
+    before = torch.are_deterministic_algorithms_enabled()
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # put back afterwards
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize(("words", "repeats"), [((), (True, False)), (("--reduction", "fast"), (True, True))])
+def test_a_simulators_kernels_repeat_their_bits_as_in_a_run(check, words, repeats):
+    (simulators := importlib.import_module("simulators")).KERNELS.clear()
+    code, lines, _ = check("simulators:noting", *ON_TENSORS, "--device", "xpu", *words)
+    assert (code, problems(lines)) == (0, [])
+    _of_spaces, *others = simulators.KERNELS  # that one is on the CPU, before the device is looked for
+    assert set(others) == {repeats}
+    simulators.KERNELS.clear()
+
+
+@pytest.mark.usefixtures("played")
+@pytest.mark.parametrize("device", ["cpu", "xpu"])
+def test_a_simulator_is_tried_on_the_device_of_the_run(check, device):
     code, lines, err = check("simulators:elsewhere", *ON_TENSORS, "--device", device)
     assert (code, err) == (1, "")
     where = {"cpu": "cpu", "xpu": "cpu:0"}[device]

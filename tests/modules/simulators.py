@@ -110,6 +110,16 @@ def of_arrays(num_envs, device, seed):
     return made
 
 
+KERNELS: list[tuple[bool, bool]] = []
+"""What :func:`noting` found each time: whether kernels must repeat their bits, and whether others only warn."""
+
+
+def noting(num_envs, device, seed):
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    KERNELS.append((torch.are_deterministic_algorithms_enabled(), warns))
+    return Point(num_envs, device, "isaac")
+
+
 def elsewhere(num_envs, device, seed):
     """One by itself lives on the CPU; several don't."""
     if num_envs > 1:

@@ -8,6 +8,7 @@ from lockstep.commands.parser import CommandParser, at_least_one
 from lockstep.config.engines import engine_module
 from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, tell_of_faults
+from lockstep.core.topology import Topology
 from lockstep.envs.examine import examine
 from lockstep.launch.defaults import described_run
 from lockstep.launch.jax_start import start_jax
@@ -21,7 +22,9 @@ def main(argv: Sequence[str]) -> int:
     config = described_run("check", options.env, rest, starts_others=False)
     start_jax(config, RunOptions())
     if config.env.backend == "tensor":
-        engine_module("torch").check_device(config.device, 1)
+        engine = engine_module("torch")
+        engine.check_device(config.device, 1)
+        engine.set_up_device(config, Topology())
     tell_of_faults()
     problems = 0
     for finding in examine(config.env, options.steps, config.seed, config.device):

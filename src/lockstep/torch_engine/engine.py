@@ -16,6 +16,7 @@ _HOME = {
     "count_accelerators": "setup.devices",
     "device_memory": "setup.devices",
     "name_ranks": "setup.devices",
+    "set_up_device": "setup.devices",
     "check_networks": "state",
     "check_own_loss": "check_loss",
     "train": "train",

@@ -78,10 +78,15 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     steady_products()
     one_blas_thread()  # of NumPy's; PyTorch has its own, or the number that is set now
     torch.set_num_threads(config.threads)
-    accelerator.pin_down_kernels(config.device != "cpu", warn_only=config.reduction == "fast")
     if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
         directory, usable = user_cache("inductor")
         os.environ[COMPILER_CACHE] = str(directory) if usable else _own_directory()
+    return set_up_device(config, topology)
+
+
+def set_up_device(config: Config, topology: Topology) -> torch.device:
+    """Gives a process its device, with kernels and libraries that repeat their bits there, as a rank's do."""
+    accelerator.pin_down_kernels(config.device != "cpu", warn_only=config.reduction == "fast")
     if config.device == "cpu":
         return torch.device("cpu")
     apply(settings_of(config.device, topology, machine_class(topology)))
