@@ -283,6 +283,13 @@ def test_a_simulator_with_one_of_the_two_hooks_has_none(check):
     assert said(lines, "note", "resumes with a new episode")
 
 
+def test_a_simulator_of_which_a_process_holds_one_is_fit(check):
+    pytest.importorskip("torch")
+    code, lines, _ = check("simulators:alone", *ON_TENSORS)
+    assert (code, problems(lines)) == (0, [])
+    assert said(lines, "ok", "resumes exactly .*, by its own state$")
+
+
 @pytest.fixture
 def played(monkeypatch):
     """The CPU as ``--device xpu``."""

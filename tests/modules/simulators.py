@@ -164,6 +164,28 @@ def single(num_envs, device, seed):
 single.per_shard = False
 
 
+class Alone(Point):
+    """A process can hold one of these."""
+
+    there = False
+
+    def __init__(self, num_envs, device):
+        if Alone.there:
+            raise RuntimeError("one is there already")
+        Alone.there = True
+        super().__init__(num_envs, device, "maniskill")
+
+    def close(self):
+        Alone.there = False
+
+
+def alone(num_envs, device, seed):
+    return Alone(num_envs, device)
+
+
+alone.per_shard = False
+
+
 def resetting(num_envs, device, seed, mode="SAME_STEP"):
     """What says when its episodes begin, as Gymnasium's vector environments do."""
     made = Point(num_envs, device, "isaac")

@@ -101,8 +101,9 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
         first.take(steps)
         seconds, episodes = time.perf_counter() - started, first.episodes
         first.go_inside()
-        with closing(make(config)) as others:
-            resumed = first.resume(others)
+        left = first.leave()
+    with closing(make(config)) as others:  # now: a process may hold one simulator only
+        resumed = first.resume(left, others)
     yield Finding("ok", f"{NUM_ENVS * steps:,} rewards and observations are finite; {episodes} episodes ended")
     if not episodes and description.max_episode_steps is None:
         text = f"no episode ended in {steps:,} steps, and there is no time limit: --env.max-episode-steps N sets one"

@@ -24,6 +24,26 @@ class Begun(NamedTuple):
     observation: np.ndarray
 
 
+class Left(NamedTuple):
+    """Holds what was under way in environments, for others to go on from.
+
+    Attributes:
+        steps: that had been taken.
+        after: of those, the first environment's live episode's.
+        states: each environment's own, None where it has none.
+        episodes: their numbers ``[E]``.
+        observations: rows ``[E, width]``.
+        began_at: after how many steps each live episode began ``[E]``.
+    """
+
+    steps: int
+    after: int
+    states: list[dict[str, np.ndarray] | None]
+    episodes: np.ndarray
+    observations: np.ndarray
+    began_at: np.ndarray
+
+
 class Resumed(NamedTuple):
     """Says how what was under way went on in other environments.
 
@@ -59,6 +79,7 @@ class Trial:
         self._drawn = np.concatenate([draw_actions(draw, description.action, shape) for draw in draws])
         self._taken: list[np.ndarray] = []
         self._hashes: list[np.ndarray] = []
+        self._ends: list[np.ndarray] = []
         self._began_at = np.zeros(envs.num_envs, int)
         self._last_length = 0
         self.episodes = 0
@@ -111,6 +132,7 @@ class Trial:
                 self._envs.step()
             rows[t + 1], rewards[t], dead[t] = b.observations, b.rewards, b.dead
             self._taken.append(b.actions.copy())
+            self._ends.append(np.array([b.terminated, b.truncated]))
             self._note_ends(b.terminated | b.truncated)
         check_numbers(self._description, self._envs.env_ids, rows, rewards, None, first, dead)
         self._hashes.extend(row_hashes(rows[1:], rewards))
@@ -133,24 +155,31 @@ class Trial:
                 return
             self.take(1)
 
-    def resume(self, others: HostEnvs) -> Resumed:
-        """Brings every live episode into ``others``, and takes the same further steps in both."""
-        after, states = self._age, self._envs.save_states()
-        b, into, by_state = self._envs.buffers, others.buffers, bool(states[0])
-        into.episodes[...], into.observations[...] = b.episodes, b.observations
+    def leave(self) -> Left:
+        """Keeps what is under way, as a checkpoint does; then takes further steps, as those who go on from it must."""
+        states, b = self._envs.save_states(), self._envs.buffers
+        kept = [state and {name: np.array(value) for name, value in state.items()} for state in states]
+        began_at, observations = self._began_at.copy(), b.observations.copy()
+        left = Left(len(self._taken), self._age, kept, b.episodes.copy(), observations, began_at)
+        self.take(min(max(self._steps // 2, 1), len(self._drawn) - len(self._taken)))
+        return left
+
+    def resume(self, left: Left, others: HostEnvs) -> Resumed:
+        """Brings every episode that was left into ``others``, and takes the same further steps there."""
+        into, by_state = others.buffers, bool(left.states[0])
+        into.episodes[...], into.observations[...] = left.episodes, left.observations
         taken, hashes = np.array(self._taken), self.hashes
-        for env, state in enumerate(states):
-            live = slice(self._began_at[env], None)
+        for env, state in enumerate(left.states):
+            live = slice(left.began_at[env], left.steps)
             actions, expected = taken[live, env], hashes[live, env]
             if state:  # as of a checkpoint that has no actions beside it
                 actions, expected = np.zeros_like(actions), expected[:0]
             if not others.restore(env, actions, expected, state or {}):
-                return Resumed(by_state, after, False, None)
-        for step in range(min(max(self._steps // 2, 1), len(self._drawn) - len(taken))):
-            self.take(1)
-            into.actions[...] = self._taken[-1]
+                return Resumed(by_state, left.after, False, None)
+        for t in range(left.steps, len(taken)):
+            into.actions[...] = taken[t]
             others.step()
-            ends = np.array_equal(into.terminated, b.terminated) and np.array_equal(into.truncated, b.truncated)
-            if not ends or not np.array_equal(row_hashes(into.observations, into.rewards), self.newest):
-                return Resumed(by_state, after, True, step + 1)
-        return Resumed(by_state, after, True, None)
+            ends = np.array_equal([into.terminated, into.truncated], self._ends[t])
+            if not ends or not np.array_equal(row_hashes(into.observations, into.rewards), hashes[t]):
+                return Resumed(by_state, left.after, True, t + 1 - left.steps)
+        return Resumed(by_state, left.after, True, None)
