@@ -77,6 +77,15 @@ def test_one_that_remembers_earlier_episodes(check):
     assert not said(lines, "ok", "an episode depends on none before it")
 
 
+def test_what_the_second_of_two_remembers_is_not_laid_on_the_first(check):
+    """By this seed no episode of the first environment ends, and one of the second does."""
+    code, lines, _ = check("unfit:HarderForSome", "--steps", "40", "--seed", "10")
+    assert code == 1
+    assert said(lines, "ok", "; 1 episodes ended")
+    (problem,) = problems(lines)
+    assert "episode 2 gave something else in its step 6 where those before it weren't played" in problem
+
+
 @pytest.mark.parametrize("steps", [100, 200])
 def test_an_episode_that_has_just_begun_is_not_what_is_resumed(check, steps):
     """Where a time limit divides the steps, an episode ended with the last of them."""

@@ -133,6 +133,19 @@ class HarderWithoutEnd(Harder):
         return observation, reward, False, False, {}
 
 
+class HarderForSome(HarderWithoutEnd):
+    """Most of its episodes end soon, where the cart begins far enough to the right, and others don't."""
+
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        return observation, reward, self.taken == 8 and self.right, False, {}
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        self.right = bool(observation[0] > -0.03)
+        return observation, info
+
+
 class HookedAndDrawing(Hooked):
     """Its hooks leave out the generator that its steps draw from."""
 

@@ -178,27 +178,25 @@ def _resumed(resumed: Resumed, same: bool, one_by_one: bool, its_own: Finding | 
 
 
 def _of_its_own(trial: Trial, first: Trial) -> Finding | None:
-    """Begins with an episode from the middle of what was played: it, and those after it, must come out the same.
+    """Begins each environment with an episode from the middle of what it played: all from there on must come out alike.
 
     None where no episode ended before the last step.
     """
-    hashes = first.hashes[:, 0]
-    later = [begun for begun in first.begun if begun.step < len(hashes)]
-    if not later:
+    hashes, begun = first.hashes, first.in_the_middle()
+    if not begun:
         return None
-    begun = later[len(later) // 2]
-    differs = None if trial.begin_with(begun) else 0
-    for t in range(begun.step, len(hashes)) if differs is None else ():
+    step, others = 0, trial.begin_with(begun)
+    while not others and step < len(hashes) - min(one.step for one in begun.values()):
         trial.take(1)
-        if trial.newest[0] != hashes[t]:
-            differs = t + 1 - begun.step
-            break
-    if differs is None:
+        here = {env: one.step + step for env, one in begun.items() if one.step + step < len(hashes)}
+        others = [env for env, t in here.items() if trial.newest[env] != hashes[t, env]]
+        step += 1
+    if not others:
         return Finding("ok", "an episode depends on none before it")
-    where = f"in its step {differs}" if differs else "at its reset"
+    where = f"in its step {step}" if step else "at its reset"
     return Finding(
         "problem",
-        f"episode {begun.episode + 1} gave something else {where} where those before it weren't played: "
+        f"episode {begun[others[0]].episode + 1} gave something else {where} where those before it weren't played: "
         "a resumed run goes on otherwise, and nothing tells; keep nothing from one episode to the next, or offer "
         "get_env_state() and set_env_state() that hold it",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from lockstep.envs.restore.replay import row_hashes
 
 
 class Begun(NamedTuple):
-    """Holds an episode of the first environment: its first step, its number, its first observation ``[width]``."""
+    """Holds an episode of an environment: its first step, its number, its first observation ``[width]``."""
 
     step: int
     episode: int
@@ -70,7 +71,7 @@ class Trial:
 
     Attributes:
         episodes: that have ended.
-        begun: later episodes of the first environment.
+        begun: later episodes of each environment.
     """
 
     def __init__(self, envs: HostEnvs, description: EnvDescription, seed: int, steps: int) -> None:
@@ -83,7 +84,7 @@ class Trial:
         self._began_at = np.zeros(envs.num_envs, int)
         self._last_length = 0
         self.episodes = 0
-        self.begun: list[Begun] = []
+        self.begun: list[list[Begun]] = [[] for _ in range(envs.num_envs)]
 
     @property
     def hashes(self) -> np.ndarray:
@@ -104,13 +105,20 @@ class Trial:
         with generators or contextlib.nullcontext():
             self._envs.reset()
 
-    def begin_with(self, begun: Begun) -> bool:
-        """Begins with a later episode of the first environment; whether that begins as it did."""
+    def in_the_middle(self) -> dict[int, Begun]:
+        """The middle one of each environment's later episodes, of those that have them before the last step."""
+        last = len(self._taken)
+        later = {env: [one for one in begun if one.step < last] for env, begun in enumerate(self.begun)}
+        return {env: begun[len(begun) // 2] for env, begun in later.items() if begun}
+
+    def begin_with(self, begun: Mapping[int, Begun]) -> list[int]:
+        """Begins environments with a later episode, with its actions; which of them don't begin as it did."""
         b = self._envs.buffers
-        b.episodes[...] = begun.episode
+        for env, (step, episode, _) in begun.items():
+            b.episodes[env] = episode
+            self._drawn[: len(self._drawn) - step, env] = self._drawn[step:, env].copy()
         self._envs.reset()
-        self._drawn = self._drawn[begun.step :]
-        return np.array_equal(b.observations[0], begun.observation, equal_nan=True)
+        return [e for e, (*_, seen) in begun.items() if not np.array_equal(b.observations[e], seen, equal_nan=True)]
 
     def take(self, count: int, generators: GlobalGenerators | None = None) -> None:
         """Takes so many steps more, each of which ``generators`` looks at.
@@ -142,7 +150,8 @@ class Trial:
         self.episodes += int(ended.sum())
         if ended[0]:
             self._last_length = now - int(self._began_at[0])
-            self.begun.append(Begun(now, int(b.episodes[0]), b.observations[0].copy()))
+        for env in ended.nonzero()[0]:
+            self.begun[env].append(Begun(now, int(b.episodes[env]), b.observations[env].copy()))
         self._began_at[ended] = now
 
     def go_inside(self) -> None:
