@@ -113,7 +113,14 @@ def test_a_state_that_is_not_all_of_it(check, name):
     assert code == 1
     (problem,) = problems(lines)
     assert re.search(r"what get_env_state\(\) gave and set_env_state\(\) took went on otherwise in step \d+", problem)
+    assert problem.endswith("a wrapper class of your own that has neither has its actions replayed")
     assert not said(lines, "ok", "resumes exactly")
+
+
+def test_a_wrapper_without_hooks_leaves_those_inside_of_it_aside(check):
+    code, lines, _ = check("unfit:unhooked", "--steps", "100", "--env.max-episode-steps", "60")
+    assert (code, problems(lines)) == (0, [])
+    assert said(lines, "ok", r"resumes exactly in the middle of an episode, by replaying its \d+ actions$")
 
 
 def test_one_that_depends_on_those_beside_it(check):
@@ -265,6 +272,7 @@ def test_a_simulator_that_keeps_its_own_state(check):
     assert code == 1
     (problem,) = problems(lines)
     assert "went on otherwise in step" in problem
+    assert "replayed" not in problem
 
 
 @pytest.mark.parametrize(
@@ -289,7 +297,7 @@ def test_a_simulator_with_one_of_the_two_hooks_has_none(check):
     pytest.importorskip("torch")
     code, lines, _ = check("simulators:half_hooked", *ON_TENSORS)
     assert (code, problems(lines)) == (0, [])
-    assert said(lines, "note", "resumes with a new episode")
+    assert said(lines, "note", r"resumes with a new episode, as .* simulators without get_env_state\(\) and set")
 
 
 def test_a_simulator_of_which_a_process_holds_one_is_fit(check):

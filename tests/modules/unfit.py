@@ -154,6 +154,14 @@ class HookedAndDrawing(Hooked):
         return observation, float(reward) + self.np_random.normal(), *rest
 
 
+class Unhooked(gymnasium.Wrapper):
+    """Has hooks of neither kind itself."""
+
+
+def unhooked():
+    return Unhooked(HookedAndDrawing())
+
+
 class HookedAndHarder(Harder):
     """Its hooks leave out how many episodes there were."""
 

@@ -159,14 +159,22 @@ def _resumed(resumed: Resumed, same: bool, one_by_one: bool, its_own: Finding | 
         how = "its own state" if resumed.by_state else f"replaying {actions if resumed.after else 'its reset'}"
         yield Finding("ok", f"resumes exactly {where}, by {how}")
     elif resumed.by_state:
+        without = (
+            "; around one that isn't yours, a wrapper class of your own that has neither has its actions replayed"
+            if one_by_one
+            else ""
+        )
         yield Finding(
             "problem",
             f"what get_env_state() gave and set_env_state() took went on otherwise in step {resumed.differs} after it: "
             "a resumed run does, and nothing tells; let them hold all that steps and later episodes depend on, the "
-            "state of self.np_random too",
+            f"state of self.np_random too{without}",
         )
     elif same:
-        yield Finding("note", "resumes with a new episode: what it returns depends on more than seed and actions")
+        why = ": what it returns depends on more than seed and actions"
+        if not one_by_one:
+            why = ", as EnvPool and simulators without get_env_state() and set_env_state() do"
+        yield Finding("note", f"resumes with a new episode{why}")
     if its_own is not None and (its_own.level == "problem" or resumed.exactly):
         yield its_own
     elif one_by_one and same and not resumed.exactly and not resumed.by_state:
