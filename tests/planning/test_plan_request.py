@@ -46,6 +46,16 @@ def test_environments_of_each_rank_are_planned_as_they_grow_and_not_as_a_run_tha
     assert [(one.num_envs, one.num_shards) for one in sized] == [(64, 8), (512, 64)]
 
 
+@pytest.mark.parametrize("each", ["auto", "max"])
+def test_what_is_said_of_environments_by_the_machine_works_if_it_is_done(each):
+    settings = {"num_envs": None, "num_envs_per_rank": each}
+    with pytest.raises(ValueError, match=f"^num_envs_per_rank: {each} .*give num_envs, or a number and --mode weak$"):
+        request_of("h100:8", config=settings).check()
+    with pytest.raises(ValueError, match=f"^num_envs_per_rank: {each} .*give a number$"):
+        request_of("h100:8", mode="weak", config=settings).check()
+    request_of("h100:8", mode="weak", config=settings | {"num_envs_per_rank": 64}).check()
+
+
 def test_a_target_brings_its_device_and_engine():
     request = request_of("h100:8", "tpu:v5e:2x4", "cpu:2")
     runs = [request.run_on(target) for target in request.targets]

@@ -99,6 +99,7 @@ def test_without_a_ceiling_only_runs_are_measured():
         (plan_of(repeats=0), "repeats: 0 is below 1"),
         (plan_of(warmup_iters=-1), "warmup-iters: -1 is below 0"),
         (plan_of("strong", config={"num_envs": None, "num_envs_per_rank": 4}), "num_envs_per_rank: 4 grows with"),
+        (plan_of("strong", config={"num_envs": None, "num_envs_per_rank": "auto"}), "or a number and --mode weak$"),
         (plan_of(config={"num_envs": 9, "num_shards": 2}), "num_shards: 9 environments can't be cut"),
     ],
 )

@@ -43,10 +43,11 @@ class PlanRequest:
         for text in self.prices:
             if text not in texts:
                 raise ValueError(f"price: {text} is none of the targets; those are {', '.join(texts)}")
-        if self.mode == "strong" and self.config.num_envs_per_rank is not None:
+        if self.mode == "strong" and (each := self.config.num_envs_per_rank) is not None:
+            number = "a number and " if isinstance(each, str) else ""  # by what a machine holds
             raise ValueError(
-                f"num_envs_per_rank: {self.config.num_envs_per_rank} grows with the devices, which mode strong must "
-                "not; give num_envs, or --mode weak"
+                f"num_envs_per_rank: {each} grows with the devices, which mode strong must not; give num_envs, or "
+                f"{number}--mode weak"
             )
         most = max(target.devices for target in self.targets)
         for size in self.sizes or ():

@@ -90,10 +90,11 @@ class Plan:
         the ranks. Strong: the config as it is.
         """
         if self.mode == "strong":
-            if self.config.num_envs_per_rank is not None:
+            if (each := self.config.num_envs_per_rank) is not None:
+                number = "a number and " if isinstance(each, str) else ""  # by what a machine holds
                 raise ValueError(
-                    f"num_envs_per_rank: {self.config.num_envs_per_rank} grows with the ranks, which mode strong must "
-                    "not; give num_envs, or --mode weak"
+                    f"num_envs_per_rank: {each} grows with the ranks, which mode strong must not; give num_envs, or "
+                    f"{number}--mode weak"
                 )
             return self._measured(resolve(self.config, world_size))
         one = resolve(self.config)
