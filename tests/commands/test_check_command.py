@@ -283,9 +283,13 @@ def test_a_simulator_that_keeps_its_own_state(check):
             "of_arrays",
             r"in get_env_state: TypeError: 'place' must be a tensor \[2, …\], and is ndarray of shape \(2, 2\)",
         ),
+        (
+            "of_gymnasium",
+            r"in step: TypeError: info\['final_obs'\] must be .* a tensor \[2, …\] .*; stack it, or leave it out: ",
+        ),
     ],
 )
-def test_hooks_of_a_simulator_that_raise_are_a_problem(check, name, problem):
+def test_what_a_simulator_gives_or_raises_is_a_problem(check, name, problem):
     pytest.importorskip("torch")
     code, lines, err = check(f"simulators:{name}", *ON_TENSORS)
     assert (code, err) == (1, "")

@@ -193,6 +193,29 @@ def resetting(num_envs, device, seed, mode="SAME_STEP"):
     return made
 
 
+class OfGymnasium:
+    """Gymnasium's own environments, which reset in the same step, and all tensors but what ended episodes saw last."""
+
+    def __init__(self, num_envs):
+        mode = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        self.env = make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="sync", vector_kwargs=mode)
+        self.num_envs = num_envs
+        self.single_observation_space = self.env.single_observation_space
+        self.single_action_space = self.env.single_action_space
+
+    def reset(self, *, seed=None):
+        observation, info = self.env.reset(seed=seed)
+        return torch.from_numpy(observation), info
+
+    def step(self, actions):
+        *values, info = self.env.step(actions.numpy())
+        return *map(torch.from_numpy, values), info
+
+
+def of_gymnasium(num_envs, device, seed):
+    return OfGymnasium(num_envs)
+
+
 def late(num_envs, device, seed):
     return NumpyToTorch(make_vec("CartPole-v1", num_envs=num_envs))
 

@@ -126,7 +126,8 @@ def check_resets(config: EnvConfig, simulator: Any) -> None:
         return
     raise ValueError(
         f"env.id: {config.id} {_OTHER_RESETS[mode]} (metadata autoreset_mode {mode}); env.backend tensor needs an "
-        "environment that resets in the same step: give one that does, or train the id that Gymnasium knows itself"
+        "environment that resets in the same step: train the id that Gymnasium knows itself, or give one that does, "
+        "with info's final_obs as one tensor or without it"
     )
 
 

@@ -398,6 +398,10 @@ def test_one_for_which_memory_is_too_small_says_what_takes_less(monkeypatch, kin
         ({"id": "no_such_module:make"}, "No module named"),
         ({"id": "simulators:Vmas"}, "can't be made: TypeError"),
         ({"id": "simulators:late"}, "simulators:late resets one step late .*autoreset_mode NextStep.*same step"),
+        (
+            {"id": "simulators:late"},
+            "train the id that Gymnasium knows itself, or give one that does, with info's final_obs as",
+        ),
         ({"id": "simulators:resetting", "kwargs": {"mode": "NEXT_STEP"}}, "resets one step late .*NextStep"),
         ({"id": "simulators:resetting", "kwargs": {"mode": "DISABLED"}}, "does not reset ended episodes .*Disabled"),
         ({"id": "simulators:isaac", "workers": 2}, "env.workers"),

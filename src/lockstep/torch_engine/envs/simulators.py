@@ -229,12 +229,25 @@ class Simulator:
         """Takes one step."""
         with self.generators():
             observation, reward, terminated, truncated, info = self.env.step(actions)
-        last = next((info[name] for name in FINAL if info.get(name) is not None), None)
-        final = self._before if last is None else self._rows(last)
+        last = self._last(info)
+        final = self._before if last is None else last
         self._before = self._rows(observation)
         terminated, truncated = (ends.reshape(-1).bool() for ends in (terminated, truncated))
         untold = self._untold if last is None else None
         return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info), untold)
+
+    def _last(self, info: Mapping[str, Any]) -> Tensor | None:
+        """Reads rows of what ended episodes saw last; None where nothing is said."""
+        name = next((name for name in FINAL if info.get(name) is not None), None)
+        if name is None:
+            return None
+        try:
+            return self._rows(info[name])
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise TypeError(
+                f"info[{name!r}] must be as observations are, a tensor [{self._count}, …] or a dict of them; stack it, "
+                f"or leave it out: {error}"
+            ) from error
 
     def save(self) -> dict[str, np.ndarray] | None:
         """Copies its state, arrays ``[count, …]``, if it has both hooks for it."""
