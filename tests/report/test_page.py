@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -378,6 +379,19 @@ def test_a_run_whose_schedules_were_stretched_is_not_said_to_come_again(tmp_path
     whole = Read(page(make_run(tmp_path / "whole"))).text
     assert "The same agent again" in whole
     assert "Of this config, but" not in whole
+
+
+def test_one_seed_is_no_mean_and_has_no_interval(tmp_path):
+    group = make_group(tmp_path / "many")
+    for seed in ("seed_1", "seed_2"):
+        shutil.rmtree(group / seed)
+    assert json.loads((group / "summary.json").read_text())["final_return_interval"] == [20.0, 100.0]
+    text = page(group)
+    assert data_of(text)[METRIC]["series"][0]["label"] == "many (1 seed)"
+    read = Read(text)
+    assert "final return 60 of one seed" in read.text
+    assert not any(words in read.text for words in ("interquartile", "95 % interval", "1 seeds"))
+    assert Read(page(group, make_run(tmp_path / "one"))).cells("many")[5] == "60"
 
 
 def test_interruptions_are_told(tmp_path):

@@ -19,7 +19,7 @@ class Result:
         seed: its own, or those of several.
         final_return: its number.
         mean_of: what that is a mean of.
-        interval: of the mean over seeds, at 95 %; empty of a single run.
+        interval: of the mean over seeds, at 95 %; empty of a single run, or seed.
         steps: that it has taken; of seeds that aren't equally far, those of the first and the last.
         steps_of: whose they are; empty of a single run.
     """
@@ -37,6 +37,8 @@ def result_of(run: RunFiles) -> Result:
     seed, final = str(config_with_seeds(run).get("seed", UNKNOWN)), in_digits(run.row.final_return)
     if not run.seeds:
         return Result(seed, final, last_episodes(_episodes(run)), "", in_digits(run.row.steps), "")
+    if len(run.seeds) == 1:  # whose interval, in summaries of older versions, is none
+        return Result(seed, final, "of one seed", "", in_digits(run.row.steps), "of one seed")
     each = {seed.row.steps for seed in run.seeds}
     known = [steps for steps in each if steps is not None]
     steps, steps_of = in_digits(run.row.steps), f"of each of {len(run.seeds)} seeds"

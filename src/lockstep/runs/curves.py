@@ -110,7 +110,8 @@ def that_know(records: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> li
 
 def seeds_in_a_curve(drawn: int, seeds: int) -> str:
     """Says how many of a group's seeds a curve is of."""
-    return f"{drawn} of {seeds} seeds" if drawn < seeds else f"{seeds} seeds"
+    of_all = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    return f"{drawn} of {of_all}" if drawn < seeds else of_all
 
 
 def single_seed(name: str, seeds: int) -> str:
