@@ -86,7 +86,8 @@ def _first_outside(parts: Iterable[tuple[object, gymnasium.Space, Any]], name: s
 class GlobalGenerators:
     """Tells whether an environment draws from, or seeds, the generators that all of a process share.
 
-    A generator kept by the environment, as ``self.np_random``, moves neither.
+    Those are NumPy's, Python's and PyTorch's on the CPU, not those of its devices. A generator kept by the environment,
+    as ``self.np_random``, moves none.
     """
 
     def __init__(self) -> None:
