@@ -5,6 +5,7 @@ import pickle
 import re
 from typing import Any
 
+import equinox as eqx
 import functional_sharding
 import functional_training
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusals import error_of
+from tasks_of_users import Net
 from variants import variants
 
 import lockstep.jax as ljax
@@ -520,6 +522,31 @@ def test_a_mesh_that_is_set_changes_no_training(whole, tmp_path):
     assert task.seen == mesh
     assert differing(whole[0], state) == []
     assert differing(plain, own) == []
+
+
+class Constrained(eqx.Module):
+    """Keeps its activations cut over the active mesh."""
+
+    net: Net
+
+    def __call__(self, observations, key=None):
+        return self.net(ljax.activation_sharding_constraint(observations), key)
+
+
+class Cut(Averaging):
+    def policy_network(self, observations, num_outputs, key):
+        return Constrained(Net(observations.shape[-1], num_outputs, key))
+
+
+def test_a_network_that_constrains_its_activations_is_trained_whatever_mesh_is_set():
+    def trained():
+        return Cut(PPO, ljax.RunnerConfig(2 * STEPS, num_devices=2, num_envs=4)).train()[0]
+
+    plain = trained()
+    for wanted in (lambda: ljax.set_mesh(ljax.make_mesh(num_devices=4)), lambda: ljax.set_mesh(num_devices=4)):
+        with wanted() as mesh:
+            assert differing(plain, trained()) == []
+            assert ljax.active_mesh() is mesh
 
 
 @pytest.mark.parametrize("wanted", [lambda: (ljax.make_mesh(2, 4), ljax.make_mesh(1, 2)), lambda: (2, 1)])

@@ -80,9 +80,10 @@ def active_mesh() -> Mesh | None:
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """Takes JAX's mesh away that a caller may have set: under it no program is mapped over another one."""
-    if jax.sharding.get_abstract_mesh().empty:
-        yield
-        return
-    with jax.set_mesh(None):
-        yield
+    """Takes meshes away that a caller may have set, JAX's and Lockstep's: nothing is mapped over, or cut for, them."""
+    before = _active.set(())
+    try:
+        with contextlib.nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(None):
+            yield
+    finally:
+        _active.reset(before)
