@@ -258,7 +258,6 @@ def test_a_network_without_parameters_that_jax_finds_is_refused():
     )
     assert error_of(Closed(PPO, runner_of()).train) == line.format("function")
     assert error_of(ClosedWalk(runner_of()).train) == line.format("function")
-    assert error_of(NoWalk(runner_of()).train) == line.format("NoneType")
 
 
 class Jittery(eqx.Module):
@@ -281,3 +280,9 @@ def test_a_network_that_draws_numbers_which_nothing_keys_is_refused():
     assert said.startswith(
         "policy_network draws random numbers of Python's random or of numpy.random when it is called"
     )
+
+
+def test_a_hook_that_gives_no_network_leaves_those_of_the_settings():
+    (own, _), (plain, _) = NoWalk(runner_of()).train(), Walk(runner_of()).train()
+    assert own.params.keys() == plain.params.keys()
+    assert all(np.array_equal(own.params[name], x) for name, x in plain.params.items())

@@ -253,12 +253,18 @@ def devices_of(runner: RunnerConfig) -> tuple[int, int]:
     return devices, runner.fsdp_devices
 
 
+class _NoNetworkError(Exception):
+    """A hook ``policy_network`` gave None: networks are those of the settings."""
+
+
 def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Config) -> PolicyNet:
     if policy is None:
         return net
 
     def trained(*given: Any, key: Any) -> Any:
         module = policy(*given, key=key)
+        if module is None:
+            raise _NoNetworkError
         if not any(eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating) for x in jax.tree.leaves(module)):
             raise ValueError(
                 f"policy_network: {type(module).__name__} was returned, in which JAX finds no floating-point array to "
@@ -266,7 +272,12 @@ def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Conf
             )
         return module
 
-    custom = custom_net("policy_network", trained, net, keyed_seed(config.seed, "init/custom"))
+    try:
+        custom = custom_net("policy_network", trained, net, keyed_seed(config.seed, "init/custom"))
+    except ValueError as error:
+        if isinstance(error.__cause__, _NoNetworkError):
+            return net
+        raise
     check_function("policy_network", custom, net)
     return dataclasses.replace(net, custom=custom, core=None, shared=False)
 
