@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -123,7 +124,7 @@ def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict
         return {}
     if isinstance(config, Config):
         return nested(config.model_dump(exclude_unset=True))
-    found = nested(config) if isinstance(config, Mapping) else read_file(Path(config).expanduser())
+    found = nested(config) if isinstance(config, Mapping) else read_file(Path(os.path.expanduser(config)))
     if isinstance(found.get("env"), str):
         found["env"] = {"id": found["env"]}
     return found
