@@ -117,6 +117,19 @@ def test_what_an_environment_raises_is_its_own(where, error):
         play_episode(Broken(where, error), policy, None, 3, True)
 
 
+@pytest.mark.parametrize("code", [None, 0])
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_environment_that_leaves_as_its_window_is_closed_ends_the_play(where, code, monkeypatch, tmp_path):
+    monkeypatch.setattr(videos, "video_writer", lambda *_: SimpleNamespace(append_data=print, close=print))
+    monkeypatch.setattr(videos, "_frame", lambda _: None)
+    monkeypatch.setattr(videos, "drawn_environment", lambda *_: Broken(where, SystemExit(code)))
+    config = Config.model_validate({"env": "CartPole-v1"})
+    policy: Any = type("Playing", (Left,), {"config": config})()
+    assert videos.play(policy, None) == []
+    with pytest.raises(EnvironmentFailureError, match=f"raised in {where}: SystemExit"):
+        videos.play(policy, tmp_path / "out.gif")
+
+
 def test_what_the_file_raises_is_not():
     policy: Any = Left()
     full: Any = SimpleNamespace(append_data=lambda _: Broken("file", OSError("full"))._raise_in("file"))

@@ -130,19 +130,27 @@ def begin_as_evaluated(env: Any, config: EnvConfig, seed: int, episode: int) -> 
 def play_episode(
     env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool
 ) -> tuple[float, int, int | None]:
-    """Plays one episode, drawn before every step: return, length, and score where there is one."""
+    """Plays one episode, drawn before every step: return, length, and score where there is one.
+
+    Without a writer the environment draws itself, in a window.
+
+    Raises:
+        QuitPlay: a key was pressed that ends the play, or the window was closed.
+        EnvironmentFailureError: the environment raised.
+    """
     name, masked, total, steps, over = policy.config.env.id, policy.environment["mask_from"], 0.0, 0, False
-    with _named(name, "reset"):
+    in_window = writer is None
+    with _named(name, "reset", in_window):
         observation, info = env.reset(seed=seed)
     policy.reset()
     while not over and steps < policy.config.eval.max_steps:
         if writer is not None:
             writer.append_data(_frame(env))
-        with _named(name, "step" if steps else "reset"):  # rows as training makes them, whatever shape they come in
+        with _named(name, "step" if steps else "reset", in_window):  # rows as training makes them
             row = policy.observation.encode(observation, stated_mask(env, info, masked))
         rows = checked_rows(policy.observation, policy.action, row[None])
         action = policy.action.native(policy.act(rows, deterministic)[0])
-        with _named(name, "step"):
+        with _named(name, "step", in_window):
             observation, reward, terminated, truncated, info = env.step(action)
             total, steps, over = total + number(reward), steps + 1, bool(terminated or truncated)
         if info.get(LIFE_LOST):
@@ -152,11 +160,16 @@ def play_episode(
 
 
 @contextlib.contextmanager
-def _named(name: str, where: str) -> Iterator[None]:
-    """Names the environment in whatever it raises itself: a frame, a file or a key that ends the play has its own."""
+def _named(name: str, where: str, in_window: bool) -> Iterator[None]:
+    """Names the environment in whatever it raises itself: a frame, a file or a key that ends the play has its own.
+
+    One whose window was closed may leave without an error (``sys.exit()``), which ends the play as well.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
+        if in_window and isinstance(error, SystemExit) and not error.code:
+            raise QuitPlay from error
         raise environment_failure(f"environment {name}", where, error) from error
 
 
@@ -194,8 +207,8 @@ def play(
 ) -> list[tuple[float, int, int | None]]:
     """Plays episodes in a window (target None), into a video file, or as text (``"terminal"``).
 
-    They start by ``seed``, or the run's own; actions are the most likely ones, or samples. In a terminal a key ends it.
-    A video appears under its name when it is whole.
+    They start by ``seed``, or the run's own; actions are the most likely ones, or samples. In a terminal a key ends it,
+    in a window whoever closes it. A video appears under its name when it is whole.
 
     Returns:
         Of each that was played to its end its return, length, and score (None where the environment has none).
