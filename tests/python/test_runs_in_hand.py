@@ -58,17 +58,6 @@ def test_a_run_that_logs_and_is_mirrored_goes_on_without_a_list(no_list, tmp_pat
             use()
 
 
-def test_a_group_trains_and_goes_on_without_a_list(no_list, tmp_path):
-    named = {"network": {"custom": "users_nets:Tiny"}, "checkpoint": {"mirror": f"file://{tmp_path}/copies"}}
-    group = lockstep.train("handed_envs:Counting", name="a", seeds=range(2), **named, **SMALL)
-    assert [seed.summary["global_step"] for seed in group.seeds] == [256, 256]
-    longer = group.resume(512, quiet=True)
-    assert [seed.summary["global_step"] for seed in longer.seeds] == [512, 512]
-    for use in (lambda: lockstep.load_run("a").resume(768), lambda: lockstep.train(resume="a", total_steps=768)):
-        with pytest.raises(ValueError, match=r"give trust=True$"):
-            use()
-
-
 def test_seeds_of_a_mirrored_group_may_import_what_the_group_was_trained_with(request, tmp_path):
     mirror = {"mirror": f"file://{tmp_path}/copies"}
     group = lockstep.train("handed_envs:Counting", name="a", seeds=range(2), checkpoint=mirror, **SMALL)

@@ -228,25 +228,6 @@ def test_a_seed_starts_after_temporary_files_were_tidied_up(tmp_path, monkeypatc
     assert given == list(map(str, paths))
 
 
-def test_a_seed_may_name_what_its_group_may_and_nothing_else(tmp_path, monkeypatch):
-    """On an account whose list of names has none of it."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    given = []
-    monkeypatch.setattr(SeedRun, "start", lambda self, file, command: given.append(json.loads(file.read_text())))
-    monkeypatch.setattr(SeedRun, "has_ended", lambda self: True)
-    spare_this_process(monkeypatch)
-    envs = ["theirs:Mine", "others:Env", "CartPole-v1"]
-    paths = [make_run(tmp_path / f"seed_{seed}", env={"id": env}) for seed, env in enumerate(envs)]
-    (paths[2] / "config.json").write_text("{")
-    group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Progress(), {"theirs:Mine", "file:///copies"})
-    group._loop()
-    assert [settings.get("env") for settings in given] == [{"id": "theirs:Mine"}, None, None]
-    remember_names(stored_config(paths[0]))
-    given.clear()
-    groups.Group(RunDirectory(tmp_path), paths[:1], {}, None, 1, Progress(), {"theirs:Mine"})._loop()
-    assert "env" not in given[0]  # which the list has
-
-
 def spare_this_process(monkeypatch):
     """Keeps a group that a test trains by itself from what it does to the children of its process."""
     for name in ("adopt_orphans", "kill_children"):

@@ -6,8 +6,8 @@ import functools
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from lockstep.launch.defaults import RunRequest
 from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
-from lockstep.launch.seeds.making import has_trained, make_seeds, names_of, remove_if_empty, take_back
+from lockstep.launch.seeds.making import has_trained, make_seeds, remove_if_empty, take_back
 from lockstep.launch.seeds.places import keep_places
 from lockstep.launch.seeds.resuming import Change, changed_seeds, put_back, write_changes
 from lockstep.launch.seeds.seed_run import SeedRun
@@ -40,7 +40,7 @@ from lockstep.runs.making import create_run
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.runs.trust import names_in, naming_settings, remember_names, trusted_names
+from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.own_loss.recorded import told_apart
 from lockstep.training.stop import stop_requests
 
@@ -106,9 +106,7 @@ def start_group(
         for each in [*lines, f"{_in_words(config, paths, at_once)} ({why})"]:
             progress.message(each)
         words = None if command is None else functools.partial(words_of_seed, command, options)
-        accepted = () if options.trust else names_of(directory.path, config)
-        group = Group(directory, paths, settings_of(options), words, at_once, progress, accepted)
-        return directory.path, group.train()
+        return directory.path, Group(directory, paths, settings_of(options), words, at_once, progress).train()
     except ValueError:
         if stored is not None:
             directory.write_config(stored)
@@ -167,7 +165,6 @@ class Group:
         words: returns the words after ``lockstep`` that train one run by itself; None: nobody typed any.
         at_once: how many train at a time.
         progress: shows how far all are.
-        named: what the group's config names, which this user has trained with or has named by hand.
     """
 
     def __init__(
@@ -178,12 +175,11 @@ class Group:
         words: Callable[[Path], Sequence[str]] | None,
         at_once: int,
         progress: Progress,
-        named: Collection[str] = (),
     ) -> None:
         self.directory, self.runs = directory, [SeedRun(path) for path in paths]
         self._settings, self._words, self._at_once = dict(settings), words, at_once
         self._progress, self._shown, self._began = progress, 0, time.monotonic()
-        self._speed, self._named = Speed(), frozenset(named)
+        self._speed = Speed()
 
     def train(self) -> int:
         """Trains them all; returns 0, or 128 + n of the signal that stopped them, or else one of them alone.
@@ -266,21 +262,9 @@ class Group:
         file = folder / f"{run.path.name}.json"
         left = self._hours_left()
         own = {"resume": str(run.path), "quiet": True, **({} if left is None else {"max_hours": left})}
-        file.write_text(json.dumps({**self._settings, **self._naming(run.path), **own}))
+        file.write_text(json.dumps({**self._settings, **own}))
         run.start(file, None if self._words is None else self._words(run.path))
         return run
-
-    def _naming(self, run: Path) -> dict[str, Any]:
-        """Returns settings by which a run may name what the group may and this account's list of names doesn't have.
-
-        What can't be read, and a run that names more than the group, is its own process's to refuse.
-        """
-        with suppress(OSError, ValueError, RecursionError):
-            config = stored_config(run, warn=False)
-            names = set(names_in(config))
-            if names <= self._named and not names <= trusted_names():
-                return naming_settings(config)
-        return {}
 
     def _hours_left(self) -> float | None:
         """What is left of ``max_hours``, which is the time that all of them have together; None: there is no limit."""

@@ -16,7 +16,7 @@ from lockstep.runs.listing import last_record
 from lockstep.runs.making import create_run
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.runs.trust import names_in, remember_names
+from lockstep.runs.trust import remember_names
 
 
 def place_of_seeds(group: Path, config: Config) -> str | None:
@@ -32,11 +32,6 @@ def config_of_seed(group: Path, config: Config, seed: int) -> Config:
         return config.model_copy(update={"seed": seed})
     checkpoint = config.checkpoint.model_copy(update={"mirror": place})
     return config.model_copy(update={"seed": seed, "checkpoint": checkpoint})
-
-
-def names_of(group: Path, config: Config) -> set[str]:
-    """Finds what a group with ``config`` names, and its runs do: code, and places."""
-    return {*names_in(config), *names_in(config_of_seed(group, config, config.seed))}
 
 
 def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust: bool) -> list[Path]:
