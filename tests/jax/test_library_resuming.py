@@ -156,6 +156,27 @@ def test_other_devices_are_refused_where_they_train_apart_and_warned_of_where_th
     assert f"{said} up to summation order only\n" in capsys.readouterr().err
 
 
+class Averaging(Walk):
+    def sync_gradients(self, grads, axis_name):
+        return jax.lax.pmean(grads, axis_name)
+
+
+def test_shards_that_nobody_gave_are_told_from_those_of_a_checkpoint(tmp_path):
+    def on(devices, updates, **settings):
+        steps = updates * 24 * PPO.n_steps
+        given = {"checkpoint_dir": tmp_path, "num_devices": devices, "num_envs": 24 // devices} | settings
+        return Averaging(ljax.RunnerConfig(steps, **given)).train
+
+    on(3, 1, num_shards=8)()  # as it was by itself, before devices owned equally many shards
+    saved = tmp_path / f"step_{24 * PPO.n_steps}"
+    said = f"num_shards: 3 on 3 devices where none are given, but {saved} was trained with 8; give num_shards=8 (Run"
+    assert error_of(on(3, 2, resume=True)).startswith(said)
+    assert error_of(on(3, 2, resume=True, num_shards=6)).startswith("num_shards: 6, but ")
+    assert int(on(3, 2, resume=True, num_shards=8)()[0].step) == 2
+    on(1, 1, num_shards=2, overwrite=True)()
+    assert error_of(on(3, 2, resume=True)).endswith("; give num_shards=2 (RunnerConfig), on at most 2 devices")
+
+
 def test_a_checkpoint_from_before_tasks_were_compared_is_gone_on_with(tmp_path):
     folder = {"checkpoint_dir": tmp_path / "c"}
     Walk(runner_of(**folder), {"a": 1.0}, 1, ljax.make("corridors:Corridor")[0]).train()

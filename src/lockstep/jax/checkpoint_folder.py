@@ -14,6 +14,7 @@ from lockstep.jax.config import RunnerConfig
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import say
 from lockstep.jax.ppo import PPOTrainState
+from lockstep.jax_engine.distributed.mesh import get_num_devices
 from lockstep.jax_engine.distributed.processes import gather_json, this_process
 from lockstep.runs.checkpoint import (
     MANIFEST,
@@ -117,7 +118,8 @@ class CheckpointFolder:
             raise ValueError(
                 f"resume: {path} is no checkpoint of a training with checkpoint_dir; name another directory"
             )
-        check_facts(self._facts, theirs, path)
+        devices = get_num_devices(self._runner.num_devices) if self._runner.num_shards is None else None
+        check_facts(self._facts, theirs, path, devices)
 
     def save(self, state: PPOTrainState, history: PPOMetricsHistory, updates: int, timesteps: int) -> None:
         """Saves a state after some updates of this training; a collective. Older ones are removed, and replaced ones.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lockstep.jax.training import Training
 
 TERMS, PARAMS, CLASSES, MADE = "reward_terms", "env_params", "env_classes", "env_made"
+NUM_SHARDS = "num_shards"
 DEVICES = ("num_devices", "fsdp_devices")
 """Facts that older checkpoints don't have."""
 
@@ -46,10 +47,18 @@ def facts_of(training: Training) -> dict[str, Any]:
     return mine | out
 
 
-def check_facts(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: Path) -> None:
+def check_facts(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], path: Path, devices_by_default: int | None = None
+) -> None:
     """Compares facts with those of a checkpoint, which may lack what checkpoints hadn't always.
 
     A parameter that only one of the two has is of an environment whose code was edited, and passes.
+
+    Args:
+        mine: of this training.
+        theirs: of the checkpoint.
+        path: the checkpoint.
+        devices_by_default: how many devices chose ``num_shards``; None: the user did.
 
     Raises:
         ValueError: one differs; one line in the user's names.
@@ -68,8 +77,21 @@ def check_facts(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: Path) 
                 raise ValueError(_line(f"env: {value}", path, then))
         elif name in DEVICES:
             _check_devices(name, value, theirs.get(name), path, apart=mine.get("sync_period", 1) > 1)
+        elif name == NUM_SHARDS and devices_by_default is not None:
+            _check_shards_by_default(value, theirs.get(name), path, devices_by_default)
         elif theirs.get(name) != value:
             raise ValueError(in_users_names(_line(f"{name}: {value}", path, theirs.get(name))))
+
+
+def _check_shards_by_default(now: int, then: Any, path: Path, devices: int) -> None:
+    """Refuses shards that devices have by default, and says which to give."""
+    if now == then:
+        return
+    fewer = f", on at most {then} devices" if isinstance(then, int) and then < devices else ""
+    raise ValueError(
+        f"num_shards: {now} on {devices} devices where none are given, but {path} was trained with {then}; give "
+        f"num_shards={then} (RunnerConfig){fewer}"
+    )
 
 
 def _check_devices(name: str, now: int, then: int | None, path: Path, apart: bool) -> None:
