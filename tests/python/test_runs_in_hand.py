@@ -64,6 +64,29 @@ def test_seeds_of_a_mirrored_group_may_import_what_the_group_was_trained_with(re
     request.getfixturevalue("no_list")
     assert group.seeds[1].policy([0.0, 0.0]) in (0, 1)
     assert group.seeds[1].evaluate(1)["episodes"] == 1
+    assert group.seeds[1].resume(512, quiet=True).policy.global_step == 512
+    assert [run.policy.global_step for run in group.resume(768, quiet=True).seeds] == [768, 768]
+
+
+def test_a_group_is_trained_with_code_of_ones_own_and_a_mirror_without_a_list(no_list, tmp_path):
+    mirror = {"mirror": f"file://{tmp_path}/copies"}
+    group = lockstep.train("handed_envs:Counting", name="a", seeds=range(2), checkpoint=mirror, **SMALL)
+    assert [run.policy.global_step for run in group.seeds] == [256, 256]
+    assert lockstep.train(resume=group, total_steps=512, quiet=True).seeds[0].policy.global_step == 512
+    with pytest.raises(ValueError, match=r"give trust=True$"):
+        lockstep.load_run("a").resume(768)
+
+
+def test_seeds_with_places_of_their_own_keep_them_where_their_group_goes_on(tmp_path):
+    shared, own = (f"file://{tmp_path}/{name}" for name in ("shared", "own"))
+    places = {"checkpoint": {"mirror": shared}}
+    group = lockstep.train("CartPole-v1", name="a", seeds=range(2), **places, **SMALL)
+    group.seeds[1].resume(512, checkpoint={"mirror": own}, quiet=True)
+    longer = group.resume(768, quiet=True)
+    assert [run.config.checkpoint.mirror for run in longer.seeds] == [f"{shared}/a", own]
+    assert [run.summary["global_step"] for run in longer.seeds] == [768, 768]
+    again = longer.resume(1024, checkpoint={"mirror": shared}, quiet=True)
+    assert [run.config.checkpoint.mirror for run in again.seeds] == [f"{shared}/a"] * 2
 
 
 def test_a_run_stands_for_what_it_was_handed_too():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lockstep.config.files import merge, nested
 from lockstep.core.files import path_of
 from lockstep.core.temporary import temporary_directory
+from lockstep.launch.seeds.making import place_of_seeds
 from lockstep.policies.policy import Policy, load_policy
 from lockstep.python.command import run_command
 from lockstep.python.handed import Handed, handed_again, variables_for, with_objects
@@ -24,7 +25,7 @@ from lockstep.runs.finding import find_run, seeds_in
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
-from lockstep.runs.trust import OF_TRAINING, names_in, naming_settings
+from lockstep.runs.trust import MIRROR, OF_TRAINING, names_in
 
 if TYPE_CHECKING:
     import pandas
@@ -71,11 +72,8 @@ class Run:
         return self.trust or (bool(self.named) and self.named.issuperset(names_in(self.config, OF_TRAINING)))
 
     def resumed_with(self) -> dict[str, Any]:
-        """Settings by which it may import, when it is resumed, what it may here: nested, below all others."""
-        if self.trust:
-            return {"trust": True}
-        config = self.config
-        return naming_settings(config) if self.named.issuperset(names_in(config)) else {}
+        """Settings by which it may import, when it is resumed, what it may here beside what was :attr:`named`."""
+        return {"trust": True} if self.trust else {}
 
     @property
     def network(self) -> type | None:
@@ -136,7 +134,10 @@ class Run:
     @property
     def seeds(self) -> list[Run]:
         """The runs of a group of seeds, in the order of their seeds; empty of a single run."""
-        return [Run(path, self.given, self.trust, self.named) for path in seeds_in(self.path)]
+        paths, named = seeds_in(self.path), self.named
+        if paths and named and MIRROR in (key for name, key in names_in(self.config).items() if name in named):
+            named |= {place_of_seeds(self.path, self.config) or ""}
+        return [Run(path, self.given, self.trust, named) for path in paths]
 
     @property
     def policy(self) -> Policy:
@@ -300,7 +301,7 @@ class Run:
         def run_at(path: Path, named: Collection[str]) -> Run:
             return Run(path, given, self.trust, self.named.union(named))
 
-        return start(asked, given, run_at, callbacks, observe_only)
+        return start(asked, given, run_at, callbacks, observe_only, self.named)
 
     @property
     def final_return(self) -> float:

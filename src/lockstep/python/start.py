@@ -22,7 +22,7 @@ from lockstep.runs.directory import writing
 from lockstep.runs.finding import find_run
 from lockstep.runs.making import default_name
 from lockstep.runs.mirror.place import split_url
-from lockstep.runs.trust import names_in
+from lockstep.runs.trust import handed_over, names_in
 from lockstep.training.audience import COMMAND_VARIABLE
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ def start(
     run_at: Callable[[Path, Collection[str]], Run],
     callbacks: Any,
     observe_only: bool,
+    named: Collection[str] = (),
 ) -> Run:
     """Runs ``lockstep train`` with nested settings, and answers it with callbacks.
 
     ``given`` is what was given as objects, ``run_at`` makes a run of its directory and
-    of the names of code and places that its config has; errors as :func:`lockstep.train`.
+    of the names of code and places that its config has; what is ``named`` already is
+    trusted; errors as :func:`lockstep.train`.
     """
     callbacks = checked_callbacks(callbacks)
     with contextlib.ExitStack() as stack:
@@ -59,7 +61,7 @@ def start(
             path, asked["name"] = _place_of(request.options, request.config, stack)
             file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
             run = run_at(path, names_in(request.config))
-            from_python = {**variables, COMMAND_VARIABLE: "null"}
+            from_python = {**variables, **handed_over(named), COMMAND_VARIABLE: "null"}
             with Conversation(run, callbacks, observe_only, directory) as talk:
                 run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
     talk.raise_failure()

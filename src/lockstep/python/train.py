@@ -96,7 +96,7 @@ def train(
         return Run(path, given, bool(asked.get("trust")), before.union(named))
 
     try:
-        return start(asked, given, run_at, callbacks, observe_only)
+        return start(asked, given, run_at, callbacks, observe_only, before)
     except ValueError as error:
         clearer = registered_here_alone(env, error)
         if clearer is None:

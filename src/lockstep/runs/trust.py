@@ -7,6 +7,7 @@ trained with; a run directory may be a stranger's.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -27,6 +28,8 @@ NO_NAME = re.compile(r"[^:]*|(?:https?|file|s3|gs|hf)://.*|[A-Za-z]:[\\/].*", re
 OWN_REGISTRY = "lockstep.envs:lockstep/"
 """Begins the ids of the array environments as Gymnasium knows them; a registry, not a name of code."""
 TRUSTED = "trusted_names"
+TRUSTED_VARIABLE = "LOCKSTEP_TRUSTED"
+"""Holds names as JSON that the process which started this one trusts, beside those of the list."""
 LOG, MIRROR = "log.jsonl", "checkpoint.mirror"
 OF_TRAINING = ("ppo.loss", LOG, MIRROR, *(f"log.{service}" for service in SERVICES))
 """Settings whose names nothing but training reads."""
@@ -63,18 +66,6 @@ def _places_in(config: Config) -> Iterator[tuple[str, str]]:
             yield place_of_service(config.log, service), f"log.{service}"
     if config.checkpoint.mirror is not None:
         yield config.checkpoint.mirror.rstrip("/"), MIRROR
-
-
-def naming_settings(config: Config) -> dict[str, Any]:
-    """Gives the settings in which a config names code and places, nested: who says them again names them by hand."""
-    values, found = config.model_dump(mode="json"), dict[str, Any]()
-    keys = set(names_in(config).values())
-    if any(f"log.{service}" in keys for service in SERVICES):
-        keys |= {"log.project", "log.entity"}
-    for section, _, name in (key.partition(".") for key in keys):
-        if values[section][name] is not None:
-            found.setdefault(section, {})[name] = values[section][name]
-    return found
 
 
 def place_of_service(log: LogConfig, service: str) -> str:
@@ -183,7 +174,17 @@ def trusted_file() -> Path | None:
 
 
 def trusted_names() -> set[str]:
-    """Reads the names that this user has trained with; none where others may write the list."""
+    """Reads the names that this user has trained with, and those that another process of the user's has handed over."""
+    return _listed_names() | set(json.loads(os.environ.get(TRUSTED_VARIABLE, "[]")))
+
+
+def handed_over(names: Iterable[str]) -> dict[str, str]:
+    """Gives the environment variable by which a process that is started trusts names, and what this one was handed."""
+    return {TRUSTED_VARIABLE: json.dumps(sorted({*json.loads(os.environ.get(TRUSTED_VARIABLE, "[]")), *names}))}
+
+
+def _listed_names() -> set[str]:
+    """Reads the list; there is nothing in one that others may write."""
     if (file := trusted_file()) is None:
         return set()
     try:
@@ -199,7 +200,7 @@ def trusted_names() -> set[str]:
 def remember_names(config: Config) -> None:
     """Adds what a config names to the list, if it isn't there; where no list can be kept, nothing is remembered."""
     new = [name for name in names_in(config) if name.isprintable()]
-    if not new or not (new := [name for name in new if name not in trusted_names()]):
+    if not new or not (new := [name for name in new if name not in _listed_names()]):
         return
     if (file := trusted_file()) is None:
         return

@@ -6,7 +6,7 @@ import functools
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from lockstep.launch.defaults import RunRequest
 from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
-from lockstep.launch.seeds.making import has_trained, make_seeds, remove_if_empty, take_back
+from lockstep.launch.seeds.making import config_of_seed, has_trained, make_seeds, remove_if_empty, take_back
 from lockstep.launch.seeds.places import keep_places
 from lockstep.launch.seeds.resuming import Change, changed_seeds, put_back, write_changes
 from lockstep.launch.seeds.seed_run import SeedRun
@@ -106,7 +106,9 @@ def start_group(
         for each in [*lines, f"{_in_words(config, paths, at_once)} ({why})"]:
             progress.message(each)
         words = None if command is None else functools.partial(words_of_seed, command, options)
-        return directory.path, Group(directory, paths, settings_of(options), words, at_once, progress).train()
+        named = {*names_in(config), *names_in(config_of_seed(directory.path, config, config.seed))}
+        group = Group(directory, paths, settings_of(options), words, at_once, progress, named)
+        return directory.path, group.train()
     except ValueError:
         if stored is not None:
             directory.write_config(stored)
@@ -165,6 +167,7 @@ class Group:
         words: returns the words after ``lockstep`` that train one run by itself; None: nobody typed any.
         at_once: how many train at a time.
         progress: shows how far all are.
+        named: what the group names and each of them may name.
     """
 
     def __init__(
@@ -175,8 +178,9 @@ class Group:
         words: Callable[[Path], Sequence[str]] | None,
         at_once: int,
         progress: Progress,
+        named: Collection[str] = (),
     ) -> None:
-        self.directory, self.runs = directory, [SeedRun(path) for path in paths]
+        self.directory, self.runs = directory, [SeedRun(path, named=named) for path in paths]
         self._settings, self._words, self._at_once = dict(settings), words, at_once
         self._progress, self._shown, self._began = progress, 0, time.monotonic()
         self._speed = Speed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from lockstep.core.process import ERROR_PREFIX, STOP_SIGNALS, command_that_ends_
 from lockstep.core.topology import without_launcher
 from lockstep.runs.directory import SUMMARY
 from lockstep.runs.listing import UnreadableError, read_object
+from lockstep.runs.trust import handed_over
 from lockstep.training.audience import COMMAND_VARIABLE
 
 STOPPED = [128 + number for number in STOP_SIGNALS]
@@ -29,17 +30,19 @@ class SeedRun:
     Attributes:
         said: lines of its standard error.
         code: its exit status, once it has ended.
+        named: what its group names, and it may name.
     """
 
     path: Path
     process: subprocess.Popen[str] | None = None
     said: list[str] = field(default_factory=list)
     code: int | None = None
+    named: Collection[str] = ()
     _reader: threading.Thread | None = None
 
     def start(self, file: Path, command: Sequence[str] | None) -> None:
         """Starts ``lockstep train FILE``; ``command`` are the words that would train it by itself."""
-        variables = without_launcher() | {COMMAND_VARIABLE: json.dumps(command)}
+        variables = without_launcher() | handed_over(self.named) | {COMMAND_VARIABLE: json.dumps(command)}
         self.process = subprocess.Popen(
             command_that_ends_with_us("train", str(file)),
             env=variables,
