@@ -7,9 +7,8 @@ import pytest
 from lockstep.commands import bench
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RankMismatchError
-from lockstep.core.host import network
 from lockstep.core.topology import Topology
-from lockstep.launch import defaults, jax_start
+from lockstep.launch import defaults, jax_start, world
 from lockstep.launch.defaults import RunRequest, described_run, request_of
 from lockstep.launch.seeds import group
 from lockstep.launch.world import World
@@ -144,6 +143,6 @@ def test_processes_that_cannot_meet_say_so_and_meet_no_second_time(asked, monkey
 def test_the_name_of_rank_0_is_looked_up_before_processes_meet(asked, monkeypatch):
     place = Topology(1, 2, 0, 1, launched=True, master_addr="node-0")
     monkeypatch.setattr(jax_start, "topology_of", lambda options: place)
-    monkeypatch.setattr(network, "wait_for_name", lambda host: asked.append(f"waits for {host}"))
+    monkeypatch.setattr(world, "wait_for_name", lambda host: asked.append(f"waits for {host}"))
     request_of([STEPPED_BY_JAX, *ON_GPUS])
     assert asked == ["waits for node-0", "cuda", "looked"]

@@ -7,12 +7,11 @@ import os
 
 from lockstep.config.engines import MissingPackageError, check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.host.network import wait_for_master
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 from lockstep.core.topology import available_cores
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.launch.apart import why_apart
-from lockstep.launch.world import topology_of
+from lockstep.launch.world import topology_of, wait_for_master
 from lockstep.policies.videos import has_screen
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from lockstep.config.engines import check_engine_options
 from lockstep.config.redact import without_secrets
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.host.network import wait_for_master
 from lockstep.core.process import leave_at_once, say
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
@@ -35,7 +34,7 @@ from lockstep.launch.seeds.words import words_of_seed
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
-from lockstep.launch.world import World, available_processes, topology_of, world_of
+from lockstep.launch.world import World, available_processes, topology_of, wait_for_master, world_of
 from lockstep.runs.commit import commit_of
 from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, is_writer
 from lockstep.runs.finding import find_run

@@ -13,6 +13,7 @@ from lockstep.config.engines import (
     engine_module,
 )
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.host.network import wait_for_name
 from lockstep.core.topology import Topology, available_cores, from_environment, from_flags
 
 
@@ -54,6 +55,12 @@ def topology_of(options: RunOptions) -> Topology:
     if options.coordinator is None or options.num_processes is None or options.process_id is None:
         return from_environment()
     return from_flags(options.coordinator, options.num_processes, options.process_id)
+
+
+def wait_for_master(topology: Topology) -> None:
+    """Waits until the name of rank 0's host leads to an address; a ``RankMismatchError`` if it doesn't in time."""
+    if topology.launched and not topology.loopback:
+        wait_for_name(topology.master_addr)
 
 
 def world_of(options: RunOptions, config: Config, topology: Topology, places: int | None = None) -> World:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from lockstep.core.errors import RankMismatchError
-from lockstep.core.topology import Topology
 
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses of documentation (RFC 5737, RFC 3849): which way a packet to anywhere would leave. None is sent."""
@@ -27,12 +26,6 @@ NAME_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 _KNOCK_SECONDS = 0.1
 """From one try to connect to the next."""
-
-
-def wait_for_master(topology: Topology) -> None:
-    """Waits until the name of rank 0's host leads to an address; errors as :func:`wait_for_name` has them."""
-    if topology.launched and not topology.loopback:
-        wait_for_name(topology.master_addr)
 
 
 def wait_for_name(host: str, seconds: float = NAME_SECONDS) -> None:
