@@ -301,6 +301,8 @@ def test_a_cluster_that_cannot_be_joined_is_no_reason_to_train_on_another(joins,
     with pytest.raises(ValueError, match=f"^launcher: ray: .*{line}") as caught:
         joins(address, answer)
     assert "\n" not in str(caught.value)
+
+
 def test_how_ranks_failed_is_said_where_messages_have_been_tidied_up(tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     ranks = RayRanks(cast("Any", None), [None, None], [None, None], [Place(A, "10.0.0.7", ())] * 2, tmp_path / "logs")
