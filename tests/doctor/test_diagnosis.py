@@ -265,6 +265,9 @@ def test_a_rank_that_never_steps_is_no_actor_unless_its_parameters_were_seen(tmp
     still.state["made_optimizer"] = False
     actor = diagnose([*traces[:2], still])
     assert (actor.verdict, kinds(actor)) == ("UNDETERMINED", ["server"])
+    bare = RankTrace(2, state={"torch": False}, end=still.end, exit_code=0)  # it acts without PyTorch
+    actor = diagnose([*traces[:2], bare])
+    assert (actor.verdict, kinds(actor)) == ("UNDETERMINED", ["server"])
     still.state["made_optimizer"] = True
     still.end = still.exit_code = None
     stopped = diagnose([*traces[:2], still], stopped=True)

@@ -82,3 +82,13 @@ def test_parameters_that_are_marked_are_known_by_one_group_of_parts_and_experts_
     optimizer = torch.optim.SGD([part, other.requires_grad_()], lr=0.1)
     assert [id(p) for p in parts_of(optimizer, others)] == [id(part)]
     assert len(parts_of(optimizer, [first])) == 2
+
+
+def test_vectors_beside_the_parts_of_zero_3_are_no_parts():
+    net, part, other = model(), torch.zeros(3), torch.zeros(1)
+    part.ds_id = "0_3"  # pyright: ignore[reportAttributeAccessIssue]
+    for parameter in net.parameters():
+        parameter.ds_numel = parameter.numel()  # pyright: ignore[reportAttributeAccessIssue]
+    for vectors, parts in (([part], 1), ([other], 0), ([part, other], 1)):
+        optimizer = torch.optim.SGD([vector.requires_grad_() for vector in vectors], lr=0.1)
+        assert [id(p) for p in parts_of(optimizer, list(net.parameters()))] == [id(part)] * parts

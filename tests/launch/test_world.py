@@ -23,6 +23,7 @@ JAX = ("--engine", "jax")
 def cores(monkeypatch):
     def have(number):
         monkeypatch.setattr(world, "available_cores", lambda: number)
+        monkeypatch.setattr(world, "bound_cores", lambda: number)
 
     return have
 
@@ -103,6 +104,13 @@ def test_a_cpu_that_has_fewer_cores(cores):
     cores(2)
     assert refused(*JAX, "--devices", "4").startswith("devices: 4 asked for and this machine's CPU has 2")
     assert asked(*JAX, "--simulate-devices", "4").devices == 4
+
+
+def test_devices_that_are_asked_for_may_be_more_than_a_containers_limit_allows_at_a_time(cores, monkeypatch):
+    cores(2)
+    monkeypatch.setattr(world, "bound_cores", lambda: 64)
+    assert asked(*JAX, "--devices", "4").devices == 4
+    assert asked(*JAX).devices == 2
 
 
 def test_the_fsdp_axis_is_checked_against_all_devices(cores):

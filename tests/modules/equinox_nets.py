@@ -136,7 +136,7 @@ class Imprecise(Tiny):
 
     def __init__(self, observation, outputs, *, key, dtype="bfloat16"):
         super().__init__(observation, outputs, key=key)
-        self.scale = jnp.ones(outputs, dtype)
+        self.scale = np.ones(outputs, jnp.dtype(dtype))
 
     def __call__(self, observation, *, key):
         output, values = super().__call__(observation, key=key)

@@ -45,7 +45,7 @@ class Straying(gymnasium.Env):
 
 
 class OnTensors:
-    """A simulator whose environment 1 strays in step 3 of seven, by its index or by its mask."""
+    """A simulator whose environment 1 strays in step 3 of seven, by its index or mask, or at a truncated end."""
 
     def __init__(self, num_envs, device, kind):
         self.num_envs, self.device, self._kind = num_envs, device, kind
@@ -59,12 +59,15 @@ class OnTensors:
     def step(self, actions):
         self._steps = (self._steps + 1) % 7
         ended = torch.full((self.num_envs,), self._steps == 0)
-        return self._seen(), torch.zeros(self.num_envs), ended, ~ended & False, {}
+        cut, last = (ended if self._kind == "final" else ~ended & False), self._seen()
+        last["at"][1] = 0
+        info = {"final_observation": last} if self._kind == "final" else {}
+        return self._seen(), torch.zeros(self.num_envs), ended & ~cut, cut, info
 
     def _seen(self):
         at, legal = torch.ones(self.num_envs, dtype=torch.int64), torch.ones(self.num_envs, 2, dtype=torch.int8)
         if self._steps == 3:
-            at[1], legal[1] = (6, 1) if self._kind == "index" else (1, 0)
+            at[1], legal[1] = {"index": (6, 1), "mask": (1, 0), "final": (1, 1)}[self._kind]
         return {"at": at, "legal": legal}
 
 

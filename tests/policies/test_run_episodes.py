@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,32 @@ def test_rewards_after_an_episode_are_nobodys_matter():
             self.buffers.rewards[0] = np.nan if self.steps > 1 else 7
 
     assert run_episodes(Late([1, 3]), always(0), 100, finite=True)[:, 0].tolist() == [7, 0]
+
+
+def test_what_is_observed_after_an_episode_is_nobodys_matter():
+    class Over(Countdown):
+        """Observes an index, which is -1 or 9 once its episode is over."""
+
+        def __init__(self, *words):
+            super().__init__(*words)
+            layout = ObservationLayout((Leaf("", "one_hot", (1,), (6,), (0,)),))
+            self.description = replace(self.description, observation=layout)
+
+        def step(self) -> None:
+            super().step()
+            self.buffers.observations[:, 0] = np.where(self.steps >= self._lengths, -1, self._left)
+
+    seen = []
+
+    def act(observations: np.ndarray) -> np.ndarray:
+        seen.append(observations[:, 0].tolist())
+        return np.zeros(len(observations), int)
+
+    assert run_episodes(Over([1, 3]), act, 100)[:, 1].tolist() == [1, 3]
+    assert seen == [[1, 3], [0, 2], [0, 1]]
+    going_on = Over([1, 3], "rewards")  # which says of no end
+    with pytest.raises(EnvironmentFailureError, match=r"^environment Countdown-v0 gave observation -1 "):
+        run_episodes(going_on, act, 100)
 
 
 def test_the_policy_decides_and_sees_the_current_observations():

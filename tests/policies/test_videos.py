@@ -45,6 +45,17 @@ def test_rewards_of_one_element_are_added_as_numbers():
     assert plain[0] == plain[1] > 5
 
 
+def test_an_environment_that_observes_what_no_policy_is_shown_is_named():
+    class Counts(Left):
+        observation = ObservationLayout((Leaf("", "one_hot", (4,), (2, 2, 2, 2), (0, 0, 0, 0)),))
+
+    policy: Any = Counts()
+    with pytest.raises(
+        EnvironmentFailureError, match=r"^environment Shaped gave what no policy is shown: .* is none of"
+    ):
+        play_episode(gymnasium.make("CartPole-v1"), policy, None, 3, True)
+
+
 @pytest.mark.parametrize(("fps", "frames"), [(8, 100), (12, 100), (30, 100), (50, 100), (67, 50), (125, 34), (500, 10)])
 def test_a_gif_takes_as_long_as_its_episode_with_delays_that_browsers_keep(tmp_path, fps, frames):
     """A delay of less than two hundredths of a second is ten to them."""

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from lockstep.config.run import Config
+from lockstep.runs import trust
 from lockstep.runs.trust import (
     OF_TRAINING,
     check_trusted,
+    handed_over,
     names_in,
     remember_names,
+    take_handed_over,
     trusted_config,
     trusted_file,
     trusted_names,
@@ -195,3 +198,24 @@ def test_a_list_in_another_encoding_loses_only_what_it_spells_otherwise(tmp_path
     the_list().write_bytes("tasks:Größe-v0\n".encode("latin-1") + the_list().read_bytes())
     check_trusted(config_of(env="tasks:Mine-v0"), tmp_path)
     refusal(config_of(env="tasks:Größe-v0"), tmp_path)
+
+
+def test_what_is_handed_over_is_what_the_list_lacks_and_goes_no_further(monkeypatch):
+    monkeypatch.setattr(trust, "_handed", set())
+    remember_names(config_of(env={"id": "tasks:Mine-v0"}))
+    assert handed_over(["tasks:Mine-v0"]) == {}
+    variables = handed_over(["tasks:Mine-v0", "nets:Net"])
+    monkeypatch.setenv(*next(iter(variables.items())))
+    assert trusted_names() == {"tasks:Mine-v0"}
+    take_handed_over()
+    assert not variables.keys() & os.environ.keys()
+    assert trusted_names() == {"tasks:Mine-v0", "nets:Net"}
+    assert handed_over(["losses:mine"]).keys() == variables.keys()
+
+
+@pytest.mark.parametrize("text", ["1", "", "{"])
+def test_a_variable_that_is_none_of_ours_hands_over_nothing(monkeypatch, text):
+    monkeypatch.setattr(trust, "_handed", set())
+    monkeypatch.setenv(trust.TRUSTED_VARIABLE, text)
+    take_handed_over()
+    assert trusted_names() == set()

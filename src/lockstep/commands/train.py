@@ -31,7 +31,7 @@ from lockstep.runs.directory import REPORT, SUMMARY, is_writer
 from lockstep.runs.finding import find_run
 from lockstep.runs.listing import read_object
 from lockstep.runs.stored import stored_config
-from lockstep.runs.trust import names_in
+from lockstep.runs.trust import names_in, take_handed_over
 from lockstep.training.audience import ADDRESS_VARIABLE, COMMAND_VARIABLE
 
 _HELP, _PRINT, _ENVIRONMENT = ("-h", "--help", "--help-all"), "--print-config", "--print-environment"
@@ -44,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
         spare_children()
         if started_by_torchrun():
             end_with_parent(os.getppid())  # else it trains on beside those that another agent starts in its place
+        take_handed_over()
         collect_seldom()  # while engine jax may be loaded and traced; see run_rank
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)

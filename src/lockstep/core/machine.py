@@ -18,6 +18,8 @@ from typing import Any
 from lockstep.core.errors import RankMismatchError
 
 CPUINFO, STATUS = Path("/proc/cpuinfo"), Path("/proc/self/status")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""What tells apart hosts of one name."""
 NUMBERS = {
     "family": ("cpu family", "CPU implementer"),
     "model": ("model", "CPU part"),

@@ -297,6 +297,10 @@ def started_by_torchrun(environ: Mapping[str, str] = os.environ) -> bool:
 
 def available_cores() -> int:
     """CPU cores that this process may use: those that it is bound to, as far as its container's limit goes."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    limit = cpu_limit()
+    cores, limit = bound_cores(), cpu_limit()
     return cores if limit is None else min(cores, limit)
+
+
+def bound_cores() -> int:
+    """CPU cores that this process may run on, if not all the time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -43,6 +43,7 @@ from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.past import utc_date
+from lockstep.training.stop import stop_requests
 
 STOPPED_BY_SIGNAL = (129, 130, 143)
 
@@ -83,7 +84,9 @@ def start_run(
             say_move(assignment.path, assignment.config)
         code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
         if mirror is not None:
-            mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
+            others_left = code in STOPPED_BY_SIGNAL and topology.launched  # for whose status this one may be told to go
+            with stop_requests() if others_left else contextlib.nullcontext():
+                mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
         report(assignment.path, request.options, code)
     if code and topology.launched and topology.world_size > 1:

@@ -14,7 +14,7 @@ from lockstep.config.engines import (
 )
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.host.network import wait_for_name
-from lockstep.core.topology import Topology, available_cores, from_environment, from_flags
+from lockstep.core.topology import Topology, available_cores, bound_cores, from_environment, from_flags
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,10 @@ def _devices(
     shards = _num_shards(config)
     if config.device != "cpu":
         return options.devices or _accelerators(config, shards, processes, processes_here)
-    cores = available_cores()
     if options.devices is None:
-        return default_devices(shards, 1, _cores_of_process(cores, processes_here, process_cores), processes)
-    check_existing(options.devices, cores, processes, shards)
+        cores = _cores_of_process(available_cores(), processes_here, process_cores)
+        return default_devices(shards, 1, cores, processes)
+    check_existing(options.devices, bound_cores(), processes, shards)  # a container's limit makes them slow, not wrong
     return options.devices
 
 

@@ -70,8 +70,14 @@ def run_episodes(
 
 
 def _check_observations(envs: HostEnvs, live: np.ndarray, step: int) -> None:
-    """Names the first environment that gave an index of no choice, or while live a mask that allows nothing."""
-    found = unusable(envs.description, envs.buffers.observations[None], (1, envs.num_envs), ~live[None])
+    """Names the first live environment that gave an index of no choice, or a mask that allows nothing.
+
+    One whose episode is over may show what it likes; of those that are none of their choices, the policy is shown none.
+    """
+    layout, rows = envs.description.observation, envs.buffers.observations
+    if not live.all():
+        rows[~live & layout.misfits(rows).any(-1)] = layout.zeros(1)[0]
+    found = unusable(envs.description, rows[None], (1, envs.num_envs), ~live[None])
     for _, row, what in found[:1]:
         when = f"in step {step} of" if step else "before the first step of"
         raise _failure(envs, row, what, when)

@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.files import draft_of
 from lockstep.core.life import life
 from lockstep.core.process import stays_here
@@ -148,7 +149,10 @@ def play_episode(
             writer.append_data(_frame(env))
         with _named(name, "step" if steps else "reset", in_window):  # rows as training makes them
             row = policy.observation.encode(observation, stated_mask(env, info, masked))
-        rows = checked_rows(policy.observation, policy.action, row[None])
+        try:
+            rows = checked_rows(policy.observation, policy.action, row[None])
+        except ValueError as error:
+            raise EnvironmentFailureError(f"environment {name} gave what no policy is shown: {error}") from error
         action = policy.action.native(policy.act(rows, deterministic)[0])
         with _named(name, "step", in_window):
             observation, reward, terminated, truncated, info = env.step(action)

@@ -7,6 +7,7 @@ trained with; a run directory may be a stranger's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -173,14 +174,28 @@ def trusted_file() -> Path | None:
     return Path(os.path.realpath(Path(home, "lockstep", TRUSTED)))  # dotfiles may be links to elsewhere
 
 
+_handed: set[str] = set()
+"""Names that this process was handed over."""
+
+
+def take_handed_over() -> None:
+    """Takes the names that the process which started this one has handed over; those that it starts don't see them."""
+    with contextlib.suppress(ValueError, TypeError):  # none of ours
+        _handed.update(json.loads(os.environ.pop(TRUSTED_VARIABLE, "[]")))
+
+
 def trusted_names() -> set[str]:
     """Reads the names that this user has trained with, and those that another process of the user's has handed over."""
-    return _listed_names() | set(json.loads(os.environ.get(TRUSTED_VARIABLE, "[]")))
+    return _listed_names() | _handed
 
 
 def handed_over(names: Iterable[str]) -> dict[str, str]:
-    """Gives the environment variable by which a process that is started trusts names, and what this one was handed."""
-    return {TRUSTED_VARIABLE: json.dumps(sorted({*json.loads(os.environ.get(TRUSTED_VARIABLE, "[]")), *names}))}
+    """Gives the environment variable by which a process that is started trusts names, and what this one was handed.
+
+    There is none where the list says all of it: a variable has no room for many.
+    """
+    new = {*_handed, *names} - _listed_names()
+    return {TRUSTED_VARIABLE: json.dumps(sorted(new))} if new else {}
 
 
 def _listed_names() -> set[str]:

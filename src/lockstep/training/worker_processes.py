@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.machine import BOOT
 from lockstep.core.process import fail_now
 from lockstep.core.topology import Topology, available_cores
 from lockstep.envs.description import EnvDescription
@@ -48,9 +49,11 @@ def settle_workers(
 def place_of_process() -> list[Any]:
     """This host and the numbers of the cores that this process may use, which those of the same place share.
 
-    A launcher may have bound each process to cores of its own.
+    A launcher may have bound each process to cores of its own, and hosts may have one name.
     """
-    return [socket.gethostname(), sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []]
+    bound = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    boot = BOOT.read_text().strip() if BOOT.exists() else ""
+    return [f"{socket.gethostname()} {boot}", bound]
 
 
 def _short(seconds: float) -> str:

@@ -52,6 +52,10 @@ def test_policies_of_such_networks_are_loaded(name, kwargs):
     assert all(x.dtype == np.float32 for x in net.custom.initial_parameters().values())
 
 
+def test_numpys_float64_is_taken_which_jax_computes_in_float32():
+    assert checked("Imprecise", {"dtype": "float64"}).custom is not None
+
+
 def test_keyed_dropout_is_taken_and_leaves_the_hosts_generators():
     host = random.getstate(), str(np.random.get_state())
     assert checked("Tiny", {"dropout": 0.5}).custom is not None

@@ -206,6 +206,11 @@ def test_numbers_of_an_environment_may_come_in_another_shape_and_pixels_in_wider
     batch = {k: torch.from_numpy(np.stack([x[k] for x in sampled])) for k in SPACE}
     other = batch | {"arm": batch["arm"][:, None], "key": batch["key"][:, None], "eye": batch["eye"].int()}
     assert torch.equal(encode(layout, other, 6), encode(layout, batch, 6))
+    flat = observation_layout(spaces.Box(0, 255, (5, 7, 1), np.uint8))
+    image = torch.arange(70, dtype=torch.uint8).reshape(2, 5, 7)
+    assert torch.equal(encode(flat, image, 2), encode(flat, image[..., None], 2))
+    with pytest.raises(ValueError, match=r"^observation of shape \(2, 7, 5\), its space says \(2, 5, 7, 1\)$"):
+        encode(flat, image.transpose(1, 2), 2)
 
 
 @pytest.mark.parametrize(
@@ -377,6 +382,23 @@ def test_one_that_cannot_be_made_for_an_evaluation_has_failed(monkeypatch):
     said = r"^environments \(simulators:once\) raised in make, 8 on cpu: RuntimeError: one app a process \(simulators"
     with pytest.raises(EnvironmentFailureError, match=said):
         made({"id": "simulators:once"}, shard_size=8, purpose="eval")
+
+
+def test_one_of_another_size_or_whose_reset_refuses_has_failed_too_once_training_has_begun(monkeypatch):
+    simulators, envs = importlib.import_module("simulators"), made({"id": "simulators:isaac"})
+
+    def unsound(self, seed=None):
+        raise ValueError("no such\nlevel")
+
+    monkeypatch.setattr(simulators, "isaac", lambda num_envs, device, seed: simulators.Point(8, device, "isaac"))
+    said = r"^env\.id: simulators:isaac made 8 environments where 4 were asked for$"
+    for trains, kind in ((False, ValueError), (True, EnvironmentFailureError)):
+        monkeypatch.setattr(life, "trains", trains)
+        with pytest.raises(kind, match=said):
+            made({"id": "simulators:isaac"}, shard_size=4)
+    monkeypatch.setattr(simulators.Point, "reset", unsound)
+    with pytest.raises(EnvironmentFailureError, match=r"simulators:isaac\) raised in reset: ValueError: no such level"):
+        envs.begin()
 
 
 @pytest.mark.parametrize("kind", ["OutOfMemoryError", "MemoryError"])

@@ -110,14 +110,18 @@ def test_a_recurrent_policy_carries_nothing_over_an_end():
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "steps", "said"),
     [
-        ("index", r"observation 6 in 'at' \(component 0\), none of the 5 choices from 1 to 5, in step 3 of"),
-        ("mask", "an action mask that allows nothing in step 3 of"),
+        ("index", 16, r"observation 6 in 'at' \(component 0\), none of the 5 choices from 1 to 5, in step 3 of"),
+        ("index", 3, r"observation 6 in 'at' \(component 0\), none of the 5 choices from 1 to 5, in step 3 of"),
+        ("mask", 16, "an action mask that allows nothing in step 3 of"),
+        ("final", 16, r"observation 0 in 'at' \(component 0\), none of the 5 choices from 1 to 5, in step 7 of"),
     ],
 )
-def test_an_index_of_no_choice_and_a_mask_that_allows_nothing_are_named(kind, said):
-    session, _ = opened("straying:on_tensors", env={"action_mask": "legal", "kwargs": {"kind": kind}}, num_shards=1)
+def test_an_index_of_no_choice_and_a_mask_that_allows_nothing_are_named(kind, steps, said):
+    """In what a rollout leaves, and in what truncated episodes saw last, too."""
+    env = {"action_mask": "legal", "kwargs": {"kind": kind}}
+    session, _ = opened("straying:on_tensors", env=env, num_shards=1, num_steps=steps)
     with pytest.raises(EnvironmentFailureError, match=f"^environment 1 .* gave {said} iteration 1; "):
         session.collect()
     session.close()

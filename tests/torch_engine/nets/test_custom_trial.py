@@ -45,6 +45,13 @@ def test_what_fails_in_training_alone_is_refused_by_its_place():
     assert "(users_nets.py, line " in str(caught.value)
 
 
+def test_what_minds_gradients_is_refused_by_its_place():
+    said = r"^network\.custom: users_nets:ThroughNumPy: in training: RuntimeError: Can't call numpy\(\) on Tensor"
+    with pytest.raises(ValueError, match=said) as caught:
+        checked("ThroughNumPy")
+    assert "(users_nets.py, line " in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs"), [("Tiny", {"dropout": 0.5}), ("Forgetful", {}), ("Shifted", {}), ("Masking", {})]
 )

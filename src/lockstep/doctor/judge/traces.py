@@ -98,8 +98,8 @@ class RankTrace:
 
     @property
     def acts(self) -> bool:
-        """Whether the rank could never step: it made no optimiser."""
-        return not self.state.get("made_optimizer", True)
+        """Whether the rank could never step: it made no optimiser, or has no PyTorch."""
+        return not self.state.get("made_optimizer", self.state.get("torch", True))
 
     @property
     def lost(self) -> bool:

@@ -34,7 +34,7 @@ class Trajectory(NamedTuple):
         terminated: bool; ``truncated`` likewise: the episode was cut off, and ``next_obs`` has a value.
         success: int8: 1 solved, -1 not solved, 0 not said.
         reward_terms: named terms, each a mean over environments ``[T]``, which are logged.
-        length: environment steps of the episode up to this one, int32, which ends of the rollout's own don't begin anew;
+        length: environment steps of the episode up to this one, int32, which a rollout's own ends don't begin anew;
             None: each step here is counted as one.
     """
 

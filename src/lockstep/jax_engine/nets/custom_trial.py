@@ -21,11 +21,11 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
     before this was looked at are loaded.
 
     Raises:
-        ValueError: it draws them, can't be called in training, or has parameters that aren't float32; one line that
-            begins with ``name``.
+        ValueError: it draws them, can't be called in training, or has parameters that JAX doesn't compute in float32;
+            one line that begins with ``name``.
     """
     for parameter, dtype in custom.dtypes.items():
-        if dtype != jnp.float32:
+        if jax.dtypes.canonicalize_dtype(dtype) != jnp.float32:  # NumPy's float64 is computed as that in any case
             raise other_type(name, parameter, str(dtype), "float32", "__call__")
     before, rows = host_generators(), jnp.asarray(net.observation.zeros(2))
     try:

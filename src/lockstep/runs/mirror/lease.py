@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.machine import BOOT
 from lockstep.core.process import started_at
 from lockstep.runs.mirror.place import MirrorError, Place
 
@@ -23,13 +24,13 @@ PATIENCE_SECONDS = 20.0
 _POLL_SECONDS = 0.5
 _GIVE_BACK_SECONDS = 5.0
 """For which the end of a process may wait for a mirror that doesn't answer."""
-_BOOT, _PID_SPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+_PID_SPACE = Path("/proc/self/ns/pid")
 
 
 def _machine() -> list[str]:
     """What tells apart machines whose process ids mean something else."""
     try:
-        return [socket.gethostname(), _BOOT.read_text().strip(), os.readlink(_PID_SPACE)]
+        return [socket.gethostname(), BOOT.read_text().strip(), os.readlink(_PID_SPACE)]
     except OSError:
         return []
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import EnvConfig
-from lockstep.core.errors import RunError, memory_full
+from lockstep.core.errors import EnvironmentFailureError, RunError, memory_full
 from lockstep.core.life import life
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.gymnasium.keyed import environment_failure
@@ -50,13 +50,21 @@ def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
 
 
 def _check(leaf: Leaf, values: Tensor, count: int) -> None:
-    """Checks what the host knows of a part of ``count`` observations: its shape, and an image's dtype."""
+    """Checks what the host knows of a part of ``count`` observations: its shape, and an image's dtype.
+
+    Axes of length 1 say nothing of the order.
+    """
     given, wanted, image = tuple(values.shape), (count, *leaf.shape), leaf.kind == "image"
     what = f" part {leaf.name!r}" if leaf.name else ""
-    if given != wanted and (image or given[:1] != wanted[:1] or values.numel() != count * leaf.size):
+    fits = _long_axes(given[1:]) == _long_axes(wanted[1:]) if image else values.numel() == count * leaf.size
+    if given[:1] != wanted[:1] or not fits:
         raise ValueError(f"observation{what} of shape {given}, its space says {wanted}")
     if image and (values.is_floating_point() or values.dtype == torch.bool):
         raise ValueError(f"observation{what} of dtype {str(values.dtype).removeprefix('torch.')}, its space says uint8")
+
+
+def _long_axes(shape: tuple[int, ...]) -> list[int]:
+    return [length for length in shape if length != 1]
 
 
 class Step(NamedTuple):
@@ -211,7 +219,8 @@ class Simulator:
         with self.generators():
             self.env: TensorEnvironment = _made(config, count, device, seed)
         if self.env.num_envs != count:
-            raise ValueError(f"env.id: {config.id} made {self.env.num_envs} environments where {count} were asked for")
+            text = f"env.id: {config.id} made {self.env.num_envs} environments where {count} were asked for"
+            raise (EnvironmentFailureError if life.trains else ValueError)(text)
         self._before, self._untold = torch.zeros(0), torch.ones(count, dtype=torch.int8, device=device)
 
     def reset(self, seed: int) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.core.life import life
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import make_arrays
 from lockstep.envs.gymnasium.keyed import environment_failure
@@ -63,11 +64,11 @@ class TensorEnvs(HostEnvs):
 
     @contextmanager
     def _told(self, where: str) -> Iterator[None]:
-        """Puts what a simulator raises in a block into one line that says where; a reset's own lines are whole."""
+        """Puts what a simulator raises in a block into a line that says where; before training a reset's are whole."""
         try:
             yield
         except Exception as error:
-            if where == "reset" and isinstance(error, ValueError):
+            if where == "reset" and isinstance(error, ValueError) and not life.trains:
                 raise
             raise environment_failure(f"environments ({self.description.id})", where, error) from error
 

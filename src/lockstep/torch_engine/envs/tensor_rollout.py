@@ -41,7 +41,8 @@ class TensorRollout(Rollout):
         device_scores: rewards as the environments gave them, float32 ``[T, E]``.
         device_ends: int8 ``[4, T, E]``: terminated, truncated, successes, where ``last`` was seen before the step.
         shards: local ones; ``normalized`` whether ``raw`` has memory of its own.
-        fit: whether the sum over all observations and rewards is a finite number, and observations are :func:`usable`.
+        fit: whether the sum over all observations and rewards is a finite number, observations are :func:`usable`, and
+            so are the indices of those that no action was taken on.
         marked: whether a simulator ever kept what an episode saw last to itself; until then no step is marked.
     """
 
@@ -116,7 +117,7 @@ class TensorRollout(Rollout):
         raw: Any = self.raw
         vectors = float_columns(layout, raw)[..., : layout.vector_size]
         total = vectors.sum() + self.device_scores.sum()
-        for fit in usable(layout, action, raw):
+        for fit in usable(layout, action, raw) + self._unacted(layout):
             total = torch.where(fit, total, torch.nan)
         if on_host(self.last.device):
             scores, ends, self.fit = (
@@ -140,6 +141,21 @@ class TensorRollout(Rollout):
             rows = normalize(self.last[steps, envs])
         self.final = rows.numpy() if on_host(rows.device) else rows
 
+    def _unacted(self, layout: ObservationLayout) -> list[Tensor]:
+        """Tells whether indices are choices in what a rollout leaves, and in what truncated episodes saw last."""
+        if not layout.indices[1].size:
+            return []
+        observations: Any = self.observations
+        truncated = self.device_ends[1] > self.device_ends[0]
+        return [indices_fit(layout, observations[-1]).all(), (indices_fit(layout, self.last) | ~truncated).all()]
+
+    def check_finals(self, envs: TensorEnvs, iteration: int) -> None:
+        """Names the first truncated episode whose last observation has what no network can be shown."""
+        for t in np.flatnonzero(self.truncated.any(1)):
+            ends = np.flatnonzero(self.truncated[t])
+            rows = self.last[int(t)].cpu().numpy()[ends]
+            check_rows(envs.description, [envs.env_ids[end] for end in ends], rows, iteration, int(t) + 1)
+
     def final_rows(self, places: np.ndarray) -> np.ndarray | Tensor:
         """See :meth:`Rollout.final_rows`; an accelerator's stay there."""
         rows: Any = self.final
@@ -151,13 +167,17 @@ def usable(layout: ObservationLayout, action: ActionLayout, rows: Tensor) -> lis
 
     :func:`lockstep.envs.numbers.check_numbers` says where it isn't so.
     """
-    floats, (columns, counts), found = float_columns(layout, rows), layout.indices, []
-    if counts.size:
-        indices = floats[..., columns]
-        found.append(((indices >= 0) & (indices < to_device(counts, rows.device)) & (indices == indices.floor())).all())
+    found = [indices_fit(layout, rows).all()] if layout.indices[1].size else []
     if (mask := action_mask(layout, rows)) is not None:
         found += [part.any(-1).all() for part in mask.split(action.choices, -1)]
     return found
+
+
+def indices_fit(layout: ObservationLayout, rows: Tensor) -> Tensor:
+    """Tells on the device of rows ``[…, width]`` whether all indices in them are choices, bool ``[…]``."""
+    columns, counts = layout.indices
+    indices = float_columns(layout, rows)[..., columns]
+    return ((indices >= 0) & (indices < to_device(counts, rows.device)) & (indices == indices.floor())).all(-1)
 
 
 def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int, device: torch.device) -> Tensor:
@@ -267,6 +287,8 @@ class TensorCollector:
         out, envs = self._buffers, self._envs
         if not out.fit:
             check_numbers(envs.description, envs.env_ids, out.raw_rows(), out.scores, iteration)
+            out.check_finals(envs, iteration)
+            check_rows(envs.description, envs.env_ids, envs.observations.cpu().numpy(), iteration, len(out.scores))
 
     def collect_random(self) -> None:
         """See :meth:`Collector.collect_random`."""

@@ -84,6 +84,8 @@ def _check_gradient(name: str, custom: CustomNet, net: Any) -> None:
         custom.set_dropout(True)
         try:
             output, _ = custom(parameters, net.observation, rows)
+        except Exception as error:  # of the user's own, which minds that parameters have gradients
+            raise ValueError(f"{name}: in training: {one_line(error)}{users_line(error)}") from error
         finally:
             custom.set_dropout(False)
     if not output.requires_grad:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -38,11 +38,12 @@ def holds_vectors(optimizer: Optimizer, owned: Container[int]) -> bool:
     return all(vector.dim() == 1 and id(vector) not in owned for vector in tensors_of(optimizer))
 
 
-def parts_of(optimizer: Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The vectors of an optimiser that are parts of parameters: all, or those in which ZeRO says that they lie."""
+def parts_of(optimizer: Optimizer, parameters: Collection[Tensor]) -> list[Tensor]:
+    """The vectors of an optimiser that are parts of parameters: all, or those of which ZeRO says so."""
     mappings = [p._hp_mapping for p in parameters if hasattr(p, "_hp_mapping")]  # pyright: ignore[reportAttributeAccessIssue]
     if not mappings:
-        return tensors_of(optimizer)
+        zero_3 = any(hasattr(p, "ds_numel") for p in parameters)
+        return [vector for vector in tensors_of(optimizer) if not zero_3 or hasattr(vector, "ds_id")]
     places = {_memory(mapping.hp_fragment) for mapping in mappings if mapping is not None}
     return [vector for vector in tensors_of(optimizer) if _memory(vector) in places]
 
