@@ -132,7 +132,7 @@ class Untrainable(Tiny):
 class Imprecise(Tiny):
     """Keeps a factor in another type."""
 
-    scale: Array
+    scale: Array | np.ndarray
 
     def __init__(self, observation, outputs, *, key, dtype="bfloat16"):
         super().__init__(observation, outputs, key=key)
