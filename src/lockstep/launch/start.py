@@ -39,7 +39,7 @@ from lockstep.runs.commit import commit_of
 from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, is_writer
 from lockstep.runs.finding import find_run
 from lockstep.runs.groups import seeds_of
-from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
+from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS, Mirror
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.past import utc_date
@@ -84,14 +84,22 @@ def start_run(
             say_move(assignment.path, assignment.config)
         code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
         if mirror is not None:
-            others_left = code in STOPPED_BY_SIGNAL and topology.launched  # for whose status this one may be told to go
-            with stop_requests() if others_left else contextlib.nullcontext():
-                mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
+            finish_copying(mirror, code, topology)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
         report(assignment.path, request.options, code)
     if code and topology.launched and topology.world_size > 1:
         leave_at_once(code)  # on its way out JAX would wait half a minute for a process that is gone
     return code
+
+
+def finish_copying(mirror: Mirror, code: int, topology: Topology) -> None:
+    """Copies what a run has left, of which ``code`` says how it ended, for a while.
+
+    A process that others ended beside with a signal's status may be told to go for that; it has stopped already.
+    """
+    others_left = code in STOPPED_BY_SIGNAL and topology.launched
+    with stop_requests() if others_left else contextlib.nullcontext():
+        mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
 
 
 def commands_of(assignment: Assignment, words: Sequence[str] | None) -> dict[str, Any]:
