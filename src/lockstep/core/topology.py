@@ -181,7 +181,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
         memory=int(environ[MEMORY_VARIABLE]) if MEMORY_VARIABLE in environ else None,
         store_file=environ.get(STORE_VARIABLE),
         restarts=torchrun or ours,
-        ends_all=_ends_all(environ),
+        ends_all=_ends_all(environ) and not (torchrun or ours),
     )
 
 
