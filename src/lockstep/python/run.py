@@ -294,8 +294,7 @@ class Run:
         """
         callbacks, observe_only = settings.pop("callbacks", ()), settings.pop("observe_only", False)
         settings |= {} if total_steps is None else {"total_steps": total_steps}
-        said = nested(settings) | {"resume": str(self.path)}
-        asked = merge(self.resumed_with(), said)
+        asked = merge(self.resumed_with(), nested(settings) | {"resume": str(self.path)})
         given = with_objects(asked, self.given)
 
         def run_at(path: Path, named: Collection[str]) -> Run:
