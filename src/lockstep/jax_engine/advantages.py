@@ -39,12 +39,10 @@ def gae(
 
 
 def group_advantages(returns: Array, normalize_std: bool) -> Array:
-    """Computes group-relative advantages (Shao et al.
+    """Computes group-relative advantages of returns ``[groups, group_size]``, float64.
 
-    2024, section 4.1.2) of ``[groups, group_size]`` returns, float64.
-
-    ``normalize_std`` says whether to divide by the group's population standard deviation; Liu et al. 2025, section 3.2,
-    don't.
+    The source is Shao et al. 2024, section 4.1.2. ``normalize_std`` says whether to divide by the group's population
+    standard deviation; Liu et al. 2025, section 3.2, don't.
     """
     with jax.enable_x64(True):
         returns = returns.astype(jnp.float64)

@@ -170,7 +170,7 @@ def _inputs(program: Program, *shape: int) -> Inputs:
 
 
 def _traced(program: Program) -> list[Any]:
-    """Traces what an iteration calls: the whole of it, or the update and the policy that a host calls at each step."""
+    """Traces what an iteration calls: the whole iteration, or the update and the policy that the host calls."""
     mesh, each = program.mesh, _struct(program.mesh, (program.mesh.size,), np.int32, SHARDED)
     if program.env is not None:
         compiled = DeviceProgram(program)
