@@ -30,7 +30,7 @@ class Schedule:
         return last if stop_at is None else min(last, max(-(-stop_at // self.config.steps_per_iteration), self.first))
 
     def due(self, iteration: int) -> bool:
-        """Says whether something is due after this iteration that devices wait for: evaluation, checkpoint, proof."""
+        """Returns whether an evaluation, checkpoint or proof, for which devices wait, is due after this iteration."""
         config = self.config
         every = [config.eval.interval, config.checkpoint.interval, 1 if self.traced else 0]
         if self.processes > 1:  # they compare their copies by collectives of their own
