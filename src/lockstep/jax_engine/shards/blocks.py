@@ -22,7 +22,7 @@ CPU_BLOCK_ENVS = 64
 
 
 def shards_together(shards: int, rows: int, device: str) -> int:
-    """Shards of a block in ``fast``: all of a device, or on a ``cpu`` the fewest that make a block large enough."""
+    """Returns the shards of a block in ``fast``: all of a device, or on a ``cpu`` the fewest that make a large one."""
     if device != "cpu":
         return shards
     large = (n for n in range(1, shards) if shards % n == 0 and n * rows >= CPU_BLOCK_ENVS)
