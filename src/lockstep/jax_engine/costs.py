@@ -225,7 +225,7 @@ def _action_of(net: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _traced_policy(program: Program) -> Any:
-    """Traces the policy as a host calls it at each step, for the shards of one device."""
+    """Traces the policy as the host calls it at each step, for the shards of one device."""
     config, net, shards = program.config, program.net, program.blocks.shards
     rows = config.envs // config.shards
     one = mesh_of([program.mesh.devices.flat[0]])

@@ -1,4 +1,4 @@
-"""A trained policy as a function of NumPy arrays."""
+"""Computes a trained policy as a function of NumPy arrays."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class Collector:
     """Steps a block's environments with a policy, inside a scan.
 
     Attributes:
-        layout: of :attr:`Kept.words`, known once a step has been traced.
+        layout: of :attr:`Kept.words`; known once a step has been traced.
     """
 
     layout: Words

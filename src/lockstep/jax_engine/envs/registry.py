@@ -116,7 +116,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _own(env_id: str, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     kind = named_object(env_id)
     if inspect.isclass(kind) and not (hasattr(kind, "reset") and hasattr(kind, "step")):
-        _check_environment(env_id, kind)  # before it is called: it may be any class
+        _check_environment(env_id, kind)  # checked before the call, because it may be any class
     made = _constructed(env_id, kind, kwargs)
     if isinstance(made, tuple) and len(made) == 2:
         return made

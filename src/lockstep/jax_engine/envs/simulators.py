@@ -76,11 +76,11 @@ class SingleArrayEnvironment(TimedEnvironment):
 
 
 class SimulatedEnvironment(TimedEnvironment):
-    """An environment in Brax's form: ``reset(key) -> State``, ``step(State, action) -> State``; no wrappers around it.
+    """Adapts an unwrapped environment in Brax's form: ``reset(key) -> State``, ``step(State, action) -> State``.
 
-    A State has ``obs``, ``reward``, ``done``, ``metrics`` and ``info``. Actions lie in [-1, 1], as all of Brax's and
-    Playground's learners give them. Metrics called ``reward_…`` or ``reward/…`` become reward terms, and ``success``
-    the success.
+    A State has ``obs``, ``reward``, ``done``, ``metrics`` and ``info``. Actions lie in [-1, 1], as in all of Brax's and
+    Playground's learners. Metrics called ``reward_…`` or ``reward/…`` become reward terms, and ``success`` becomes the
+    success.
     """
 
     step_draws = False

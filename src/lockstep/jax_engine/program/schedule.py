@@ -33,7 +33,7 @@ class Schedule:
         """Returns whether an evaluation, checkpoint or proof, for which devices wait, is due after this iteration."""
         config = self.config
         every = [config.eval.interval, config.checkpoint.interval, 1 if self.traced else 0]
-        if self.processes > 1:  # they compare their copies by collectives of their own
+        if self.processes > 1:  # they compare copies by separate collectives
             every.append(config.proof.interval)
         return iteration >= self.last or any(comes_due(interval, iteration) for interval in every)
 

@@ -156,7 +156,7 @@ def check_numbers() -> None:
         ValueError: if a setting differs; one line that names the first.
     """
     for name in NEEDED:
-        value = getattr(jax.config, name, NUMBERS[name])  # as a context manager has it here, too
+        value = getattr(jax.config, name, NUMBERS[name])  # includes what a context manager has set
         if value not in (NUMBERS[name], ONLY_WARNS.get(name, NUMBERS[name])):
             raise ValueError(f"{name}: {value}; lockstep.jax needs {NUMBERS[name]}")
 
