@@ -1,4 +1,4 @@
-"""Trains: the loop from the first iteration to the last checkpoint."""
+"""The training loop, from the first iteration to the last checkpoint."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ class Update:
         return result if self.layout.axes else Tally.of(result)
 
     def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
-        """Takes one optimiser step; applies nothing if the step isn't finite or the KL stop takes effect."""
+        """Takes one optimiser step; changes no parameters if it isn't finite or the KL stop takes effect."""
         learner, result = progress
         with jax.named_scope("gradients"):
             found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)

@@ -52,7 +52,7 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
 
 
 def _accelerators(device: str) -> Accelerators:
-    """Counts this machine's accelerators: from this process's share if JAX has started on them, else in another one."""
+    """Counts this machine's accelerators: from this process's share if JAX runs on them, else in another process."""
     if not set_up.has_started() or jax.default_backend() == "cpu":
         return on_this_machine(device)
     own = in_this_process()

@@ -239,7 +239,7 @@ def leaving_together(topology: Topology) -> Iterator[None]:
     """Runs the block, then leaves the other processes once all of them are done with it, however slow one is.
 
     JAX's own shutdown waits for half a minute and then ends every process. After an error that all processes raise,
-    they leave together as well. After an error of this process alone, it leaves at once, and the others notice.
+    they leave together as well. After an error of this process alone, it doesn't wait, and the others notice.
     """
     try:
         with peers_needed(topology):

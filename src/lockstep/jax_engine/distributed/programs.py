@@ -51,11 +51,9 @@ def _has_own_cache(topology: Topology, client: Any, seconds: float) -> bool:
 
 
 def name_of_cache() -> str | None:
-    """Returns the name stored in the cache directory, the same by whichever path it is seen.
+    """Returns the name stored in the cache directory, which is the same by whichever path the directory is seen.
 
-    Stores a new one if none is.
-
-    None if there is no directory, or it can't be written to.
+    Stores a new name if there is none. Returns None if there is no directory, or it can't be written to.
     """
     path = jax.config.values["jax_compilation_cache_dir"]
     if path is None or "://" in path:

@@ -51,8 +51,8 @@ class Environment:
     array uint8 ``[height, width, 3]``) and isn't traced. ``render_fps`` is the number of pictures per second.
 
     Attributes:
-        autoreset: whether ``step`` begins the next episode by itself. If it doesn't, the engine does; gymnax's own
-            reset is replaced by the engine's. A step that resets must leave the episode's last observation in
+        autoreset: whether ``step`` begins the next episode by itself. The engine resets in any case; gymnax's own
+            autoreset is removed. A step that resets must leave the episode's last observation in
             ``info["final_obs"]``, for the bootstrap of a truncated episode.
         step_draws: whether ``step`` uses its key; if it is False, the key is None. A user's own wrapper must say it for
             itself: a value that it passes on from the environment inside doesn't count.

@@ -60,10 +60,7 @@ class JaxEnvironment(Protocol):
         ...
 
     def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
-        """Draws the random numbers of ``shape`` steps in one batched draw: pytree of arrays ``[*shape, …]``.
-
-        None: none.
-        """
+        """Draws the random numbers of ``shape`` steps in one batched draw, arrays ``[*shape, …]``, or returns None."""
         ...
 
     def reset(self, random: Tree) -> tuple[Tree, Tree]:

@@ -147,7 +147,7 @@ def _package(env_id: str, module: str, extra: str) -> Any:
         raise ValueError(
             f"env.id: {env_id} needs {error.name}, which isn't installed; pip install 'lockstep-rl[{extra}]'"
         ) from None
-    except Exception as error:  # MuJoCo raises others if the graphics library that MUJOCO_GL names is missing
+    except Exception as error:  # MuJoCo's error if the graphics library that MUJOCO_GL names is missing
         chosen = os.environ.get("MUJOCO_GL")
         hint = "" if chosen is None else f"; MUJOCO_GL is {chosen}"
         raise ValueError(f"env.id: {env_id}: {module} can't be imported: {one_line(error)}{hint}") from None

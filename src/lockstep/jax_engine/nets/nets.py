@@ -134,7 +134,7 @@ def actor_critic(
 ) -> tuple[Array, Array | None]:
     """Computes the actor's output ``[n, outputs]`` and values ``[n]`` (None without a critic).
 
-    Arguments as :func:`actor`.
+    Takes the arguments of :func:`actor`.
     """
     if net.custom is not None:
         return _custom(net, parameters, observations, key)

@@ -43,10 +43,7 @@ class DeviceProgram:
     # --- beginnings -------------------------------------------------------------------------------------------------
 
     def begin_envs(self, state: TrainState, number: int, owned: Array) -> EnvCarry:
-        """Begins first episodes, keyed by ``number`` and the shard.
-
-        The optimiser's step keys them apart after a training.
-        """
+        """Begins first episodes, keyed by ``number``, the optimiser's step and the shard."""
         return self._begin(jnp.int32(number) - 2 * jnp.asarray(state.optimizer.count), owned, 1)
 
     def _begin(self, number: Array, owned: Array, group: int) -> EnvCarry:

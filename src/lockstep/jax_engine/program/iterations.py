@@ -94,10 +94,7 @@ def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
 
 
 def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
-    """Returns the learning rates of ``count`` iterations, float32.
-
-    With the adaptive schedule the first, which is unused.
-    """
+    """Returns the learning rates of ``count`` iterations, float32; the adaptive schedule doesn't use them."""
     if config.ppo.schedule != "linear":
         return np.full(count, config.ppo.learning_rate, np.float32)
     done = [(first + n) * config.steps_per_iteration for n in range(count)]

@@ -139,7 +139,7 @@ JAX_VARIABLES = (
     "JAX_RAGGED_DOT_USE_GPU_PALLAS_TRITON_LOWERING",
     *("JAX_PALLAS_USE_MOSAIC_GPU", "JAX_USE_MAGMA", "JAX_DEFAULT_DEVICE", "JAX_PJRT_CLIENT_CREATE_OPTIONS"),
 )
-"""Variables that change how JAX compiles: the user's to set, as ``XLA_FLAGS`` is, but the same in every process."""
+"""Variables that change how JAX compiles: the user may set them, like ``XLA_FLAGS``, the same in every process."""
 
 
 def settle_numbers(platform: str) -> None:

@@ -60,7 +60,7 @@ def frozen(moments: Moments | None) -> Scale | None:
 def normalized(layout: ObservationLayout, rows: Array, scale: Scale | None, clip: float) -> Array:
     """Normalises the vectors of observation rows ``[…, width]``, clipped to ``±clip``.
 
-    None leaves the rows as they are.
+    Returns them as they are without a ``scale``.
     """
     if scale is None:
         return rows
