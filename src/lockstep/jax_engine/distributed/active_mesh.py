@@ -73,7 +73,7 @@ def activated(mesh: Mesh) -> ActiveMesh:
 
 
 def active_mesh() -> Mesh | None:
-    """Returns the mesh that was activated last, unless its block has ended, or None."""
+    """Returns the mesh that was activated last, of those whose block has not ended; None if there is none."""
     held = _active.get()
     return held[-1].mesh if held else None
 
