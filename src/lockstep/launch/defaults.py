@@ -13,10 +13,12 @@ from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import SERVICES
 from lockstep.core.errors import RankMismatchError
+from lockstep.core.topology import Topology
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
+from lockstep.launch.world import topology_of
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.finding import run_if_any
 from lockstep.runs.listing import printable
@@ -48,12 +50,13 @@ def request_of(
     needs_env: bool = True,
     bring: Callable[[Request], RunOptions] | None = None,
     starts_others: bool = False,
+    trains: bool = False,
 ) -> RunRequest:
     """Reads a command line, and completes its config by what its environment is; arguments and errors as below it.
 
     An environment without a preset is made once for that, but not for a run that is resumed; ``bring`` gives the
     options of one that was brought here first, where a mirror has it. A process that ``starts_others`` leaves
-    accelerators to them.
+    accelerators to them; only one that ``trains`` may be a launcher's rank, and meet the others.
     """
     request, lines = read_request(argv, needs_env), list[str]()
     if (run := request.run) is not None:
@@ -67,7 +70,7 @@ def request_of(
     description, undescribed = None, None
     if not has_preset(config.env.id) and options.resume is None:
         try:
-            start_jax(config, options, starts_others)
+            start_jax(config, options, topology_of(options) if trains else Topology(), starts_others)
             description = describe(config.env)
         except RankMismatchError:  # whoever makes it for the run would wait once more
             raise

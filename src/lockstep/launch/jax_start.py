@@ -8,20 +8,21 @@ import os
 from lockstep.config.engines import MissingPackageError, check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
-from lockstep.core.topology import available_cores
+from lockstep.core.topology import Topology, available_cores
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.launch.apart import why_apart
-from lockstep.launch.world import topology_of, wait_for_master
+from lockstep.launch.world import wait_for_master
 from lockstep.policies.videos import has_screen
 
 
-def start_jax(config: Config, options: RunOptions, starts_others: bool = False) -> None:
+def start_jax(config: Config, options: RunOptions, topology: Topology, starts_others: bool = False) -> None:
     """Sets JAX up for a run, if it is to be looked at by JAX or runs on accelerators; a second call does nothing.
 
     In a process that ``starts_others``, and trains nothing itself, :func:`look_with_cpu` does.
 
     How many devices the run will use is known only when its environment is: a CPU becomes as many as could be meant,
-    and the run takes the first ones. A launcher's processes meet here, which must be before JAX starts. A process that
+    and the run takes the first ones. A launcher's processes meet here, which must be before JAX starts; who trains
+    nothing gives a ``topology`` of one process, for a second one of a rank's number ends a run. A process that
     will only start the others looks with its CPU, for who starts JAX on a GPU holds its memory. MuJoCo, where
     pictures will be asked for, chooses its graphics library when it is imported: that is said here too.
 
@@ -40,7 +41,6 @@ def start_jax(config: Config, options: RunOptions, starts_others: bool = False) 
         engine = engine_module("jax")
     except MissingPackageError:
         return  # whoever looks at the environment says what is missing
-    topology = topology_of(options)
     check_processes_here(device, topology.local_world_size, topology.launched)
     devices = min(engine.MOST_DEVICES, _most_devices(config, options)) if device == "cpu" else None
     accelerators = None if device == "cpu" else options.devices

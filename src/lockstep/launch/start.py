@@ -156,7 +156,7 @@ def prepare(
     if options.launcher == RAY:
         check_ray(config, topology)
         options, cluster = with_devices(options, config), stack.enter_context(connected())
-    start_jax(config, options)
+    start_jax(config, options, topology)
     world = world_of(options, config, topology) if cluster is None else cluster.world(options, config, topology)
     if cluster is not None:
         server = stack.enter_context(RayServer(cluster, config, options))
