@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.temporary import temporary_directory
-from lockstep.core.topology import Topology, available_cores
+from lockstep.core.topology import Topology, available_cores, bound_cores
 from lockstep.launch.world import World, world_of
 
 RAY = "ray"
@@ -85,12 +85,13 @@ class Cluster:
 
     Args:
         note: what the user should know of how it was found, in a line.
+        own: whether it is the run's own, of this machine alone.
     """
 
-    def __init__(self, note: str | None = None) -> None:
+    def __init__(self, note: str | None = None, own: bool = False) -> None:
         import ray
 
-        self.note = note
+        self.note, self.own = note, own
         self.here: str = ray.get_runtime_context().get_node_id()
         self.working_dir: str | None = ray.get_runtime_context().runtime_env.get("working_dir")
 
@@ -127,6 +128,12 @@ class Cluster:
                 return free
             time.sleep(ANSWER_SECONDS / 10)
 
+    def unasked(self, found: int, needs: Mapping[str, float]) -> int:
+        """Of so many places, those for ranks whose number nobody gave: here alone, as many as without Ray."""
+        if not self.own or "GPU" in needs:
+            return found
+        return min(found, max(1, places([{"CPU": available_cores()}], needs)))
+
     def world(self, options: RunOptions, config: Config, topology: Topology) -> World:
         """The ranks that a request asks for.
 
@@ -142,12 +149,12 @@ class Cluster:
                 f"which has {nodes[0].total.get(what, 0):g} of Ray's {what}s, and a rank needs {needs[what]:g}; start "
                 "it on another node"
             )
-        world = world_of(options, config, topology, most)
+        world = world_of(options, config, topology, self.unasked(most, needs))
         if world.processes > most:
             has = sum(node.total.get(what, 0) for node in nodes)
             raise ValueError(
                 f"nproc: {world.processes} ranks need {world.processes * needs[what]:g} {what}s, and the Ray cluster "
-                f"has {has:g}; use --nproc {most}, or add nodes"
+                f"has {has:g}; use --nproc {most}{'' if self.own else ', or add nodes'}"
             )
         return replace(world, processes_here=min(here, world.processes))
 
@@ -184,8 +191,9 @@ def connected() -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         stack.callback(ray.shutdown)
         address, note = os.environ.get(ADDRESS) or None, None
+        own = address == LOCAL
         try:
-            if address == LOCAL:
+            if own:
                 _start_own(stack, quiet)
             else:
                 ray.init(address="auto", **quiet)
@@ -193,13 +201,14 @@ def connected() -> Iterator[Cluster]:
             if address is not None or NOBODY not in str(error):
                 raise ValueError(_not_joined(address, error)) from None
             _start_own(stack, quiet)
+            own = True
             note = (
-                f"launcher ray: this machine belongs to no cluster; one of its own has its {available_cores()} cores "
+                f"launcher ray: this machine belongs to no cluster; one of its own has its {bound_cores()} cores "
                 "alone, and ends with the run"
             )
         finally:
             signal.signal(signal.SIGTERM, before)  # Ray would exit with another code
-        yield Cluster(note)
+        yield Cluster(note, own)
 
 
 def _not_joined(address: str | None, error: Exception) -> str:
@@ -227,7 +236,7 @@ def _start_own(stack: contextlib.ExitStack, quiet: Mapping[str, Any]) -> None:
     stack.callback(ray.shutdown)
     ray.init(
         address=LOCAL,
-        num_cpus=available_cores(),
+        num_cpus=bound_cores(),  # a container's limit makes ranks slow, not wrong
         include_dashboard=False,
         object_store_memory=STORE_BYTES,
         _node_ip_address="127.0.0.1",

@@ -86,7 +86,8 @@ class RayServer:
 
     def places(self) -> int:
         """How many ranks there are places for now, and the run has shards for."""
-        return available_processes(self._config, self._cluster.free_places(self._needs))
+        free = self._cluster.free_places(self._needs)
+        return available_processes(self._config, self._cluster.unasked(free, self._needs))
 
     def check(self, module: str, function: str, **arguments: Any) -> bool:
         """Calls nothing: there is no process beside this one in which to look at the environment."""
