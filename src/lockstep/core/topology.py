@@ -144,7 +144,7 @@ def from_flags(
         raise ValueError(f"coordinator: {coordinator}: ports go from 1 to {PORTS - 1}")
     here = (process_id, num_processes) if host in LOOPBACK else (0, 1)
     place = Topology(process_id, num_processes, *here, launched=True, master_addr=host, master_port=int(port))
-    return replace(place, ends_all=_ends_all(environ))
+    return replace(place, ends_all=_ends_all(environ), cores=_cores_of_task(environ, num_processes))
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Topology:
@@ -182,6 +182,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
         store_file=environ.get(STORE_VARIABLE),
         restarts=torchrun or ours,
         ends_all=_ends_all(environ) and not (torchrun or ours),
+        cores=None if torchrun or ours else _cores_of_task(environ, world_size),
     )
 
 
@@ -212,7 +213,7 @@ def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]
 
 def _from_slurm(environ: Mapping[str, str]) -> Topology:
     """A task of a Slurm step; a step of one task is no launcher, so that ``--nproc`` works in it."""
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS"))
+    tasks = _tasks_of_step(environ)
     if tasks == "1":
         return Topology()
     needed = {name: environ.get(name) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")}
@@ -239,9 +240,20 @@ def _from_slurm(environ: Mapping[str, str]) -> Topology:
         )
     host = "127.0.0.1" if local_world_size == world_size else first_host(environ[_STEP])
     master, port = _master(environ, host, _slurm_port(environ))
-    each = environ.get("SLURM_CPUS_PER_TASK", "")
     place = Topology(rank, world_size, local_rank, local_world_size, True, master, port)
-    return replace(place, ends_all=True, cores=int(each) if each.isdecimal() and int(each) else None)
+    return replace(place, ends_all=True, cores=_cores_of_task(environ, world_size))
+
+
+def _cores_of_task(environ: Mapping[str, str], world_size: int) -> int | None:
+    """Cores that Slurm gave each task of a step, where those are the ranks; None: they aren't, or it doesn't say."""
+    if _STEP not in environ or _tasks_of_step(environ) != str(world_size):
+        return None
+    each = environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(each) if each.isdecimal() and int(each) else None
+
+
+def _tasks_of_step(environ: Mapping[str, str]) -> str | None:
+    return environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS"))
 
 
 def first_host(nodelist: str) -> str:
