@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.host.cgroups import cpu_limit
 from lockstep.core.machine import BOOT
 from lockstep.core.process import fail_now
-from lockstep.core.topology import Topology, available_cores
+from lockstep.core.topology import Topology, bound_cores
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.choose_workers import Measured, chosen_workers, measure_step
 
@@ -32,18 +33,32 @@ def settle_workers(
     if config.jax_only or config.backend in ("tensor", "envpool") or description.is_array:
         return config.model_copy(update={"workers": 0}), None
     seconds = measure_step(config, description, fail_now)
-    gathered = gather_json([seconds, num_envs, available_cores(), place_of_process(), topology.cores])
-    places = [place for *_, place, _ in gathered]
-    everyone = [
-        Measured(seconds, num_envs, max(1, min(cores // places.count(place), cores if given is None else given)))
-        for seconds, num_envs, cores, place, given in gathered
-    ]
+    cores = [bound_cores(), place_of_process(), cpu_limit(), topology.cores]
+    gathered = gather_json([seconds, num_envs, cores])
+    shares = cores_of_ranks([cores for *_, cores in gathered])
+    everyone = [Measured(seconds, envs, share) for (seconds, envs, _), share in zip(gathered, shares, strict=True)]
     workers = chosen_workers(everyone)
     where = f"{workers} worker processes a rank" if workers else "environments are stepped in the rank itself"
     slowest = max(rank.step_seconds for rank in everyone)
     fewest = min(rank.cores for rank in everyone)
     why = f"a step of one takes {_short(slowest)}, and a rank has {fewest} core{'' if fewest == 1 else 's'}"
     return config.model_copy(update={"workers": workers}), f"env.workers auto: {where} ({why})"
+
+
+def cores_of_ranks(facts: Sequence[Sequence[Any]]) -> list[int]:
+    """Cores of each rank, one at least, by what each one knows.
+
+    Args:
+        facts: of each rank: how many cores it is bound to, and its place, which it shares with those of the same one;
+            its container's limit, which all ranks of a host share however they are bound, or None; what the launcher
+            gave it alone, or None.
+    """
+    places = [place for _, place, _, _ in facts]
+    hosts, found = [host for host, _ in places], []
+    for bound, place, limit, given in facts:
+        share = min(bound // places.count(place), bound if given is None else given)
+        found.append(max(1, share if limit is None else min(share, limit // hosts.count(place[0]))))
+    return found
 
 
 def place_of_process() -> list[Any]:
