@@ -30,6 +30,19 @@ def memory_left() -> int | None:
     Pages of files that nobody has read lately are given up before anything else, so they count as free.
     """
     left = []
+    for group, most, use, files in _memory_limits():
+        held = (_number(group / use) or 0) - _statistic(group / "memory.stat", files)
+        left.append(max(0, most - max(0, held)))
+    return min(left, default=None)
+
+
+def memory_limit() -> int | None:
+    """Bytes that the groups allow in all, whoever holds some of them; None: they set no limit."""
+    return min((most for _, most, *_ in _memory_limits()), default=None)
+
+
+def _memory_limits() -> Iterator[tuple[Path, int, str, str]]:
+    """The groups that limit memory: the limit, the file of what is used, and the statistic of unread pages of files."""
     for group in _groups("memory"):
         for limit, use, files in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -37,9 +50,7 @@ def memory_left() -> int | None:
         ):
             most = _number(group / limit)
             if most is not None:
-                held = (_number(group / use) or 0) - _statistic(group / "memory.stat", files)
-                left.append(max(0, most - max(0, held)))
-    return min(left, default=None)
+                yield group, most, use, files
 
 
 def _groups(controller: str) -> Iterator[Path]:
