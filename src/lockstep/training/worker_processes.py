@@ -1,4 +1,4 @@
-"""Settles, for all ranks alike, in how many worker processes their environments are stepped."""
+"""Settles, for all ranks together, the number of worker processes that step their environments."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def settle_workers(
     topology: Topology,
     gather_json: Callable[[Any], list[Any]],
 ) -> tuple[EnvConfig, str | None]:
-    """Gives the config with a number where ``workers`` is ``auto``, and a line that says so; a collective then.
+    """Replaces ``workers: auto`` by a number and returns the config with a line that says so; then it is a collective.
 
-    ``num_envs`` are this rank's. Nothing is measured, and no line written, where environments aren't stepped one by
-    one. The number can't show in the bits of a run.
+    ``num_envs`` is this rank's number. If environments aren't stepped one by one, nothing is measured and there is no
+    line. The number doesn't affect the bits of a run.
     """
     if config.workers != "auto":
         return config, None
@@ -62,9 +62,9 @@ def cores_of_ranks(facts: Sequence[Sequence[Any]]) -> list[int]:
 
 
 def place_of_process() -> list[Any]:
-    """This host and the numbers of the cores that this process may use, which those of the same place share.
+    """Returns this host and the cores that this process may use; processes with an equal place share these cores.
 
-    A launcher may have bound each process to cores of its own, and hosts may have one name.
+    A launcher may have bound each process to its own cores, and several hosts may have one name.
     """
     bound = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     boot = BOOT.read_text().strip() if BOOT.exists() else ""
@@ -72,7 +72,7 @@ def place_of_process() -> list[Any]:
 
 
 def _short(seconds: float) -> str:
-    """Writes ``35 µs``, ``1.2 ms``, ``3 s``."""
+    """Formats seconds as ``35 µs``, ``1.2 ms`` or ``3 s``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.2g} {unit}"
