@@ -39,8 +39,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """Reads a YAML, JSON or TOML config file; keys may be nested or dotted.
 
     Raises:
-        ValueError: the file is missing, of another kind, doesn't parse, or gives a setting twice; one line that says
-            so.
+        ValueError: the file is missing, is of another kind, doesn't parse, or gives a setting twice; one line.
     """
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []

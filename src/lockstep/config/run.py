@@ -34,7 +34,7 @@ COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
 
 
 class Config(Section):
-    """What a run is a function of."""
+    """The settings that decide what a run computes."""
 
     env: EnvConfig = EnvConfig()
     algorithm: Literal["ppo", "grpo"] = Field(default="ppo", description="PPO with a critic, or GRPO without")

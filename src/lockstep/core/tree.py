@@ -2,8 +2,8 @@
 
 Each round adds neighbours pairwise, first shards, then their sums; one without a neighbour waits for the next round. A
 rank adds the maximal nodes of that tree that lie inside its own range of shards. The ranks then hold parts of the tree,
-from left to right, and a rank that gathers all of them finishes it. So the additions don't depend on which rank makes
-them: any number of ranks gives the same bits.
+from left to right, and whichever process gathers them all finishes it. No addition depends on the process that makes
+it, so any number of ranks gives the same bits.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def read_recording(path: Path) -> Recording:
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], str]:
     if path.suffix == ".npz":
-        with zipfile.ZipFile(path) as file:  # np.load may unpickle
+        with zipfile.ZipFile(path) as file:  # no member may be a pickle
             return {name: _member(file, name) for name in ARRAYS}, str(_member(file, FACTS))
     with safe_open(path, framework="numpy") as file:
         return {name: file.get_tensor(name) for name in ARRAYS}, file.metadata()[FACTS]

@@ -151,15 +151,15 @@ def columns_of(table: np.ndarray) -> dict[str, list[Any]]:
 
 
 def write_json(path: Path, facts: Mapping[str, Any], table: np.ndarray) -> None:
-    """Facts about an evaluation, and under ``per_episode`` a list of each column."""
+    """Writes an evaluation's facts, and each column of its table as a list under ``per_episode``."""
     write_text(path, as_json({**facts, "per_episode": columns_of(table)}, indent=1) + "\n")
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """The reverse of :func:`write_json`.
+    """Reads an evaluation that :func:`write_json` wrote.
 
     Raises:
-        ValueError: the file is none of these; one line.
+        ValueError: the file isn't an evaluation; one line.
     """
     try:
         facts = json.loads(path.read_text())

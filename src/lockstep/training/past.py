@@ -17,7 +17,7 @@ from lockstep.training.reference_policy import reference_digest
 from lockstep.training.stop import FINISHED, STATUS
 
 Evaluated = dict[str, Any]
-"""``step`` and ``return_mean`` of an evaluation."""
+"""An evaluation's ``step`` and ``return_mean``."""
 OF_A_SESSION = ("command", "commit", "wall_time", "steps_per_second", "restarted_environments", "lockstep")
 """Entries of a summary that describe the session that wrote it, besides the engine, devices and machine."""
 PLACE = ("status", "iteration", "global_step")
