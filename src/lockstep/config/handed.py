@@ -67,7 +67,8 @@ def is_wanted_again(key: str, given: Any, recorded: str | None, run: Path) -> bo
         run: its directory.
 
     Raises:
-        ValueError: the run was trained with something else, which can be imported; one line.
+        ValueError: the run needs an object and a name is given, or the run was trained with something else, which is
+            found by its name; one line.
     """
     argument = ARGUMENTS[key]
     if is_handed(recorded):

@@ -24,7 +24,7 @@ _SECRETS = frozenset(
     )
 )
 _KEYS = frozenset(("key", "pass", "token"))
-"""Words that name a secret unless one of :data:`_NO_SECRETS` precedes them; of ``keys`` only with a word before it."""
+"""Words that name a secret unless one of :data:`_NO_SECRETS` precedes them; their plurals only after another word."""
 _NO_SECRETS = frozenset(
     (
         *("action", "backward", "band", "bos", "camera", "cls", "eos", "eval", "filter", "forward", "goal", "high"),

@@ -49,11 +49,11 @@ class OutOfStepError(RunError):
 
 
 class UnreducedGradientError(RunError):
-    """An optimiser of a user's script was about to step with gradients that have not been reduced over ranks."""
+    """An optimiser of a user's script would step with gradients that weren't reduced over ranks as they are."""
 
 
 class UnsynchronizedUpdateError(RunError):
-    """A script's own update was about to step the policy without reducing over ranks; every rank raises it."""
+    """A script's own update was about to step the policy before the ranks synchronise; every rank raises it."""
 
     everywhere = True
 

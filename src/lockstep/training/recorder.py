@@ -278,7 +278,7 @@ class Recorder:
         return TrainResult(status, signal, summary)
 
     def close(self) -> None:
-        """Closes everything that is open; never raises, which would hide the run's own failure."""
+        """Closes everything that is open; suppresses errors that would hide the run's own failure."""
         self.progress.close()
         self.audience.close()
         with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
