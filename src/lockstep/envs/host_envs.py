@@ -60,7 +60,7 @@ class WantedEnvs:
         return (key,) if self.purpose == "eval" else (key, int(episode))
 
     def episode_seed(self, row: int, episode: SupportsInt, stream: str = "") -> int:
-        """Returns the seed of an episode's reset; ``stream`` separates a back end's own draws from those of the same key."""
+        """Returns the seed of an episode's reset; ``stream`` separates a back end's own draws from others."""
         return keyed_seed(self.seed, self.purpose + stream, *self.episode_key(row, episode))
 
 
@@ -192,7 +192,7 @@ class HostEnvs(ABC):
         return [slice(0, self.num_envs)]
 
     def begin_step(self, part: int = 0) -> None:
-        """Begins a step of one part; worker processes step while the caller does something else until :meth:`end_step`."""
+        """Begins a step of one part; worker processes step it while the caller works until :meth:`end_step`."""
         return
 
     def end_step(self, part: int = 0) -> None:

@@ -165,7 +165,7 @@ class Trial:
             self.take(1)
 
     def leave(self) -> Left:
-        """Saves the live episodes as a checkpoint does, then takes the further steps that :meth:`resume` must reproduce."""
+        """Saves the live episodes as a checkpoint does, then takes the further steps that :meth:`resume` repeats."""
         states, b = self._envs.save_states(), self._envs.buffers
         kept = [state and {name: np.array(value) for name, value in state.items()} for state in states]
         began_at, observations = self._began_at.copy(), b.observations.copy()

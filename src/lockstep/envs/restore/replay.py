@@ -51,7 +51,7 @@ class ReplayLog:
         self._live = [LiveEpisode() for _ in range(num_envs)]
 
     def extend(self, actions: np.ndarray, hashes: np.ndarray, done: np.ndarray) -> None:
-        """Appends a rollout: actions ``[T, E, …]``, hashes uint64 ``[T, E]``, done ``[T, E]``; keeps what follows an end."""
+        """Appends a rollout: actions ``[T, E, …]``, hashes uint64 ``[T, E]``, done ``[T, E]``; keeps live episodes."""
         steps = len(done)
         last_done = np.where(done.any(0), steps - 1 - np.argmax(done[::-1], axis=0), -1)
         for env, last in enumerate(last_done.tolist()):
