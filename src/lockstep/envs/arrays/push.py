@@ -180,7 +180,7 @@ class PushCube(ArrayEnvironment):
         return (x + cos * fx - sin * fy, y + sin * fx + cos * fy, *_turned(xp, cos, sin, half_turn))
 
     def _contact(self, xp: Any, x: Array, y: Array) -> tuple[Array, ...]:
-        """Returns penetration depth, point of contact and inward normal for a peg at ``x``, ``y`` in the cube's axes."""
+        """Returns penetration depth, point of contact and inward normal of a peg at ``x``, ``y`` in the cube's axes."""
         half = self.cube_half_size
         near_x, near_y = xp.clip(x, -half, half), xp.clip(y, -half, half)
         gap_x, gap_y = x - near_x, y - near_y

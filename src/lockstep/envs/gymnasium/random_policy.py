@@ -10,9 +10,9 @@ from lockstep.core.spaces import ActionLayout, ObservationLayout
 
 
 def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.ndarray:
-    """Actions of a random policy keyed by ``(seed, "random", shard)``, rows ``[T, E, …]``.
+    """Returns the actions of a random policy, rows ``[T, E, …]``, keyed by ``(seed, "random", shard)``.
 
-    Uniform over the choices or within the bounds; standard normal in a component without bounds.
+    They are uniform over the choices or within the bounds, and standard normal in a component without bounds.
     """
     shape = (config.num_steps, plan.envs_per_shard)
     parts = [draw_actions(keyed_generator(config.seed, "random", shard), action, shape) for shard in plan.shards]
@@ -20,7 +20,7 @@ def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.
 
 
 def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows of random actions ``[*shape, …]``, see :func:`random_actions`."""
+    """Returns rows of random actions ``[*shape, …]``, see :func:`random_actions`."""
     if action.kind == "discrete":
         return generator.integers(0, action.choices[0], shape)
     if action.kind == "multi_discrete":
@@ -35,7 +35,7 @@ def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tu
 def allowed_actions(
     observation: ObservationLayout, action: ActionLayout, rows: np.ndarray, drawn: np.ndarray
 ) -> np.ndarray:
-    """Drawn actions ``[E, …]``, but where the observation rows ``[E, width]`` forbid one, another that they allow."""
+    """Returns the drawn actions ``[E, …]``, and others in place of those that rows ``[E, width]`` forbid."""
     if observation.mask is None:
         return drawn
     start, indices = observation.mask.start, drawn.reshape(len(drawn), -1).copy()
