@@ -86,7 +86,7 @@ class PPOConfig(metaclass=Settings):
         n_steps: steps of each environment per update (``num_steps``).
         n_epochs: passes over an update's samples (``ppo.num_epochs``).
         n_minibatches: optimiser steps per pass (``ppo.num_minibatches``).
-        drop_remainder: whether each pass drops other samples of a shard, so that its minibatches come out even;
+        drop_remainder: whether a pass drops samples of a shard, others each time, so that minibatches come out even;
             otherwise minibatches must divide the samples (``ppo.drop_remainder``).
         hidden_sizes: units of each hidden layer, of actor and critic (``network.hidden_sizes``).
         activation: tanh, relu, elu, silu or gelu (``network.activation``).

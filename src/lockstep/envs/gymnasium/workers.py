@@ -89,7 +89,7 @@ def _work(
     sweep: Sweep | None = None
     try:
         buffers = _views(raw, layout)
-        buffers.heartbeats[slot] += 1  # from here on it is the environments' time
+        buffers.heartbeats[slot] += 1  # from here on the time limit is that of the environments
         sweep = Sweep(wanted, buffers, rows, slot)
         connection.send(("ok", None))
         while True:
