@@ -43,8 +43,7 @@ class Gradient(NamedTuple):
 
 GradientSource = Callable[[Columns, Any], Gradient]
 """Computes the gradient for the optimiser, from a minibatch and its global count of valid samples (an int or, on an
-accelerator, a scalar there).
-"""
+accelerator, a scalar there)."""
 
 
 def choose_source(

@@ -1,4 +1,4 @@
-"""A trained policy as a function of NumPy arrays."""
+"""Computes a trained policy as a function of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ def as_in_training(threads: int) -> Iterator[None]:
 
 
 class PolicyFunction:
-    """Runs a checkpoint's policy on NumPy arrays, on the CPU.
+    """Computes a checkpoint's policy on the CPU, from NumPy arrays.
 
     Args:
         config: of the run.
         environment: the description that the checkpoint holds.
         arrays: ``policy/…`` by name.
-        custom_class: class of the user's own network, if the caller has it; None: it is found by its name.
+        custom_class: class of the custom network, if the caller has it; None: it is found by its name.
 
     Attributes:
         observation: the layout of observation rows; ``action`` is that of actions.

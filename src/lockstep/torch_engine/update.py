@@ -67,9 +67,10 @@ class UpdateResult:
 
 
 def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
-    """Divides the rate by 1.5 above twice the desired KL, multiplies it below half (rsl_rl; Schwarke et al. 2025).
+    """Divides the rate by 1.5 if KL is above twice the desired one, and multiplies it by 1.5 if KL is below half of it.
 
-    A KL of rounding alone, up to :data:`KL_NOISE` of the desired one, changes nothing.
+    The rule is rsl_rl's (Schwarke et al. 2025). A KL of rounding alone, up to :data:`KL_NOISE` of the desired one,
+    changes nothing.
     """
     low, high = LEARNING_RATE_LIMITS
     if kl > LARGE_KL * desired_kl:

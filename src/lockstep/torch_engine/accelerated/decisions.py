@@ -19,9 +19,10 @@ from lockstep.training.limits import (
 
 
 def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
-    """Divides a rate ``[]`` by 1.5 above twice the desired KL, multiplies it below half (Schwarke et al. 2025).
+    """Divides a rate ``[]`` by 1.5 if KL is above twice the desired one; multiplies it by 1.5 if below half of it.
 
-    A KL of rounding alone, up to :data:`KL_NOISE` of the desired one, changes nothing.
+    The rule is rsl_rl's (Schwarke et al. 2025). A KL of rounding alone, up to :data:`KL_NOISE` of the desired one,
+    changes nothing.
     """
     low, high = LEARNING_RATE_LIMITS
     down = (learning_rate / LEARNING_RATE_FACTOR).clamp(min=low)

@@ -132,7 +132,7 @@ class AcceleratedUpdate:
                 self._held[name].copy_(x)
 
     def _minibatch(self, number: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Takes the minibatch that the counter says, and its count; the host's ``number`` is for dropout alone."""
+        """Returns the minibatch that the counter points to, and its count; the host's ``number`` only keys dropout."""
         now = {name: self._held[name].index_select(0, self._number)[0] for name in self._per_minibatch()}
         index, count = now.pop("index"), now.pop("count")
         columns = {name: x[index] for name, x in self._held.items() if name not in self._per_minibatch()}
