@@ -72,22 +72,22 @@ class Rollout:
 
     @property
     def done(self) -> np.ndarray:
-        """Tells where an episode ended for the learner, bool ``[T, E]``."""
+        """Where an episode ended for the learner, bool ``[T, E]``."""
         return self.terminated | self.truncated
 
     @property
     def resets(self) -> np.ndarray:
-        """Tells after which steps the next observation begins an episode for the learner, bool ``[T, E]``."""
+        """After which steps the next observation begins an episode for the learner, bool ``[T, E]``."""
         return self.done if self.dead is None else self.dead
 
     @property
     def ended(self) -> np.ndarray:
-        """Tells where an episode of the environment ended, bool ``[T, E]``."""
+        """Where an episode of the environment ended, bool ``[T, E]``."""
         return self.done if self.over is None else self.over
 
     @property
     def first_episodes(self) -> np.ndarray:
-        """Tells where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
+        """Where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
         return first_episodes(self.ended)
 
     def raw_rows(self) -> np.ndarray:

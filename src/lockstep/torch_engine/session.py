@@ -153,7 +153,7 @@ class Session:
 
     @property
     def shards_on_a_rank(self) -> str:
-        """Says in words whether a rank's shards are batched or looped over."""
+        """Whether a rank's shards are batched or looped over, in words."""
         lone = ", a lone one as one of two" if getattr(self.state.policy, "pairs", False) else ""
         rollouts = "" if self.rollout_mode == self.mode else f", {self.rollout_mode} in rollouts"
         gradients = "" if self.together == 1 else f", up to {self.together} at a time in gradients"

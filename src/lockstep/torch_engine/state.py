@@ -150,7 +150,7 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
 
 
 def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> tuple[PolicyFunctions, Optimizer]:
-    """Chooses who computes: NumPy for plain and recurrent policies in float32 on a CPU, else PyTorch."""
+    """Chooses what computes: NumPy for plain and recurrent policies in float32 on a CPU, else PyTorch."""
     by_hand = config.device == "cpu" and config.precision == "fp32" and not config.fsdp and not config.compile
     by_hand = by_hand and config.ppo.loss is None  # autograd computes the gradient of a user's own loss
     if by_hand and derivable(net):

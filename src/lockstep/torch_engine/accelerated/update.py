@@ -40,7 +40,7 @@ class AwaitedUpdate:
         self._copy = update.report.send()
 
     def result(self) -> UpdateResult:
-        """Waits for the update; adds its steps to the state's counters and its ``fit`` to the iteration's statistics.
+        """Waits for the update, and stores what it did in the state and in the iteration's statistics.
 
         Raises:
             NonFiniteError: on every rank, if a minibatch was not finite; nothing was applied from that one on.

@@ -109,7 +109,7 @@ class Communicator:
 
     @property
     def alone(self) -> bool:
-        """Tells whether this is the only rank."""
+        """Whether this is the only rank."""
         return self.topology.world_size == 1
 
     def share_memory(self, config: Config) -> None:

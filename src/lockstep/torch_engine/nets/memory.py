@@ -1,4 +1,4 @@
-"""Tells host memory from a device's: what NumPy may work on, and what the host shouldn't read."""
+"""Tells host memory from a device's: what NumPy may work on, and what the host shouldn't wait for."""
 
 from __future__ import annotations
 

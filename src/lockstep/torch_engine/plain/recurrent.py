@@ -64,7 +64,7 @@ class RecurrentPolicy:
     def act(
         self, weights: CoreWeights, observations: np.ndarray, noise: np.ndarray, state: np.ndarray, resets: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Samples actions by noise ``[k, rows, action outputs]``, and returns the state after; see :meth:`step`."""
+        """Samples actions with noise ``[k, rows, action outputs]``, and returns the next state; see :meth:`step`."""
         output, after = self.step(weights, observations, state, resets)
         return self._head.sample(output, noise), after
 

@@ -37,8 +37,8 @@ MOST_DRAWS = 8
 LOOP, ALONE, PAIRS = range(3)
 """How networks may be called: shard by shard, for several shards at once, or so with a lone shard as one of two."""
 FEW_OPERATIONS = 2e9
-"""Of the gradient of a shard's minibatch, up to which an accelerator takes longer to launch kernels than to compute: a
-lone shard may be computed twice there, which decides its bits, so it depends on the run alone; several go beside."""
+"""A shard's minibatch gradient of no more than this takes an accelerator longer to launch than to compute. A lone shard
+may then be computed twice, which decides its bits, so it depends on the run alone; several go side by side."""
 
 
 def choose_mode(state: TrainState, config: Config, communicator: Communicator) -> Mode:
@@ -83,9 +83,9 @@ def takes_few_operations(parameters: int, config: Config) -> bool:
 
 
 def choose_rollout_mode(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> Mode:
-    """Chooses to batch shards of images in rollouts, where each has few a step, even if the update loops over shards.
+    """Chooses to batch shards of images in rollouts, even if the update loops over them; an environment has one a step.
 
-    Larger batches of images gain nothing from more images.
+    Calls on many images at a time, as the update's, gain nothing from more images.
     """
     net = state.net
     if mode == "batched" or not net.convolutional or net.custom is not None:
@@ -97,7 +97,7 @@ def choose_rollout_mode(state: TrainState, config: Config, communicator: Communi
 
 IMAGES_TOGETHER = 256
 BYTES_TOGETHER = IMAGES_TOGETHER * 4 * 84 * 84
-"""Bytes of a call's minibatches: so many shards share its cost, and what lies between layers is still small."""
+"""Bytes of images in one call: enough shards share its cost, and what lies between layers is still small."""
 
 
 def choose_together(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> int:

@@ -11,8 +11,8 @@ import torch
 from lockstep.torch_engine.nets.shards import ShardFunction, by_shard, part_of
 
 ALL_LOOKED_AT = 64
-"""Shards of which each is compared in groups of every size; of more, the first so many and the last of each size are:
-of 1,024 shards there are 83 sizes, and each would go through all of them."""
+"""Up to this many shards, all are compared in groups of every size. Of more, the first so many and the last group are:
+1,024 shards have 83 sizes, and each would go through all of them."""
 
 
 def shard_invariant(
