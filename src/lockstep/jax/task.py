@@ -14,7 +14,7 @@ from jax import numpy as jnp
 
 from lockstep.config.users_code import users_error
 from lockstep.core.fingerprint import compare_ranks
-from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names
+from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, whole_number
 from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
@@ -70,8 +70,7 @@ class Task:
     ) -> None:
         if not axis_name.isidentifier() or axis_name == FSDP_AXIS:
             raise ValueError(f"axis_name: {axis_name!r} must be an identifier, and {FSDP_AXIS!r} is taken")
-        if log_devices_every < 0:
-            raise ValueError(f"log_devices_every: {log_devices_every} must be at least 0")
+        log_devices_every = whole_number("log_devices_every", log_devices_every, 0)
         batches = _batches(batch_size, num_batches, runner_config.num_envs)
         self.ppo_config = ppo_config if batches is None else replace(ppo_config, n_minibatches=batches)
         self.runner_config = runner_config if sync_period is None else replace(runner_config, sync_period=sync_period)
@@ -244,9 +243,8 @@ class Task:
 
 
 def _batches(batch_size: int | None, num_batches: int | None, num_envs: int) -> int | None:
-    for name, value in (("batch_size", batch_size), ("num_batches", num_batches)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}: {value} must be at least 1")
+    batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+    num_batches = None if num_batches is None else whole_number("num_batches", num_batches, 1)
     if batch_size is None:
         return num_batches
     if num_batches is None:

@@ -198,12 +198,10 @@ def _steps(config: DistributedPPOConfig) -> int:
 
 
 def _batches(config: DistributedPPOConfig, num_envs: int) -> int:
-    size, number = config.batch_size, config.num_batches
-    for name, value in (("batch_size", size), ("num_batches", number)):
-        if value is not None:
-            whole_number(name, value, 1)
+    size = None if config.batch_size is None else whole_number("batch_size", config.batch_size, 1)
+    number = None if config.num_batches is None else whole_number("num_batches", config.num_batches, 1)
     if size is None:
-        return BATCHES if number is None else int(number)
+        return BATCHES if number is None else number
     if number is None:
         if num_envs % size:
             raise ValueError(f"batch_size: {size} doesn't divide num_envs {num_envs} of the whole run")
@@ -213,4 +211,4 @@ def _batches(config: DistributedPPOConfig, num_envs: int) -> int:
             f"batch_size x num_batches: {size} x {number} = {size * number} must be num_envs {num_envs}, those "
             "of the whole run"
         )
-    return int(number)
+    return number
