@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import corridors
 import jax
@@ -305,7 +306,8 @@ def test_settings_of_a_task_that_dont_fit_are_refused(settings, words):
 
 
 def test_batches_say_how_many_minibatches_there_are():
-    for size, number in ((1, None), (None, 4), (1, 4), (1.0, None), (None, np.int64(4))):
+    given: list[tuple[Any, Any]] = [(1, None), (None, 4), (1, 4), (1.0, None), (None, np.int64(4))]
+    for size, number in given:
         minibatches = Corridors(*corridor_settings(), batch_size=size, num_batches=number).ppo_config.n_minibatches
         assert (minibatches, type(minibatches)) == (4, int)
     assert Corridors(*corridor_settings()).ppo_config.n_minibatches == 2
