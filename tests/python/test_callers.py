@@ -17,7 +17,7 @@ import pytest
 from command_line import TIMEOUT, wait_until
 
 import lockstep
-from lockstep.python.command import _places
+from lockstep.python.command import UNTOLD, _places
 
 SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
 SOURCE = str(Path(lockstep.__file__).parents[1])
@@ -271,3 +271,69 @@ def test_a_call_leaves_nothing_open():
         assert run.evaluate(1)["episodes"] == 1
         gc.collect()
     assert [str(each.message) for each in said if each.category is ResourceWarning] == []
+
+
+UNHEARD = """
+import os, signal, sys, threading, time
+import lockstep
+
+def reap():
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.01)
+
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+else:
+    threading.Thread(target=reap, daemon=True).start()
+
+def said(call, *words, **settings):
+    try:
+        return call(*words, **settings)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+settings = dict(num_steps=16, total_steps=256, quiet=True)
+run = said(lockstep.train, "CartPole-v1", name="good", **settings)
+print(run.status)
+for words in (("NoSuch-v1",), ("ending:raising",), ("ending:exiting",)):
+    print(said(lockstep.train, *words, **settings))
+print(said(run.export, torch="ending.py/policy.pt2"))
+print(said(run.evaluate, 1, checkpoint=99))
+"""
+ENDING_EARLY = """
+import os, signal
+from handed_envs import Counting
+
+class Raising(Counting):
+    def step(self, action):
+        raise RuntimeError("the arm is stuck")
+
+def raising():
+    return Raising()
+
+def exiting():
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("who", ["ignored", "reaped"])
+def test_a_caller_who_cannot_know_how_children_end_hears_it(tmp_path, who):
+    """Python takes 0 for the exit status of a child that somebody else has waited for."""
+    (tmp_path / "ending.py").write_text(ENDING_EARLY)
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, str(tmp_path), MODULES])}
+    done = subprocess.run(
+        [sys.executable, "-c", UNHEARD, who], env=given, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    good, missing, raising, exiting, export, evaluated = done.stdout.splitlines()
+    assert good == "finished"
+    assert missing.startswith("ValueError: env.id: no environment 'NoSuch-v1'")
+    assert raising.startswith("RunError: ")
+    assert "the arm is stuck" in raising
+    assert exiting == f"RunError: {UNTOLD}"
+    assert "ending.py" in export
+    assert evaluated.startswith("ValueError: ")
+    assert "no checkpoint of step 99" in evaluated
+    assert [entry.name for entry in (tmp_path / "runs").iterdir() if (entry / "summary.json").exists()] == ["good"]

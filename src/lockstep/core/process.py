@@ -271,15 +271,20 @@ def kill_children() -> None:
                 os.waitpid(pid, 0)
 
 
-def command_that_ends_with_us(*words: str, asks: str = "lockstep.core.process.end_with_parent") -> list[str]:
+def command_that_ends_with_us(
+    *words: str, asks: str = "lockstep.core.process.end_with_parent", tells: int | None = None
+) -> list[str]:
     """Returns the command line of ``lockstep WORDS`` in a process that ends with this one, see :func:`end_with_parent`.
 
     The new process makes that request itself: ``preexec_fn`` runs between fork and exec, where a lock that one of JAX's
     threads held at the fork is never released. ``asks`` names the function that makes it, called with our process id.
+    At its end the process writes its exit status to the inherited file descriptor ``tells``, if there is one.
     """
     module, _, function = asks.rpartition(".")
     begin = f"from {module} import {function}; {function}({os.getpid()})"
-    return [sys.executable, "-P", "-c", f"import sys; {begin}; from lockstep.cli import main; sys.exit(main())", *words]
+    tell = "" if tells is None else f"import os; os.write({tells}, str(code).encode()); "
+    code = f"import sys; {begin}; from lockstep.cli import main; code = main(); {tell}sys.exit(code)"
+    return [sys.executable, "-P", "-c", code, *words]
 
 
 def report_failure(message: str, *, secondary: bool = False) -> None:
