@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import io
 import os
 import pickle
@@ -337,3 +338,54 @@ def test_a_caller_who_cannot_know_how_children_end_hears_it(tmp_path, who):
     assert evaluated.startswith("ValueError: ")
     assert "no checkpoint of step 99" in evaluated
     assert [entry.name for entry in (tmp_path / "runs").iterdir() if (entry / "summary.json").exists()] == ["good"]
+
+
+UNGUARDED = """
+import os, sys
+from handed_envs import Counting
+import lockstep
+
+with open("imports", "a") as file:
+    print(os.getpid(), file=file)
+if os.path.getsize("imports") > 100:
+    os._exit(9)  # or it would never end
+
+class Maze(Counting):
+    pass
+
+lockstep.train(sys.modules[__name__].Maze if __name__ == "maze" else "maze:Maze", num_steps=16, total_steps=256)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [(["-c", "import maze"], 2), (["maze.py"], 2), (["-m", "lockstep", "train", "maze:Maze"], 1)],
+)
+def test_a_module_that_trains_when_it_is_imported_is_refused_at_once(tmp_path, words, processes):
+    """Or the command that it starts would import it, and so start the next."""
+    (tmp_path / "maze.py").write_text(UNGUARDED)
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, str(tmp_path), MODULES])}
+    done = subprocess.run([sys.executable, *words], env=given, capture_output=True, text=True, timeout=TIMEOUT)
+    said = done.stderr.splitlines()[-1]
+    assert "env.id: maze:Maze" in said
+    assert said.endswith(
+        "maze starts lockstep train while Lockstep imports it, which would begin again without end; put the call under "
+        'if __name__ == "__main__":'
+    )
+    assert len(set((tmp_path / "imports").read_text().split())) == processes
+    assert done.returncode != 0
+
+
+def test_a_callback_may_import_what_trains(tmp_path, monkeypatch):
+    (tmp_path / "second.py").write_text(
+        f"import lockstep\nrun = lockstep.train('CartPole-v1', name='2nd', **{SMALL})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Importing:
+        def on_end(self, run):
+            self.run = importlib.import_module("second").run
+
+    importing = Importing()
+    lockstep.train("CartPole-v1", callbacks=importing, name="first", **SMALL)
+    assert (importing.run.path.name, importing.run.status) == ("2nd", "finished")

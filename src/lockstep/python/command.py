@@ -59,10 +59,15 @@ def run_command(
         meanwhile: is called again and again until the command ends.
 
     Raises:
-        ValueError: the command refused its input; its line.
+        ValueError: the command refused its input, or is started by a module that we import; one line.
         RunError: it failed; its line.
         KeyboardInterrupt: the user interrupted.
     """
+    if (module := _imported_by_us()) is not None:
+        raise ValueError(
+            f"{module} starts lockstep {words[0]} while Lockstep imports it, which would begin again without end; put "
+            'the call under if __name__ == "__main__":'
+        )
     shared = not quiet and _is_terminal(sys.stdout)
     process, status = _started(words, variables, None if shared else subprocess.DEVNULL if quiet else subprocess.PIPE)
     errors = _Errors()
@@ -94,6 +99,25 @@ def run_command(
     untold = not (process.returncode or told or errors.why.startswith(ERROR_PREFIX))
     message = UNTOLD if untold else said_error(errors.why, code)
     raise ValueError(message) if code == EXIT_USER_ERROR else RunError(message)
+
+
+def _imported_by_us() -> str | None:
+    """The user's module in whose import this is called, where Lockstep imports it; None: it isn't, or a callback does.
+
+    The command would import it once more.
+    """
+    frame, module = sys._getframe(), None
+    while frame is not None:
+        name, is_module = str(frame.f_globals.get("__name__")), frame.f_code.co_name == "<module>"
+        ours = name.partition(".")[0] == "lockstep"
+        if is_module and name == "__main__":  # a script's own, or a notebook's
+            return None
+        if is_module and not ours:
+            module = module or name
+        elif ours and module is not None:
+            return None if name.startswith(f"{__package__}.") else module
+        frame = frame.f_back
+    return None
 
 
 def _started(
