@@ -1,8 +1,10 @@
 """Callbacks: called in the caller's process, answered at the boundary of an iteration, on every number of ranks."""
 
+import contextlib
 import json
 import os
 import pickle
+import resource
 import signal
 import tempfile
 import traceback
@@ -97,6 +99,21 @@ def test_observers_are_not_waited_for():
     assert run.status == "finished"
     assert len([told for told in watching.told if told[0] == "iteration"]) == 16
     assert "mine/double" not in run.metrics[0]
+
+
+def test_a_caller_may_have_opened_more_files_than_select_knows():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 4096 and hard != -1 else 4096, hard))
+    watching = Watching(last=2)
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(1100):
+                stack.enter_context(open(os.devnull))
+            run = lockstep.train("CartPole-v1", callbacks=watching, **SMALL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert run.status == "stopped by a callback"
+    assert watching.told[-1] == ("end", "stopped by a callback")
 
 
 def test_an_exception_ends_the_run_with_a_checkpoint_and_its_own_traceback():

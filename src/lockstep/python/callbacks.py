@@ -7,6 +7,7 @@ import difflib
 import json
 import select
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,14 +155,16 @@ class Conversation:
 
     def _listen(self) -> None:
         if self._listener is None:
-            select.select([], [], [], POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
             return
         while not (self._observes and self._failure is not None):
-            sockets = [self._listener] + ([] if self._reader is None else [self._reader[0]])
-            ready, _, _ = select.select(sockets, [], [], POLL_SECONDS)
-            if not ready:
+            ready = select.poll()  # select.select refuses the files of a caller who has opened many
+            for each in [self._listener] + ([] if self._reader is None else [self._reader[0]]):
+                ready.register(each, select.POLLIN)
+            found = [number for number, _ in ready.poll(POLL_SECONDS * 1000)]
+            if not found:
                 return
-            if self._listener in ready:
+            if self._listener.fileno() in found:
                 if self._reader is not None:  # of a rank that was started again
                     self._reader[0].close()
                 self._reader = self._listener.accept()[0], b""
