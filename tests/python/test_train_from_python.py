@@ -247,7 +247,12 @@ def test_an_id_that_this_process_alone_knows_is_explained(runs):
             (["CartPole-v1"], {"env": {"kwargs": {"map": Local}}}),
             "env.kwargs.map: Local can't be written into a config;",
         ),
-        ((["CartPole-v1"], {"num_envs": {1j}}), "num_envs: complex can't be written into a config"),
+        ((["CartPole-v1"], {"num_envs": [1j]}), "num_envs: complex can't be written into a config"),
+        (
+            (["CartPole-v1"], {"env": {"kwargs": {"tasks": {"push", "pick"}}}}),
+            "env.kwargs.tasks: a set has no order; give a list",
+        ),
+        ((["CartPole-v1"], {"log": {"tags": frozenset("a")}}), "log.tags: a set has no order; give a list"),
         (([{"env": "CartPole-v1"}], {"config": {}}), "config: given twice"),
         ((["CartPole-v1"], {"seeds": 5}), 'seeds: 5 is no list of seeds; give range(5), [3, 7] or "0-4"'),
         (([], {"resume": "nothing"}), "neither nothing nor runs/nothing is a run directory"),
