@@ -94,6 +94,29 @@ def test_what_a_caller_looks_at_last_ranks_look_at_last(tmp_path, monkeypatch):
     assert run.evaluate(1)["length_mean"] == 10
 
 
+ELSEWHERE = """
+import os
+import lockstep
+from packed.envs import Maze
+
+os.chdir("sub")
+run = lockstep.train(Maze, name="moved", num_steps=16, total_steps=256, quiet=True)
+print(run.config.env.id, run.status, run.evaluate(1)["length_mean"])
+"""
+
+
+def test_an_object_is_found_from_another_directory_than_it_was_imported_in(tmp_path):
+    """Where Python looks in the working directory, as with ``python -c`` and in a notebook."""
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "packed" / "envs.py").write_text(
+        "from handed_envs import Counting\n\nclass Maze(Counting):\n    pass\n"
+    )
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, MODULES])}
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], env=given, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.stdout.splitlines()[-1:] == ["packed.envs:Maze finished 10.0"], done.stderr
+
+
 SPAWNING = """
 import multiprocessing, sys
 from handed_envs import Counting

@@ -54,7 +54,7 @@ def run_command(
 
     Args:
         words: the command line.
-        variables: environment variables beside this process's own.
+        variables: environment variables beside this process's own; modules are also looked for in ``LOCKSTEP_PATH``.
         quiet: whether to keep what goes to standard output.
         meanwhile: is called again and again until the command ends.
 
@@ -128,14 +128,15 @@ def _started(
     The process's own can't be had where this one ignores ``SIGCHLD``, or another thread waits for all children: Python
     says 0 then.
     """
-    before, after = (os.pathsep.join(places) for places in _places(sys.path))
+    places = variables.get(PATH_VARIABLE, "").split(os.pathsep)
+    before, after = (os.pathsep.join(found) for found in _places([*sys.path, *places]))
     reader, theirs = os.pipe()
     os.set_blocking(reader, False)  # what the command has started may hold the other end
     status = io.FileIO(reader)
     try:
         process = subprocess.Popen(
             command_that_ends_with_us(*words, asks="lockstep.python.orphaned.end_with_caller", tells=theirs),
-            env={**without_launcher(), "PYTHONPATH": before, PATH_VARIABLE: after, **variables},
+            env={**without_launcher(), **variables, "PYTHONPATH": before, PATH_VARIABLE: after},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,
