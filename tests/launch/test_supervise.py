@@ -65,6 +65,19 @@ def test_what_libraries_say_is_passed_on_unless_another_rank_has_failed(capfd):
     assert capfd.readouterr().err == "my own last words\n"
 
 
+def test_ranks_that_say_nothing_leave_room_for_those_that_do(capfd):
+    errors = NativeErrors()
+    writing = [errors.pipe(rank) for rank in range(8)]
+    for _ in range(200):  # as a launcher reads all of them again and again
+        errors.read(errors.descriptors)
+    os.write(writing[3], b"a warning\n")
+    errors.read(errors.descriptors)
+    for descriptor in writing:
+        os.close(descriptor)
+    errors.close()
+    assert capfd.readouterr().err == "a warning\n"
+
+
 def test_a_rank_that_is_done_silences_nobody(capfd):
     errors = NativeErrors()
     writing = errors.pipe(1)

@@ -401,6 +401,15 @@ def test_a_writer_elsewhere_that_says_nothing_for_long_is_gone(clock):
     assert not first.is_ours()
 
 
+def test_a_lease_that_nobody_can_have_written_is_taken_once_it_is_old(clock):
+    place = MemoryPlace()
+    place.files[LEASE] = b"[" * 100_000
+    lease = lease_of(place, clock)
+    lease.take()
+    assert PATIENCE_SECONDS <= clock.now < PATIENCE_SECONDS + 1
+    assert lease.is_ours()
+
+
 def test_of_two_that_have_waited_for_the_same_writer_one_has_the_lease(clock):
     """Both see the same last sign of life, and write at the same moment."""
     place = MemoryPlace()

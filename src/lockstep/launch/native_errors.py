@@ -51,14 +51,14 @@ class NativeErrors:
     def read(self, ready: Iterable[object]) -> None:
         """Reads what there is from the descriptors in ``ready``."""
         for descriptor in [fd for fd in self._ranks if fd in ready]:
-            text = b""
-            with contextlib.suppress(BlockingIOError):
+            try:
                 text = os.read(descriptor, _CHUNK)
-                if not text:
-                    del self._ranks[descriptor]
-                    os.close(descriptor)
-                    continue
-            if len(self._held) < _MOST_HELD:  # else it is dropped: nobody reads, and the ranks must not wait
+            except BlockingIOError:
+                continue
+            if not text:
+                del self._ranks[descriptor]
+                os.close(descriptor)
+            elif len(self._held) < _MOST_HELD:  # else it is dropped: nobody reads, and the ranks must not wait
                 self._held.append((time.monotonic(), self._ranks[descriptor], text))
 
     def ended(self, rank: int, code: int) -> None:

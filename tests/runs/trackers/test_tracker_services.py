@@ -427,7 +427,10 @@ def test_a_run_remembers_each_service_and_how_far_it_came(tmp_path):
     assert [run.logged_until(name) for name in SERVICES] == [500, -1, 500]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"wandb": "abc"}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"wandb": "abc"}', '{"wandb": {"logged_until": "500"}}', pytest.param("[" * 100_000, id="deep")],
+)
 def test_a_damaged_memory_is_named(tmp_path, content):
     (tmp_path / "trackers.json").write_text(content)
     with pytest.raises(ValueError, match=r"trackers\.json is damaged; remove it"):

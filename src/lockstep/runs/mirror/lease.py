@@ -140,7 +140,7 @@ class Lease:
 def _parsed(content: bytes | None) -> dict[str, Any]:
     try:
         found = json.loads(content or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -164,11 +164,16 @@ def _read(directory: Path) -> dict[str, dict[str, Any]]:
         return {}
     try:
         memory = json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):
         memory = None
-    if not isinstance(memory, dict) or not all(isinstance(facts, dict) for facts in memory.values()):
+    if not isinstance(memory, dict) or not all(map(_is_sound, memory.values())):
         raise ValueError(f"{path} is damaged; remove it, and the services start this run anew")
     return memory
+
+
+def _is_sound(facts: Any) -> bool:
+    """Tells whether what is remembered of one service can be what was written."""
+    return isinstance(facts, dict) and type(facts.get("logged_until", -1)) is int
 
 
 def _write(directory: Path, memory: Mapping[str, Any]) -> None:
