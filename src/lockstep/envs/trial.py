@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.shards import keyed_generator
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
 from lockstep.envs.gymnasium.watched import GlobalGenerators
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.envs.numbers import check_numbers
+from lockstep.envs.numbers import check_acted, check_numbers
 from lockstep.envs.restore.replay import row_hashes
 
 
@@ -136,8 +137,12 @@ class Trial:
         for t in range(count):
             drawn = self._drawn[first + t]
             b.actions[...] = allowed_actions(self._description.observation, self._description.action, rows[t], drawn)
-            with generators or contextlib.nullcontext():
-                self._envs.step()
+            try:
+                with generators or contextlib.nullcontext():
+                    self._envs.step()
+            except EnvironmentFailureError:
+                check_acted(self._description, self._envs.env_ids, rows[: t + 1], None, first, dead)
+                raise
             rows[t + 1], rewards[t], dead[t] = b.observations, b.rewards, b.dead
             self._taken.append(b.actions.copy())
             self._ends.append(np.array([b.terminated, b.truncated]))

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
 from lockstep.envs.host_envs import Buffers, HostEnvs
-from lockstep.envs.numbers import check_numbers, check_rows
+from lockstep.envs.numbers import check_acted, check_numbers, check_rows
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets.functions import Actor
@@ -255,7 +256,7 @@ class _Part:
         try:
             out.actions[t] = self._actor(out.observations[t], self._noise[t], self._rows)
         except Exception:  # also of a network that was shown an index of no choice
-            check_rows(self._envs.description, self._env_ids.tolist(), buffers.observations, self._iteration, t)
+            check_acted(self._envs.description, self._env_ids.tolist(), buffers.observations[None], self._iteration, t)
             raise
         if self._net.squashed:
             out.native[t] = self._net.squash(out.actions[t])
@@ -291,16 +292,20 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
         part.observe(0)
         part.act(0)
         envs.begin_step(number)
-    steps = len(noise)
-    for t in range(steps):
-        for number, part in enumerate(parts):
-            envs.end_step(number)
-            life.progressed()
-            part.take(t)
-            out.stated |= envs.stated_at(t)
-            if t + 1 < steps:
-                part.act(t + 1)
-                envs.begin_step(number)
+    steps, t = len(noise), 0
+    try:
+        for t in range(steps):
+            for number, part in enumerate(parts):
+                envs.end_step(number)
+                life.progressed()
+                part.take(t)
+                out.stated |= envs.stated_at(t)
+                if t + 1 < steps:
+                    part.act(t + 1)
+                    envs.begin_step(number)
+    except EnvironmentFailureError:
+        check_acted(envs.description, envs.env_ids, out.raw[: t + 1], state.iteration, dead=out.dead)
+        raise
     out.final = np.concatenate(final)
     out.shape_rewards(envs.description.rewards)
 
@@ -319,7 +324,11 @@ def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout
     for t in range(config.num_steps):
         out.raw[t] = buffers.observations
         buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t])
-        envs.step()
+        try:
+            envs.step()
+        except EnvironmentFailureError:
+            check_acted(envs.description, envs.env_ids, out.raw[: t + 1], -1, dead=out.dead)
+            raise
         life.progressed()
         out.take(t, buffers)
     out.shape_rewards(envs.description.rewards)

@@ -173,7 +173,7 @@ class HostRun:
             actions, states[p] = self._policy.act(parameters, scale, shaped, states[p], ended, noises[p], *numbers)
             return actions
 
-        collect(self.envs, infer, self.program.net.squash, self.rollout)
+        collect(self.envs, infer, self.program.net.squash, self.rollout, iteration)
 
     def _ended(self, part: slice, t: int) -> np.ndarray:
         """Marks where the step before ended an episode for the learner, bool ``[n]``."""

@@ -16,7 +16,7 @@ from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
-from lockstep.envs.numbers import check_numbers, check_rows
+from lockstep.envs.numbers import check_acted, check_numbers, check_rows
 from lockstep.torch_engine.envs.simulators import Step
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.nets import distributions
@@ -279,7 +279,8 @@ class TensorCollector:
                 take_step(t, envs, self._actor, noise[t], self._buffers, self._normalize, self._squash)
             except Exception:  # also of a network on the host that was shown an index of no choice
                 if on_host(envs.device):
-                    check_rows(envs.description, envs.env_ids, envs.observations.numpy(), self._state.iteration, t)
+                    rows = envs.observations.numpy()[None]
+                    check_acted(envs.description, envs.env_ids, rows, self._state.iteration, t)
                 raise
             life.progressed()
 
