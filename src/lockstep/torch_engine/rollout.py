@@ -15,7 +15,7 @@ from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.core.spaces import ObservationLayout
-from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
+from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions, random_replacements
 from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.numbers import check_acted, check_numbers, check_rows
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
@@ -320,10 +320,10 @@ def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout
     """Fills ``out`` with random actions, for the normalisers' first statistics; every episode starts anew then."""
     buffers = envs.buffers
     observation, action = envs.description.observation, envs.description.action
-    actions = random_actions(config, plan, action)
+    actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
     for t in range(config.num_steps):
         out.raw[t] = buffers.observations
-        buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t])
+        buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t], replacements[t])
         try:
             envs.step()
         except EnvironmentFailureError:

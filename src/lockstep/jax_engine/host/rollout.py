@@ -12,7 +12,7 @@ from lockstep.config.run import Config
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
+from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions, random_replacements
 from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.numbers import check_acted
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
@@ -125,10 +125,10 @@ def collect(
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: HostRollout) -> None:
     """Collects a rollout of random actions, for the normalisers' first statistics; then episodes start anew."""
     observation, action, b = envs.description.observation, envs.description.action, envs.buffers
-    actions = random_actions(config, plan, action)
+    actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
     out.raw[0] = b.observations
     for t in range(config.num_steps):
-        b.actions[...] = allowed_actions(observation, action, b.observations, actions[t])
+        b.actions[...] = allowed_actions(observation, action, b.observations, actions[t], replacements[t])
         try:
             envs.step()
         except EnvironmentFailureError:
