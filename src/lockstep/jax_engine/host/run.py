@@ -193,12 +193,14 @@ class HostRun:
             return by_shard(np.ascontiguousarray(np.moveaxis(shaped, 1, 0)))
 
         zeros = np.zeros(out.scores.shape, np.float32)
+        with np.errstate(over="ignore"):  # the loss made of them is looked at
+            rewards = out.rewards.astype(np.float32)
         rollout = Rollout(
             observations=placed(out.raw),
             raw=placed(out.raw[:-1]) if self.config.normalize.observations else None,
             actions=placed(out.actions),
             outputs=None,
-            rewards=placed(out.rewards.astype(np.float32)),
+            rewards=placed(rewards),
             terminated=placed(out.terminated),
             truncated=placed(out.truncated),
             final=placed(out.final),
