@@ -160,21 +160,34 @@ class ForkedCall:
         words: of the command line.
         variables: all its environment variables.
         stdout: ``subprocess.DEVNULL`` or ``subprocess.PIPE``.
+        tells: a file descriptor that its exit status is written to, as a started one does.
     """
 
-    def __init__(self, server: Server, words: Sequence[str], variables: Mapping[str, str], stdout: int) -> None:
+    def __init__(
+        self, server: Server, words: Sequence[str], variables: Mapping[str, str], stdout: int, tells: int
+    ) -> None:
         self._command = ForkedCommand(server, words, Path.cwd(), variables, new_session=True, isolated=True)
         out, err = self._command.take_pipes()
         self.stderr = os.fdopen(err, errors="replace")
         self.stdout = os.fdopen(out, errors="replace") if stdout == subprocess.PIPE else None
         if self.stdout is None:
             threading.Thread(target=_empty, args=(out,), daemon=True).start()
-        self.pid, self.poll, self.wait, self.send_signal = (
-            self._command.pid,
-            self._command.poll,
-            self._command.wait,
-            self._command.send_signal,
-        )
+        self.pid, self.send_signal, self._tells = self._command.pid, self._command.send_signal, os.dup(tells)
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._told(self._command.poll())
+
+    def wait(self) -> int | None:
+        """The exit code."""
+        return self._told(self._command.wait())
+
+    def _told(self, code: int | None) -> int | None:
+        if code is not None and self._tells != -1:
+            os.write(self._tells, str(code).encode())
+            os.close(self._tells)
+            self._tells = -1
+        return code
 
     @property
     def returncode(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Lockstep: one reinforcement-learning agent on many devices, the same bytes on every number of them."""
+"""Lockstep trains one reinforcement-learning agent on many devices: any number of them gives the same bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public functions on first use, so that ``import lockstep`` loads no framework."""
+    """Imports a public function on first use, so that ``import lockstep`` loads no framework."""
     if name not in _HOME:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     drawn = random.getstate()
@@ -59,11 +59,11 @@ def __getattr__(name: str) -> Any:
             raise
         raise ImportError(f"lockstep.{name} needs PyTorch: pip install 'lockstep-rl[torch]'") from None
     finally:
-        random.setstate(drawn)  # rich draws from it while it is imported, and whoever imports us may have seeded it
+        random.setstate(drawn)  # importing rich draws from `random`, which the caller may have seeded
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """List the public functions too that no one has used yet."""
+    """Lists all public names, including those that haven't been imported yet."""
     return sorted({*globals(), *__all__})

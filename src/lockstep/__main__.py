@@ -1,4 +1,4 @@
-"""``python -m lockstep``: the same as the ``lockstep`` command."""
+"""Makes ``python -m lockstep`` run the ``lockstep`` command."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The ``lockstep`` command: finds the module of a command, and turns what goes wrong into one line and an exit code."""
+"""The ``lockstep`` command: runs the module of a subcommand and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COMMANDS = (
     *("train", "check", "list", "plot", "report", "eval", "play", "compare", "record", "clone", "export"),
     *("verify", "bench", "plan", "run", "doctor"),
 )
-"""Modules of ``lockstep.commands``, whose ``main(argv)`` returns the exit status; one is loaded when it is called."""
+"""Modules of ``lockstep.commands``, loaded only when called; ``main(argv)`` of each returns the exit status."""
 
 ELSEWHERE = {
     **{word: "train" for word in ("learn", "fit", "ppo", "grpo")},
@@ -66,15 +66,15 @@ ELSEWHERE = {
     **{word: "bench" for word in ("benchmark", "profile")},
     **{word: "list" for word in ("ls", "runs", "status")},
 }
-"""What commands of other libraries are called here."""
+"""Command names of other libraries, with the command that does the same here."""
 
 
 AT_WORK = ("train", "verify", "bench", "run", "doctor")
-"""Commands whose exit status says what came of what they started; of others it is 0 when nobody reads on."""
+"""Commands whose exit status reports on the work they started; others exit with 0 if their output pipe is closed."""
 
 
 USERS_OWN = ("run", "doctor")
-"""Commands whose ranks are a user's own program, which computes as it does without us."""
+"""Commands whose ranks are a user's own program, whose numerics we must not change."""
 
 
 def _run(words: Sequence[str]) -> int:
@@ -96,7 +96,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _topology() -> Topology:
-    """This process's place in a run, also where the launcher's variables make no sense."""
+    """Returns this process's place in the run, or a single rank if the launcher's variables are invalid."""
     try:
         return from_environment()
     except ValueError:
@@ -105,9 +105,10 @@ def _topology() -> Topology:
 
 @contextlib.contextmanager
 def _ended_by_signals(called: bool) -> Iterator[None]:
-    """Lets stop signals end the first process of a container as they end any other, from which the kernel keeps them.
+    """Makes stop signals end this process if it is the first of a container, which the kernel shields from them.
 
-    Who takes them for ranks, or for a checkpoint, does so afterwards. A caller in Python gets them back.
+    Code that handles these signals for ranks or checkpoints installs its own handlers later. The default handlers are
+    restored at the end if ``called`` from Python.
     """
     first = os.getpid() == 1 and threading.current_thread() is threading.main_thread()
     taken = [number for number in STOP_SIGNALS if first and signal.getsignal(number) == signal.SIG_DFL]
@@ -116,15 +117,15 @@ def _ended_by_signals(called: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        for number in taken if called else ():  # else what ends a process may still take long
+        for number in taken if called else ():  # not for a command, whose exit may take long
             signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def _showing_every_sign() -> Iterator[None]:
-    """Lets a terminal that lacks a sign, as ``…`` in Latin-1, show its number; a command's output would end there."""
+    """Escapes characters that standard output can't encode (``…`` in Latin-1), where a command would otherwise fail."""
     out, before = sys.stdout, None
-    with contextlib.suppress(OSError, ValueError):  # it is closed, or nobody reads it any more
+    with contextlib.suppress(OSError, ValueError):  # the stream is closed
         if isinstance(out, io.TextIOWrapper) and _may_lack_signs(out):
             before = out.errors
             out.reconfigure(errors="backslashreplace")
@@ -137,13 +138,13 @@ def _showing_every_sign() -> Iterator[None]:
 
 
 def _may_lack_signs(out: io.TextIOWrapper) -> bool:
-    if out.errors == "surrogateescape":  # of the C locale; in UTF-8 it lets names of files pass that aren't
+    if out.errors == "surrogateescape":  # set by the C locale; in UTF-8 it passes file names that aren't valid UTF-8
         return codecs.lookup(out.encoding).name != "utf-8"
     return out.errors == "strict"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line; returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
+    """Runs a command line and returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
     open_closed_streams()
     with _showing_every_sign(), _ended_by_signals(argv is not None):
         return _main(list(sys.argv[1:] if argv is None else argv))
@@ -160,7 +161,7 @@ def _main(words: list[str]) -> int:
         report_failure(" ".join(str(error).split()), secondary=_topology().local_rank > 0)
         return EXIT_USER_ERROR
     except (RunError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and not works:  # whoever read our output has left (`| head`)
+        if isinstance(error, BrokenPipeError) and not works:  # the reader of our output has exited (`| head`)
             return 0
         report_failure(" ".join(str(error).split()))
         return EXIT_FAILURE

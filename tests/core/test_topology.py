@@ -230,7 +230,29 @@ def test_srun_and_mpirun_may_end_all_ranks_when_one_fails():
 def test_slurm_says_how_many_cores_each_task_has():
     assert from_environment(step(0, 4, 0, "4", SLURM_CPUS_PER_TASK=8)).cores == 8
     assert from_environment(step(0, 4, 0, "4")).cores is None
-    assert from_environment(step(0, 4, 0, "4", SLURM_CPUS_PER_TASK=8) | torchrun(0, 4, 0, 4)).cores is None
+
+
+def test_the_tasks_have_their_cores_also_where_a_script_says_itself_which_rank_each_is():
+    task = step(1, 4, 1, "4", SLURM_CPUS_PER_TASK=8)
+    exported = {"RANK": "1", "WORLD_SIZE": "4"}
+    assert from_environment(task | exported).cores == 8
+    assert from_environment(task | exported | {"MASTER_ADDR": "node01", "LOCAL_RANK": "1"}).cores == 8
+    assert from_flags("127.0.0.1:4000", 4, 1, task).cores == 8
+    assert from_environment(without(task, "SLURM_CPUS_PER_TASK") | exported).cores is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "of_others"),
+    [
+        (step(0, 4, 0, "4"), torchrun(0, 4, 0, 4, TORCHELASTIC_MAX_RESTARTS=0)),
+        (step(0, 4, 0, "4"), torchrun(0, 4, 0, 4, LOCKSTEP_LAUNCHER=1)),
+        (step(0, 2, 0, "1(x2)"), torchrun(0, 8, 0, 4)),  # a task starts several by hand, which share what it has
+        (step(0, 4, 0, "4", SLURM_STEP_NUM_TASKS=1), torchrun(0, 4, 0, 4)),
+        (without(step(0, 4, 0, "4"), "SLURM_STEP_NODELIST"), torchrun(0, 4, 0, 4)),  # a batch script
+    ],
+)
+def test_ranks_that_are_no_tasks_share_the_cores_of_theirs(environ, of_others):
+    assert from_environment(environ | of_others | {"SLURM_CPUS_PER_TASK": "8"}).cores is None
 
 
 def test_the_user_may_say_where_slurms_tasks_meet():

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import corridors
 import jax
@@ -291,6 +292,9 @@ def test_continuous_actions_keep_to_their_bounds():
         ({"batch_size": 3, "num_batches": 2}, "3 x 2 = 6 must be num_envs 4"),
         ({"batch_size": 3}, "batch_size: 3 doesn't divide num_envs 4"),
         ({"num_batches": 0}, "num_batches: 0"),
+        ({"batch_size": 2.5}, "batch_size: 2.5 must be a whole number"),
+        ({"batch_size": "2"}, "batch_size: '2' must be a whole number"),
+        ({"log_devices_every": None}, "log_devices_every: None must be a whole number"),
         ({"axis_name": "fsdp"}, "axis_name: 'fsdp'"),
         ({"axis_name": "my axis"}, "axis_name: 'my axis'"),
         ({"log_devices_every": -1}, "log_devices_every: -1"),
@@ -302,8 +306,10 @@ def test_settings_of_a_task_that_dont_fit_are_refused(settings, words):
 
 
 def test_batches_say_how_many_minibatches_there_are():
-    for size, number in ((1, None), (None, 4), (1, 4)):
-        assert Corridors(*corridor_settings(), batch_size=size, num_batches=number).ppo_config.n_minibatches == 4
+    given: list[tuple[Any, Any]] = [(1, None), (None, 4), (1, 4), (1.0, None), (None, np.int64(4))]
+    for size, number in given:
+        minibatches = Corridors(*corridor_settings(), batch_size=size, num_batches=number).ppo_config.n_minibatches
+        assert (minibatches, type(minibatches)) == (4, int)
     assert Corridors(*corridor_settings()).ppo_config.n_minibatches == 2
 
 

@@ -170,10 +170,8 @@ def told(monkeypatch):
     def of(*words, launched=False):
         calls = []
         monkeypatch.setattr(processes, "set_up_jax", lambda *args: calls.append(args))
-        if launched:
-            monkeypatch.setattr(jax_start, "topology_of", lambda options: place(0, 2, 0, 2))
         request = request_of(["CartPole-v1", "--engine", "jax", *words])
-        jax_start.start_jax(request.config, request.options)
+        jax_start.start_jax(request.config, request.options, place(0, 2, 0, 2) if launched else Topology())
         return [(platform, number) for _, platform, number, *_ in calls]
 
     return of

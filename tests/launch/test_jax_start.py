@@ -1,10 +1,15 @@
 """On which device JAX is started by who looks at an environment: processes that start others leave GPUs to them."""
 
+import contextlib
+import signal
+import socket
+import threading
 import types
 
 import pytest
+from command_line import ending, running
 
-from lockstep.commands import bench
+from lockstep.commands import bench, check, clone, eval, train
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.topology import Topology
@@ -102,7 +107,7 @@ def test_plan_looks_with_the_cpu_before_engines_count(asked):
 def test_a_group_of_seeds_is_looked_at_with_the_gpu_only_where_it_is_trained_here(asked, words, platform):
     request = request_of([STEPPED_BY_JAX, *ON_GPUS, "--seeds", "0-1", *words])
     assert asked == [platform, "looked"]
-    assert jax_start.start_jax(request.config, request.options) is None
+    assert jax_start.start_jax(request.config, request.options, Topology()) is None
     assert asked[2:] == [platform]
 
 
@@ -118,10 +123,10 @@ def test_a_group_looks_with_the_cpu_before_its_seeds_start(asked, monkeypatch, t
 
 def test_processes_of_a_launcher_meet_before_they_look(asked, monkeypatch):
     place, joined = Topology(0, 2, 0, 2, launched=True), []
-    monkeypatch.setattr(jax_start, "topology_of", lambda options: place)
+    monkeypatch.setattr(defaults, "topology_of", lambda options: place)
     door = jax_start.engine_module("jax")
     monkeypatch.setattr(door, "set_up_jax", lambda threads, platform, devices, topology, *_: joined.append(topology))
-    request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"])
+    request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"], trains=True)
     assert joined == [place]
     assert asked == ["looked"]
 
@@ -133,16 +138,63 @@ def test_processes_that_cannot_meet_say_so_and_meet_no_second_time(asked, monkey
         met.append("tried")
         raise RankMismatchError("rank 1 can't meet the others at host:1: nobody is there")
 
-    monkeypatch.setattr(jax_start, "topology_of", lambda options: Topology(1, 2, 1, 2, launched=True))
+    monkeypatch.setattr(defaults, "topology_of", lambda options: Topology(1, 2, 1, 2, launched=True))
     monkeypatch.setattr(jax_start.engine_module("jax"), "set_up_jax", meet)
     with pytest.raises(RankMismatchError, match=r"^rank 1 can't meet the others"):
-        request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"])
+        request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"], trains=True)
     assert (met, asked) == (["tried"], [])
 
 
 def test_the_name_of_rank_0_is_looked_up_before_processes_meet(asked, monkeypatch):
     place = Topology(1, 2, 0, 1, launched=True, master_addr="node-0")
-    monkeypatch.setattr(jax_start, "topology_of", lambda options: place)
+    monkeypatch.setattr(defaults, "topology_of", lambda options: place)
     monkeypatch.setattr(world, "wait_for_name", lambda host: asked.append(f"waits for {host}"))
-    request_of([STEPPED_BY_JAX, *ON_GPUS])
+    request_of([STEPPED_BY_JAX, *ON_GPUS], trains=True)
     assert asked == ["waits for node-0", "cuda", "looked"]
+
+
+# ---- what trains nothing, where a launcher's variables stand (a shell in a pod of a run)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (train, [STEPPED_BY_JAX, "--engine", "jax", "--print-config"]),
+        (train, [STEPPED_BY_JAX, "--engine", "jax", "--print-environment"]),
+        (train, [STEPPED_BY_JAX, "--engine", "jax", "--help"]),
+        (check, [STEPPED_BY_JAX]),
+        (eval, [STEPPED_BY_JAX, "--policy", "random"]),
+        (clone, ["none.episodes", "--out", "none", "--like", STEPPED_BY_JAX]),
+    ],
+)
+def test_a_command_that_trains_nothing_is_no_rank(asked, monkeypatch, command, words):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node-0"}.items():
+        monkeypatch.setenv(name, value)
+    joined, door = [], jax_start.engine_module("jax")
+    monkeypatch.setattr(door, "set_up_jax", lambda threads, platform, devices, topology, *_: joined.append(topology))
+    monkeypatch.setattr(world, "wait_for_name", lambda host: asked.append(f"waits for {host}"))
+    monkeypatch.setattr(check, "examine", lambda *_: [])
+    with contextlib.suppress(ValueError):  # nothing is there to be seen
+        command.main(words)
+    assert asked == ["looked"]
+    assert set(joined) == {Topology()}
+
+
+def test_a_config_is_shown_beside_a_run_that_lives_without_a_connection_to_it(tmp_path):
+    words = ("train", "corridors:Corridor", "--engine", "jax", "--env.backend", "jax", "--print-config")
+    place, met = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}, []
+    with socket.create_server(("127.0.0.1", 0)) as rank_0:
+        port = str(rank_0.getsockname()[1])
+        with running(*words, cwd=tmp_path, MASTER_PORT=port, **place) as (process, mark):
+
+            def listen():
+                with contextlib.suppress(OSError):
+                    rank_0.accept()[0].close()
+                    met.append("somebody")
+                    process.send_signal(signal.SIGKILL)  # it would wait for an answer
+
+            threading.Thread(target=listen, daemon=True).start()
+            ended = ending(process, mark)
+        rank_0.shutdown(socket.SHUT_RDWR)
+    assert (ended.code, met) == (0, []), ended.stderr
+    assert "id: corridors:Corridor" in ended.stdout

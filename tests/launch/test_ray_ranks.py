@@ -1,5 +1,6 @@
 """Ranks on a Ray cluster, without one: who is which rank, what is asked for, and the keeper of one rank."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -22,7 +24,7 @@ from lockstep.launch.ray import actor as actors
 from lockstep.launch.ray import cluster as clusters
 from lockstep.launch.ray.actor import Place, RankActor, Told
 from lockstep.launch.ray.cluster import Cluster, Node, check_ray, connected, needs_of, places, with_devices
-from lockstep.launch.ray.ranks import RayRanks, gpus_of, order_of, variables_of
+from lockstep.launch.ray.ranks import RayRanks, RayServer, gpus_of, order_of, variables_of
 
 A, B = "a" * 8, "b" * 8
 MASTER = ("10.0.0.1", 4711)
@@ -79,10 +81,10 @@ def test_what_ray_is_asked_for_each_process(changed, options, needs, count):
     assert places([{"CPU": 3.0, "GPU": 8.0}, {"CPU": 3.5, "GPU": 1.0}, {}], found) == count
 
 
-def cluster(*nodes):
+def cluster(*nodes, own=False):
     """A cluster of nodes with so many CPUs, that this process isn't connected to."""
     made = object.__new__(Cluster)
-    made.here = "0"
+    made.here, made.own = "0", own
     made.nodes = lambda: [
         Node(str(n), f"10.0.0.{n}", 1, {"CPU": float(cpus)}, {"CPU": float(cpus)}) for n, cpus in enumerate(nodes)
     ]
@@ -102,6 +104,36 @@ def test_the_world_is_as_large_as_the_cluster_and_the_shards_allow():
         world("6:8", 2, 3)
     with pytest.raises(ValueError, match=r"node of this command \(10\.0\.0\.0\), which has 0 of Ray's CPUs"):
         world(1, 0, 4)
+
+
+def test_a_containers_limit_holds_the_number_of_ranks_only_where_nobody_gives_one(monkeypatch):
+    monkeypatch.setattr(clusters, "available_cores", lambda: 1)  # of four
+
+    def world(nproc, own=True, **changed):
+        made = cluster(4, own=own)
+        return made.world(RunOptions(nproc=nproc, launcher="ray"), config(num_envs=8, **changed), Topology()).processes
+
+    assert [world(nproc) for nproc in ("auto", "2:4", 2, 4)] == [1, 2, 2, 4]
+    assert (world("auto", threads=4), world(2, threads=2)) == (1, 2)
+    assert world("auto", own=False) == 4  # a cluster says itself what it has
+    with pytest.raises(ValueError, match=r"^nproc: 6 ranks need 6 CPUs, and the Ray cluster has 4; use --nproc 4$"):
+        world(6)
+    server = RayServer(cluster(4, own=True), config(num_envs=8), RunOptions(nproc="1:4", launcher="ray"))
+    assert server.places() == 1
+
+
+def test_a_cluster_of_its_own_has_the_cores_that_this_process_is_bound_to(monkeypatch):
+    ray, told = pytest.importorskip("ray"), {}
+    from ray._private import ray_constants
+
+    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setattr(ray, "init", lambda **given: told.update(given))
+    monkeypatch.setattr(clusters, "bound_cores", lambda: 6)
+    monkeypatch.setattr(clusters, "available_cores", lambda: 2)
+    with contextlib.ExitStack() as stack:
+        clusters._start_own(stack, {})
+    assert told["num_cpus"] == 6
 
 
 # --- what can be wrong --------------------------------------------------------------------------------------------
@@ -247,8 +279,8 @@ def joins(monkeypatch):
     import ray._private.worker as worker
 
     monkeypatch.setattr(worker, "print_to_stdstream", None)
-    monkeypatch.setattr(clusters, "Cluster", lambda note: note)
-    monkeypatch.setattr(clusters, "available_cores", lambda: 6)
+    monkeypatch.setattr(clusters, "Cluster", lambda note, own: SimpleNamespace(note=note, own=own))
+    monkeypatch.setattr(clusters, "bound_cores", lambda: 6)
 
     def join(address, answer):
         done = []
@@ -264,8 +296,9 @@ def joins(monkeypatch):
             monkeypatch.delenv(clusters.ADDRESS, raising=False)
         monkeypatch.setattr(ray, "init", lambda address, **_: init(address))
         monkeypatch.setattr(clusters, "_start_own", lambda *_: done.append("starts its own"))
-        with connected() as note:
-            return done, note
+        with connected() as found:
+            assert found.own == ("starts its own" in done)
+            return done, found.note
 
     return join
 

@@ -169,7 +169,7 @@ def test_launched_processes_ask_no_tpu_before_that_is_known(monkeypatch):
     engine.set_up_jax = lambda *_: pytest.fail("JAX was started")
     monkeypatch.setattr(jax_start, "engine_module", lambda name: engine)
     with pytest.raises(ValueError, match=r"^device: tpu with 2 processes on this host"):
-        jax_start.start_jax(request.config, request.options)
+        jax_start.start_jax(request.config, request.options, topology_of(request.options))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_several_processes_are_started_and_told_their_devices(engine, processes,
 
 
 def test_devices_of_an_accelerator_are_checked_before_the_run_is_made(engine, capsys, monkeypatch):
-    monkeypatch.setattr(start, "start_jax", lambda config, options: None)
+    monkeypatch.setattr(start, "start_jax", lambda *_: None)
 
     def none(device, number):
         raise ValueError(f"devices: {number} asked for and there is no {device}")

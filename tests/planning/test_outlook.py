@@ -1,8 +1,10 @@
 """An outlook as a whole: what of the counts and of the machine is said in it."""
 
 import numpy as np
+import pytest
 
 from lockstep.config.run import Config
+from lockstep.core.host import cgroups
 from lockstep.planning import outlook
 from lockstep.planning.hardware import parse_target
 from lockstep.planning.host_steps import HostSteps
@@ -43,6 +45,22 @@ def test_what_a_machine_lacks_doesnt_fit(monkeypatch):
     assert row["share_of_memory"] == 1.5
     assert not row["fits"]
     assert not any("simulator" in note for note in found["notes"])  # it was measured
+
+
+@pytest.mark.parametrize(("limit", "capacity"), [("2048000\n", 2e3), ("max\n", 8e3), ("9223372036854771712\n", 8e3)])
+def test_a_containers_memory_is_no_more_than_its_limit(monkeypatch, tmp_path, limit, capacity):
+    (tmp_path / "meminfo").write_text("MemTotal: 8000 kB\nMemFree: 10 kB\n")
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text("1000000\n")  # which says nothing of what a run may have
+    (tmp_path / "own").write_text("0::/\n")
+    monkeypatch.setattr(outlook, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "OWN", tmp_path / "own")
+    times = RankTimes(*(np.array([1.0]) for _ in range(4)), memory=4e3 * 1024)
+    monkeypatch.setattr(outlook.this_machine, "measure", lambda *_: Measured(1, 1, (times,)))
+    (row,) = planned(monkeypatch, "cpu:1").to_json()["predictions"]
+    assert row["share_of_memory"] == 4e3 / capacity
+    assert row["fits"] is (capacity > 4e3)
 
 
 def test_ranks_of_a_processor_share_its_memory_as_many_as_there_are(monkeypatch):

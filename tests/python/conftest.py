@@ -13,8 +13,8 @@ from forked_command import FORKS, ForkedCall, Server
 from lockstep.core.topology import without_launcher
 from lockstep.python import command
 
-THEIR_OWN = "from lockstep.cli import main; sys.exit(main())"
-"""The end of the code of a process that ``lockstep.train`` starts; its words follow."""
+THEIR_OWN = "from lockstep.cli import main; "
+"""Stands in the code of a process that ``lockstep.train`` starts; its words follow."""
 
 
 _servers: dict[tuple[tuple[str, str], ...], Server] = {}
@@ -35,9 +35,9 @@ def forked_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         return
 
     def forked(args: Any, env: Any = None, stdout: Any = None, **options: Any) -> Any:
-        ours = isinstance(args, list) and args[:3] == [sys.executable, "-P", "-c"] and args[3].endswith(THEIR_OWN)
+        ours = isinstance(args, list) and args[:3] == [sys.executable, "-P", "-c"] and THEIR_OWN in args[3]
         if ours and stdout in (subprocess.PIPE, subprocess.DEVNULL):
-            return ForkedCall(_server(env), args[4:], env, stdout)
+            return ForkedCall(_server(env), args[4:], env, stdout, options["pass_fds"][0])
         return subprocess.Popen(args, env=env, stdout=stdout, **options)
 
     names = types.SimpleNamespace(Popen=forked, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL)

@@ -1,8 +1,10 @@
 """Callbacks: called in the caller's process, answered at the boundary of an iteration, on every number of ranks."""
 
+import contextlib
 import json
 import os
 import pickle
+import resource
 import signal
 import tempfile
 import traceback
@@ -99,19 +101,59 @@ def test_observers_are_not_waited_for():
     assert "mine/double" not in run.metrics[0]
 
 
+def test_a_caller_may_have_opened_more_files_than_select_knows():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 4096 and hard != -1 else 4096, hard))
+    watching = Watching(last=2)
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(1100):
+                stack.enter_context(open(os.devnull))
+            run = lockstep.train("CartPole-v1", callbacks=watching, **SMALL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert run.status == "stopped by a callback"
+    assert watching.told[-1] == ("end", "stopped by a callback")
+
+
 def test_an_exception_ends_the_run_with_a_checkpoint_and_its_own_traceback():
     class Failing:
         def on_iteration(self, record):
             if record["iteration"] == 3:
                 json.loads("--name x")
 
+    before, after = Watching(), Watching()
     with pytest.raises(json.JSONDecodeError, match="Expecting value") as caught:
-        lockstep.train("CartPole-v1", nproc=2, callbacks=[Failing()], name="failing", **SMALL)
+        lockstep.train("CartPole-v1", nproc=2, callbacks=[before, Failing(), after], name="failing", **SMALL)
     assert caught.value.doc == "--name x"
     assert "in on_iteration" in "".join(traceback.format_exception(caught.value))
     run = lockstep.load_run("failing")
     assert run.status == "stopped by a callback"
     assert [path.name for path in run.checkpoints] == ["step_384"]
+    last = [("checkpoint", "step_384"), ("end", "stopped by a callback")]
+    iterations = [("iteration", 1), ("iteration", 2)]
+    assert before.told == [("start", "failing"), *iterations, ("iteration", 3), *last]
+    assert after.told == [("start", "failing"), *iterations, *last]
+
+
+@pytest.mark.parametrize("method", ["on_start", "on_checkpoint", "on_end"])
+def test_others_hear_what_a_callback_failed_at_and_the_first_exception_is_raised(method):
+    def failing(text):
+        def fail(self, _):
+            raise OSError(text)
+
+        return type("Failing", (), {method: fail})()
+
+    watching = Watching(last=5)
+    with pytest.raises(OSError, match="the first") as caught:
+        lockstep.train(
+            "CartPole-v1", callbacks=[failing("the first"), failing("the second"), watching], name="failing", **SMALL
+        )
+    assert caught.value.__notes__ == ["then Failing raised OSError: the second"]
+    run = lockstep.load_run("failing")
+    told = [("start", "failing"), *(("checkpoint", path.name) for path in reversed(run.checkpoints))]
+    assert len(told) > 1
+    assert [each for each in watching.told if each[0] != "iteration"] == [*told, ("end", "stopped by a callback")]
 
 
 @pytest.mark.parametrize("engine", ["torch", "jax"])
@@ -124,15 +166,17 @@ def test_an_exception_of_an_observer_ends_the_run_at_once(engine):
             if record["iteration"] == 3:
                 raise OSError("the disk is full")
 
-    failing, settings = Failing(), {**SMALL, "total_steps": 10**8}
+    failing, watching, settings = Failing(), Watching(), {**SMALL, "total_steps": 10**8}
+    callbacks = [failing, watching]
     with pytest.raises(OSError, match="the disk is full") as caught:
         lockstep.train(
-            "lockstep/CartPole-v1", engine=engine, callbacks=failing, observe_only=True, name="failing", **settings
+            "lockstep/CartPole-v1", engine=engine, callbacks=callbacks, observe_only=True, name="failing", **settings
         )
     assert "in on_iteration" in "".join(traceback.format_exception(caught.value))
     run = lockstep.load_run("failing")
     assert (failing.seen, run.status) == (3, f"stopped by signal {signal.SIGTERM:d}")
     assert run.checkpoints[0].name == f"step_{run.metrics[-1]['global_step']}"
+    assert watching.told[-2:] == [("checkpoint", run.checkpoints[0].name), ("end", run.status)]
 
 
 @pytest.mark.parametrize(
@@ -171,12 +215,18 @@ def test_an_interrupt_leaves_a_checkpoint():
             if record["iteration"] == 3:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    settings = {**SMALL, "total_steps": 10**8}
-    with pytest.raises(KeyboardInterrupt):
-        lockstep.train("CartPole-v1", nproc=2, callbacks=[Interrupting()], name="interrupted", **settings)
+        def on_end(self, run):
+            raise OSError("no room")
+
+    watching, settings = Watching(), {**SMALL, "total_steps": 10**8}
+    callbacks = [Interrupting(), watching]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        lockstep.train("CartPole-v1", nproc=2, callbacks=callbacks, name="interrupted", **settings)
     run = lockstep.load_run("interrupted")
     assert run.status.startswith("stopped by")
     assert run.checkpoints[0].name == f"step_{run.summary['global_step']}"
+    assert watching.told[-2:] == [("checkpoint", run.checkpoints[0].name), ("end", run.status)]
+    assert caught.value.__notes__ == ["then Interrupting raised OSError: no room"]
 
 
 def test_an_iteration_that_is_done_again_is_asked_about_once(tmp_path):

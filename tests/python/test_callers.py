@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import importlib
 import io
 import os
 import pickle
@@ -17,7 +18,7 @@ import pytest
 from command_line import TIMEOUT, wait_until
 
 import lockstep
-from lockstep.python.command import _places
+from lockstep.python.command import UNTOLD, _places
 
 SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
 SOURCE = str(Path(lockstep.__file__).parents[1])
@@ -91,6 +92,29 @@ def test_what_a_caller_looks_at_last_ranks_look_at_last(tmp_path, monkeypatch):
     run = lockstep.train("added_env:Added", name="added", **SMALL)
     assert run.status == "finished"
     assert run.evaluate(1)["length_mean"] == 10
+
+
+ELSEWHERE = """
+import os
+import lockstep
+from packed.envs import Maze
+
+os.chdir("sub")
+run = lockstep.train(Maze, name="moved", num_steps=16, total_steps=256, quiet=True)
+print(run.config.env.id, run.status, run.evaluate(1)["length_mean"])
+"""
+
+
+def test_an_object_is_found_from_another_directory_than_it_was_imported_in(tmp_path):
+    """Where Python looks in the working directory, as with ``python -c`` and in a notebook."""
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "packed" / "envs.py").write_text(
+        "from handed_envs import Counting\n\nclass Maze(Counting):\n    pass\n"
+    )
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, MODULES])}
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], env=given, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.stdout.splitlines()[-1:] == ["packed.envs:Maze finished 10.0"], done.stderr
 
 
 SPAWNING = """
@@ -271,3 +295,120 @@ def test_a_call_leaves_nothing_open():
         assert run.evaluate(1)["episodes"] == 1
         gc.collect()
     assert [str(each.message) for each in said if each.category is ResourceWarning] == []
+
+
+UNHEARD = """
+import os, signal, sys, threading, time
+import lockstep
+
+def reap():
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            time.sleep(0.01)
+
+if sys.argv[1] == "ignored":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+else:
+    threading.Thread(target=reap, daemon=True).start()
+
+def said(call, *words, **settings):
+    try:
+        return call(*words, **settings)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+settings = dict(num_steps=16, total_steps=256, quiet=True)
+run = said(lockstep.train, "CartPole-v1", name="good", **settings)
+print(run.status)
+for words in (("NoSuch-v1",), ("ending:raising",), ("ending:exiting",)):
+    print(said(lockstep.train, *words, **settings))
+print(said(run.export, torch="ending.py/policy.pt2"))
+print(said(run.evaluate, 1, checkpoint=99))
+"""
+ENDING_EARLY = """
+import os, signal
+from handed_envs import Counting
+
+class Raising(Counting):
+    def step(self, action):
+        raise RuntimeError("the arm is stuck")
+
+def raising():
+    return Raising()
+
+def exiting():
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("who", ["ignored", "reaped"])
+def test_a_caller_who_cannot_know_how_children_end_hears_it(tmp_path, who):
+    """Python takes 0 for the exit status of a child that somebody else has waited for."""
+    (tmp_path / "ending.py").write_text(ENDING_EARLY)
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, str(tmp_path), MODULES])}
+    done = subprocess.run(
+        [sys.executable, "-c", UNHEARD, who], env=given, capture_output=True, text=True, timeout=TIMEOUT
+    )
+    good, missing, raising, exiting, export, evaluated = done.stdout.splitlines()
+    assert good == "finished"
+    assert missing.startswith("ValueError: env.id: no environment 'NoSuch-v1'")
+    assert raising.startswith("RunError: ")
+    assert "the arm is stuck" in raising
+    assert exiting == f"RunError: {UNTOLD}"
+    assert "ending.py" in export
+    assert evaluated.startswith("ValueError: ")
+    assert "no checkpoint of step 99" in evaluated
+    assert [entry.name for entry in (tmp_path / "runs").iterdir() if (entry / "summary.json").exists()] == ["good"]
+
+
+UNGUARDED = """
+import os, sys
+from handed_envs import Counting
+import lockstep
+
+with open("imports", "a") as file:
+    print(os.getpid(), file=file)
+if os.path.getsize("imports") > 100:
+    os._exit(9)  # or it would never end
+
+class Maze(Counting):
+    pass
+
+lockstep.train(sys.modules[__name__].Maze if __name__ == "maze" else "maze:Maze", num_steps=16, total_steps=256)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [(["-c", "import maze"], 2), (["maze.py"], 2), (["-m", "lockstep", "train", "maze:Maze"], 1)],
+)
+def test_a_module_that_trains_when_it_is_imported_is_refused_at_once(tmp_path, words, processes):
+    """Or the command that it starts would import it, and so start the next."""
+    (tmp_path / "maze.py").write_text(UNGUARDED)
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCE, str(tmp_path), MODULES])}
+    done = subprocess.run([sys.executable, *words], env=given, capture_output=True, text=True, timeout=TIMEOUT)
+    said = done.stderr.splitlines()[-1]
+    assert "env.id: maze:Maze" in said
+    assert said.endswith(
+        "maze starts lockstep train while Lockstep imports it, which would begin again without end; put the call under "
+        'if __name__ == "__main__":'
+    )
+    assert len(set((tmp_path / "imports").read_text().split())) == processes
+    assert done.returncode != 0
+
+
+def test_a_callback_may_import_what_trains(tmp_path, monkeypatch):
+    (tmp_path / "second.py").write_text(
+        f"import lockstep\nrun = lockstep.train('CartPole-v1', name='2nd', **{SMALL})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Importing:
+        def on_end(self, run):
+            self.run = importlib.import_module("second").run
+
+    importing = Importing()
+    lockstep.train("CartPole-v1", callbacks=importing, name="first", **SMALL)
+    assert (importing.run.path.name, importing.run.status) == ("2nd", "finished")

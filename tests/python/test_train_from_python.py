@@ -159,12 +159,19 @@ class LocalDrawn(handed_envs.Wrapped):
 LocalDrawn.__module__ = "__main__"
 
 
-def test_episodes_of_an_object_are_recorded(runs, tmp_path):
+def test_episodes_of_an_object_are_recorded(runs, tmp_path, monkeypatch):
     run = lockstep.train(LocalDrawn, name="drawn", **SMALL)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    assert run.record_video("~/out.gif") == tmp_path / "home" / "out.gif"
+    assert run.report("~/report.html") == tmp_path / "home" / "report.html"
+    assert {"out.gif", "report.html"} <= set(os.listdir(tmp_path / "home"))
     assert run.record_video(tmp_path / "out.gif") == tmp_path / "out.gif"
     frames = np.stack([frame[..., :3] for frame in imageio.mimread(tmp_path / "out.gif")])
     assert len(frames) > 5
     assert np.abs(frames[0].astype(int) - frames[-1]).max() > 20
+    with pytest.raises(ValueError, match=r"^episodes: '2\.0' is no whole number$"):
+        run.evaluate(episodes=2.0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"out\.avi"):
         run.record_video(tmp_path / "out.avi")
     with pytest.raises(ValueError, match=r"python:LocalDrawn was handed to lockstep\.train as an object"):
@@ -247,8 +254,15 @@ def test_an_id_that_this_process_alone_knows_is_explained(runs):
             (["CartPole-v1"], {"env": {"kwargs": {"map": Local}}}),
             "env.kwargs.map: Local can't be written into a config;",
         ),
-        ((["CartPole-v1"], {"num_envs": {1j}}), "num_envs: complex can't be written into a config"),
+        ((["CartPole-v1"], {"num_envs": [1j]}), "num_envs: complex can't be written into a config"),
+        (
+            (["CartPole-v1"], {"env": {"kwargs": {"tasks": {"push", "pick"}}}}),
+            "env.kwargs.tasks: a set has no order; give a list",
+        ),
+        ((["CartPole-v1"], {"log": {"tags": frozenset("a")}}), "log.tags: a set has no order; give a list"),
         (([{"env": "CartPole-v1"}], {"config": {}}), "config: given twice"),
+        (([{"env": "CartPole-v1"}], {"env": "Acrobot-v1"}), "env: given twice; give the config as config="),
+        ((["NoSuch-v0"], {"runs_dir": "runs/of/mine"}), "no environment 'NoSuch-v0' is registered"),
         ((["CartPole-v1"], {"seeds": 5}), 'seeds: 5 is no list of seeds; give range(5), [3, 7] or "0-4"'),
         (([], {"resume": "nothing"}), "neither nothing nor runs/nothing is a run directory"),
     ],

@@ -47,10 +47,16 @@ HERE = ["node", [*range(8)]]
 
 
 def settled(
-    config: EnvConfig, seconds: float, monkeypatch: pytest.MonkeyPatch, others: list[Any], given: int | None = None
+    config: EnvConfig,
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+    others: list[Any],
+    given: int | None = None,
+    limit: int | None = None,
 ) -> Any:
     monkeypatch.setattr(worker_processes, "measure_step", lambda *_: seconds)
-    monkeypatch.setattr(worker_processes, "available_cores", lambda: 8)
+    monkeypatch.setattr(worker_processes, "bound_cores", lambda: 8)
+    monkeypatch.setattr(worker_processes, "cpu_limit", lambda: limit)
     monkeypatch.setattr(worker_processes, "place_of_process", lambda: HERE)
     topology = Topology(rank=0, world_size=2, local_world_size=2, cores=given)
     return settle_workers(config, describe(config), 16, topology, lambda facts: [facts, *others])
@@ -58,7 +64,7 @@ def settled(
 
 def test_every_rank_settles_on_the_same_number_and_says_why(monkeypatch):
     auto = EnvConfig(id="CartPole-v1", workers="auto")
-    slow, fast = [SLOW, 16, 8, HERE, None], [FAST, 16, 8, HERE, None]
+    slow, fast = ([seconds, 16, [8, HERE, None, None]] for seconds in (SLOW, FAST))
     here, line = settled(auto, SLOW, monkeypatch, [fast])
     there, other_line = settled(auto, FAST, monkeypatch, [slow])
     assert (here.workers, there.workers) == (4, 4)
@@ -71,18 +77,23 @@ def test_every_rank_settles_on_the_same_number_and_says_why(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("other", "given", "workers"),
+    ("other", "given", "limit", "workers"),
     [
-        (["node", [*range(8, 16)]], None, 8),  # each is bound to cores of its own
-        (["other", [*range(8)]], None, 8),
-        (HERE, None, 4),
-        (["node", [*range(8, 16)]], 8, 8),
-        (HERE, 2, 2),  # none is bound, and Slurm gave each two
+        (["node", [*range(8, 16)]], None, None, 8),  # each is bound to cores of its own
+        (["other", [*range(8)]], None, None, 8),
+        (HERE, None, None, 4),
+        (["node", [*range(8, 16)]], 8, None, 8),
+        (HERE, 2, None, 2),  # none is bound, and Slurm gave each two
+        (["node", [*range(8, 16)]], None, 8, 4),  # one container's limit for both, however they are bound
+        (["node", [*range(8, 16)]], 8, 6, 3),
+        (["other", [*range(8)]], None, 6, 6),  # a container each
+        (HERE, None, 12, 4),
+        (HERE, None, 6, 3),
     ],
 )
-def test_cores_are_shared_by_the_ranks_that_are_bound_to_the_same(monkeypatch, other, given, workers):
+def test_cores_are_shared_by_the_ranks_that_are_bound_to_the_same(monkeypatch, other, given, limit, workers):
     auto = EnvConfig(id="CartPole-v1", workers="auto")
-    config, line = settled(auto, SLOW, monkeypatch, [[SLOW, 16, 8, other, given]], given)
+    config, line = settled(auto, SLOW, monkeypatch, [[SLOW, 16, [8, other, limit, given]]], given, limit)
     assert config.workers == workers
     assert f"a rank has {workers} cores" in line
 

@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep check ENV``: exit status 0, or 1 if there is a problem that a run would meet."""
     options, rest = _parser().parse_known_args(list(argv))
     config = described_run("check", options.env, rest, starts_others=False)
-    start_jax(config, RunOptions())
+    start_jax(config, RunOptions(), Topology())
     if config.env.backend == "tensor":
         engine = engine_module("torch")
         engine.check_device(config.device, 1)

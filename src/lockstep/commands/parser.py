@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def at_least_one(text: str) -> int:
     """Reads a count, from 1 on, for ``type=``."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return number

@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
             said = os.environ.pop(COMMAND_VARIABLE, None)
             command = ["train", *argv] if said is None else json.loads(said)
             audience = os.environ.pop(ADDRESS_VARIABLE, None)  # for this run's ranks, not for what environments start
-            request = replace(request_of(argv, bring=functools.partial(_brought, held)), audience=audience)
+            bring = functools.partial(_brought, held)
+            request = replace(request_of(argv, bring=bring, trains=True), audience=audience)
             if request.options.report:
                 check_installed()
             return start_run(request, held, command, report)

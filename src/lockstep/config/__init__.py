@@ -1,1 +1,1 @@
-"""What a run is a function of: its settings, where they come from, and what fits together."""
+"""The config that a run is a function of: its settings, their sources, and the checks that they fit together."""

@@ -1,4 +1,4 @@
-"""The groups of settings of what is optimised: PPO, which GRPO builds on."""
+"""The sections of settings of the algorithms: PPO, and GRPO, which builds on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.config.sections import Section
 Schedule = Literal["constant", "linear"]
 
 CLIPPED = "clipped"
-"""What ``ppo.value_clip_range`` says where its number is still to be found: that of the layers below, or clip_range."""
+"""Value of ``ppo.value_clip_range`` for "clipped, by a number to be found": that of lower layers, or ``clip_range``."""
 
 
 class PPOConfig(Section):
@@ -75,7 +75,7 @@ class PPOConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _clipped_values(cls, values: Any) -> Any:
-        """Values that are clipped by no number of their own are clipped as the ratio is (CleanRL, rsl_rl)."""
+        """Clips values by the range of the ratio if they are to be clipped and no range is given (CleanRL, rsl_rl)."""
         if not isinstance(values, dict) or values.get("value_clip_range") != CLIPPED:
             return values
         return {**values, "value_clip_range": values.get("clip_range", cls.model_fields["clip_range"].default)}

@@ -1,4 +1,4 @@
-"""Checks that a config fits together; what doesn't is one line: the key, the value, and what would work."""
+"""Checks that settings fit together; an error is one line with the key, the value and what would work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.core.shards import check_shards, check_world_size, default_num_sha
 
 
 def resolve(config: Config, world_size: int = 1) -> Config:
-    """Fixes ``num_envs`` and ``num_shards`` for ``world_size`` ranks (engine jax: devices), and checks what divides.
+    """Fixes ``num_envs`` and ``num_shards`` for ``world_size`` ranks (JAX engine: devices) and checks the config.
 
     Raises:
         ValueError: one line with the key, the value and the nearest values that work.
@@ -34,11 +34,11 @@ def resolve(config: Config, world_size: int = 1) -> Config:
 
 
 def _check_enough(config: Config, world_size: int, num_envs: int, num_shards: int) -> None:
-    """Names what would make enough shards where nobody has chosen their number."""
+    """Refuses too few default shards for ``world_size`` ranks, and suggests settings that give enough."""
     if num_shards >= world_size:
         return
     ranks = f"{world_size} {'devices' if config.engine == 'jax' else 'ranks'}"
-    units = num_envs // config.group_size  # groups don't cross shards
+    units = num_envs // config.group_size  # because groups don't cross shards
     fits = [n for n in range(world_size, units + 1) if units % n == 0]
     if fits:
         what = f"--num-shards {fits[0]}"
@@ -52,9 +52,10 @@ def _check_enough(config: Config, world_size: int, num_envs: int, num_shards: in
 
 
 def counted(config: Config, num_envs: int, num_shards: int = 1) -> Config:
-    """Puts ``total_steps`` and ``ppo.num_minibatches`` in the place of what stands for them; errors as :func:`resolve`.
+    """Replaces ``total_iterations`` by ``total_steps`` and ``ppo.batch_size`` by ``ppo.num_minibatches``.
 
-    ``num_envs`` are the environments of the whole run, which sizes that are offered part among ``num_shards``.
+    ``num_envs`` is the number of environments of the whole run, and ``num_shards`` that of the shards which share the
+    sizes that an error offers. Raises the errors of :func:`resolve`.
     """
     samples, size = num_envs * config.num_steps, config.ppo.batch_size
     if size is not None:
@@ -73,7 +74,7 @@ def counted(config: Config, num_envs: int, num_shards: int = 1) -> Config:
 
 
 def envs_and_shards(config: Config, world_size: int) -> tuple[int, int]:
-    """Finds the numbers of environments and of shards of a run on ``world_size`` ranks; errors as :func:`resolve`."""
+    """Returns the numbers of environments and shards of a run on ``world_size`` ranks; errors as :func:`resolve`."""
     num_envs, num_shards = config.num_envs, config.num_shards
     if config.num_envs_per_rank is not None:
         if isinstance(config.num_envs_per_rank, str):
@@ -128,7 +129,7 @@ def _check_minibatches(config: Config, envs_per_shard: int, num_shards: int, siz
 def _check_normalization(
     config: Config, envs_per_shard: int, num_shards: int, world_size: int, size: int | None
 ) -> None:
-    """Checks that advantages are normalised over more than one: of one alone 0 is left, which trains nothing."""
+    """Refuses to normalise the advantage of a single sample, which always gives 0 and so trains nothing."""
     over, wanted = config.ppo.advantage_normalization, config.ppo.num_minibatches
     if config.algorithm == "grpo" or over == "off":
         return
@@ -223,7 +224,7 @@ def _check_scale(config: Config) -> None:
 
 
 def ungraphed(config: Config) -> str | None:
-    """Says why a run's steps can't be captured as graphs, if they can't; a graph is replayed without the host."""
+    """Says why a run's steps can't be captured as graphs, which replay without the host; None if they can."""
     if config.device == "cpu":
         return "device is cpu, which has no graphs"
     if config.network.custom is not None:

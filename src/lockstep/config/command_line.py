@@ -1,7 +1,7 @@
-"""The command line of ``lockstep train``: what it says, with presets and config files below it, and its ``--help``.
+"""Reads the command line of ``lockstep train``, on top of presets and config files.
 
 Later sources override earlier ones: defaults, the preset of the environment, the file, the command line. Reading them
-makes no environment; what depends on one is added by :mod:`lockstep.launch.defaults`.
+makes no environment; settings that depend on one are added by :mod:`lockstep.launch.defaults`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from lockstep.config.words import ALIASES, CONFIG_FILE, SHORT, advice, plain, sp
 from lockstep.core.files import quoted
 
 ASSIGNMENT = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*=")
-"""``key=value``, as ``--key value``."""
+"""``key=value``, which means ``--key value``."""
 
 
 def _leaf_of(flag: str, value: str) -> tuple[Leaf, bool]:
-    """Finds the setting that ``--flag`` names, and whether it is negated (``--no-quiet``, ``--log.no-tensorboard``)."""
+    """Returns the setting that ``--flag`` names, and whether it is negated (``--no-quiet``, ``--log.no-jsonl``)."""
     name = flag[2:].replace("-", "_")
     if name not in LEAVES:
         name = ALIASES.get(plain(flag), plain(flag) if plain(flag) in LEAVES else name)
@@ -69,13 +69,13 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
 
 
 class _Words:
-    """What is left of a command line."""
+    """The words of a command line that haven't been read yet."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.left = spelled_out(argv)
 
     def next(self) -> tuple[str, str | None]:
-        """Takes an option and the value that stands in the same word, or a positional word."""
+        """Takes an option and the value in the same word, if there is one, or a positional word."""
         word = self.left.pop(0)
         if not word.startswith("--") and ASSIGNMENT.match(word) and not Path(word).exists():
             word = "--" + word.lstrip("+")
@@ -85,7 +85,7 @@ class _Words:
         return flag, inline if equals else None
 
     def values(self, most: int) -> list[str]:
-        """Takes up to ``most`` words that are no options."""
+        """Takes up to ``most`` words that aren't options."""
         taken: list[str] = []
         while self.left and len(taken) < most and not self.left[0].startswith("--"):
             if taken and ASSIGNMENT.match(self.left[0]):
@@ -94,16 +94,16 @@ class _Words:
         return taken
 
     def truth(self) -> str:
-        """Takes ``true`` or ``false`` where one of them is next, else nothing."""
+        """Takes the next word if it is ``true`` or ``false``; otherwise returns ""."""
         spoken = bool(self.left) and self.left[0].lower() in ("true", "false")
         return self.left.pop(0) if spoken else ""
 
 
 def _switch(flag: str, inline: str | None, words: _Words) -> Switch | None:
-    """Reads an option that is on or off and stands for a value of another; None where it is none.
+    """Reads a switch of another library, which stands for a value of a setting; returns None for any other option.
 
     Raises:
-        ValueError: it says neither, or what nothing here does; one line.
+        ValueError: its value is neither true nor false, or Lockstep has no setting for it; one line.
     """
     key = flag.lstrip("-").replace("-", "_")
     section, dot, last = key.rpartition(".")
@@ -126,7 +126,7 @@ def _switch(flag: str, inline: str | None, words: _Words) -> Switch | None:
 
 @dataclass(frozen=True)
 class Part:
-    """An option of a command line, as its words and the setting they give; of a switch or another word without path."""
+    """An option of a command line: its words, its setting's path, and the value; any other word has no path."""
 
     words: list[str]
     path: str
@@ -134,7 +134,7 @@ class Part:
 
 
 def parts_of(argv: Sequence[str]) -> Iterator[Part]:
-    """Splits a command line; errors as :func:`parse_arguments`."""
+    """Yields the options and words of a command line; raises the errors of :func:`parse_arguments`."""
     words = _Words(argv)
     while words.left:
         before = words.left.copy()
@@ -143,7 +143,7 @@ def parts_of(argv: Sequence[str]) -> Iterator[Part]:
 
 
 def _taken(words: _Words) -> tuple[str, Any]:
-    """Takes the next part: its path and value."""
+    """Takes the next part; returns its path and value."""
     flag, inline = words.next()
     if not flag.startswith("--"):
         return "", flag
@@ -164,7 +164,7 @@ def _taken(words: _Words) -> tuple[str, Any]:
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Splits a command line into positional words and nested settings, which the config itself checks later.
+    """Splits a command line into positional words and nested settings, which are validated later.
 
     An unknown option, or one without its value, is a one-line ``ValueError`` with the nearest option.
     """
@@ -193,11 +193,11 @@ def _needed(flag: str, values: list[str], several: bool = False) -> list[str]:
 
 @dataclass(frozen=True)
 class Request:
-    """Holds what the user asked for, before anybody has looked at the environment.
+    """Holds what the user asked for, before the environment is looked at.
 
-    Beside the config of all sources stand the nested settings of each: the environment's preset, the file (a config, a
-    run directory, or just the environment id), and what was given on the command line; and the run directory that those
-    of the file are from, if they are from one.
+    ``config`` combines all sources. The nested settings of each source stand beside it: ``preset`` those of the
+    environment's preset, ``file`` those of a config, a run directory or an environment id, ``given`` those of the
+    command line. ``run`` is the run directory that ``file`` is from, if it is from one.
     """
 
     config: Config
@@ -209,11 +209,11 @@ class Request:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The settings that were given explicitly."""
+        """The settings that were given explicitly, in the file or on the command line."""
         return merge(copy.deepcopy(self.file), self.given)
 
     def config_over(self, defaults: Mapping[str, Any]) -> Config:
-        """Reads the config again, with these settings below all others."""
+        """Validates the config again, with ``defaults`` below all other settings."""
         return validate(Config, layered(defaults, self.preset, self.file, self.given), "command line")
 
 
@@ -221,7 +221,7 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
     """Reads the settings of a config file, a run directory or an environment id.
 
     Returns:
-        Nested settings, and the file that they stand in, if they do.
+        Nested settings, and the file that they were read from, or None.
     """
     if target is None:
         return {}, None
@@ -237,7 +237,7 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
 
 
 def _no_booleans(values: Any, path: str = "") -> None:
-    """Refuses a YAML ``true`` where a number is wanted: it would quietly be 1."""
+    """Refuses a YAML ``true`` where a number is wanted, which would silently become 1."""
     for key, value in values.items() if isinstance(values, Mapping) else ():
         inner = f"{path}{key}"
         if isinstance(value, bool) and inner in LEAVES and LEAVES[inner].kind != "flag":
@@ -247,7 +247,7 @@ def _no_booleans(values: Any, path: str = "") -> None:
 
 
 def _validated(model: Any, below: dict[str, Any], given: dict[str, Any], file: str | None) -> Any:
-    """Validates what a file says, if there is one, and what the command line makes of it, if that says anything."""
+    """Validates a file's settings, if there is a file, then those together with the command line's, if it gives any."""
     found = None if file is None else validate(model, below, file)
     return found if found is not None and not given else validate(model, layered(below, given), "command line")
 
@@ -261,7 +261,7 @@ def _env_id(*layers: Mapping[str, Any]) -> str | None:
 
 
 def _complete_id(layer: dict[str, Any]) -> None:
-    """Writes an environment's id as a section of its own, with its version."""
+    """Writes an environment's id in its section, with its version."""
     if isinstance(layer.get("env"), str):
         layer["env"] = {"id": layer["env"]}
     env = layer.get("env")
@@ -270,7 +270,7 @@ def _complete_id(layer: dict[str, Any]) -> None:
 
 
 def _one_target(positional: list[str], given: dict[str, Any]) -> list[str]:
-    """Leaves the config file of a config file and an environment id, which is given then as an option would."""
+    """Returns the config file alone if an environment id stands beside it; ``given`` then gets the id as an option."""
     files = [word for word in positional if Path(word).suffix in FILE_SUFFIXES]
     if len(positional) == 2 and len(files) == 1 and _env_id(given) is None:
         (env_id,) = (word for word in positional if word not in files)
@@ -292,14 +292,14 @@ def _one_target(positional: list[str], given: dict[str, Any]) -> list[str]:
 def _one_environment(
     positional: list[str], file: str | None, settings: Mapping[str, Any], from_words: Mapping[str, Any]
 ) -> None:
-    """Refuses two environments on one command line; that of a file may be replaced."""
+    """Refuses two environments on one command line; only the environment of a file may be replaced."""
     first, second = _env_id(settings), _env_id(from_words)
     if positional and file is None and second not in (None, first):
         raise ValueError(f"{first!r} and --env-id {second!r} are two environments; give one")
 
 
 def _check_read_by_grpo(ppo: Any) -> None:
-    """Refuses, of what was asked for, another loss of values or scale of advantages than GRPO has."""
+    """Refuses explicit settings of PPO's value loss or advantages that GRPO doesn't use."""
     asked = ppo if isinstance(ppo, Mapping) else {}
     clip, scale = asked.get("value_clip_range"), asked.get("advantage_normalization", "global")
     if clip is not None:
@@ -312,9 +312,9 @@ def _check_read_by_grpo(ppo: Any) -> None:
 
 
 def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
-    """Reads the config and options of ``lockstep train ARGV``; without an environment if that is not needed.
+    """Reads the config and options of ``lockstep train ARGV``; unless ``needs_env``, the environment may be missing.
 
-    What is wrong is a one-line ``ValueError`` that names the key, the value and what would work.
+    Raises a one-line ``ValueError`` with the key, the value and what would work if something is wrong.
     """
     positional, from_words = parse_arguments(argv)
     positional = _one_target([os.path.expanduser(word) for word in positional], from_words)
@@ -332,7 +332,7 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
         raise ValueError(f"{key}: {file} is the config of a run, which doesn't say how and where another is run")
     options_given = {k: v for k, v in from_words.items() if k in RunOptions.model_fields}
     if "seeds" in options_given:
-        settings.pop("seed", None)  # of the file, as a run's config has one
+        settings.pop("seed", None)  # a run's config has one
     given = {k: v for k, v in from_words.items() if k in Config.model_fields}
     options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
     env_id = _env_id(settings, given)

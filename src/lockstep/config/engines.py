@@ -1,6 +1,6 @@
-"""The two engines: how one is loaded, which settings each has, how many devices a process of the JAX engine uses.
+"""The two engines: loading one, the settings that only one has, and the devices of a process of the JAX engine.
 
-Settings that only the other engine has are refused in one line, never ignored. Nothing here starts a framework.
+Settings that only the other engine has are refused in one line, never ignored. Nothing here loads a framework.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import nearest_divisors
 
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
-"""The variable that says which devices of a kind a process sees, by number or name."""
+"""Variables that list the devices of a kind that a process sees, by number or name."""
 CHIPS = "TPU_VISIBLE_CHIPS"
-"""The same of a host's TPU chips, which all are the first process's that asks, unless a launcher gives each its own."""
+"""The same for a host's TPU chips: the first process to use them takes all, unless a launcher gives each its own."""
 MOST_STEPS = 2**31 - 1
-"""Of an episode that engine jax steps inside the program."""
+"""Longest episode that the JAX engine can step inside its program."""
 
 
 class MissingPackageError(ValueError):
-    """An engine needs a package that isn't installed; ``package`` names it."""
+    """An engine needs a package that isn't installed; ``package`` is its name."""
 
     def __init__(self, engine: str, package: str) -> None:
         super().__init__(f"engine: {engine} needs {package}; pip install 'lockstep-rl[{engine}]'")
@@ -30,7 +30,7 @@ class MissingPackageError(ValueError):
 
 
 def engine_module(engine: str) -> Any:
-    """Loads an engine's door, ``lockstep.<engine>_engine.engine``, which imports its framework only when it is asked.
+    """Loads ``lockstep.<engine>_engine.engine``, which imports its framework only when it is called.
 
     Raises:
         MissingPackageError: a package of the engine isn't installed.
@@ -43,7 +43,7 @@ def engine_module(engine: str) -> Any:
 
 
 def check_engine(config: Config) -> None:
-    """Raise a one-line ``ValueError``, with what to use instead, for a setting that the config's engine hasn't."""
+    """Raises a one-line ``ValueError``, with what to use instead, if the config's engine lacks a setting."""
     (_check_torch if config.engine == "torch" else _check_jax)(config)
 
 
@@ -101,7 +101,7 @@ def _check_jax(config: Config) -> None:
 
 
 def check_engine_options(options: RunOptions, config: Config) -> None:
-    """Raise a one-line ``ValueError``, with what to use instead, for an option that the config's engine hasn't."""
+    """Raises a one-line ``ValueError``, with what to use instead, if the config's engine lacks an option."""
     if options.nproc_range is not None and (config.reduction == "fast" or config.sync_period > 1):
         raise ValueError(
             f"nproc: {options.nproc}, but with reduction {config.reduction} and sync_period {config.sync_period} "
@@ -137,7 +137,7 @@ def _check_torch_options(options: RunOptions) -> None:
 
 
 def check_fsdp_devices(options: RunOptions, devices: int) -> None:
-    """Raise a one-line ``ValueError`` unless the fsdp axis divides the ``devices`` of all processes together."""
+    """Raises a one-line ``ValueError`` unless ``fsdp_devices`` divides ``devices``, those of all processes together."""
     wanted = options.fsdp_devices
     if wanted is not None and devices % wanted:
         raise ValueError(
@@ -147,9 +147,9 @@ def check_fsdp_devices(options: RunOptions, devices: int) -> None:
 
 
 def check_processes_here(device: str, processes: int, launched: bool = False) -> None:
-    """Raise a one-line ``ValueError`` if several ``processes`` of this host want its TPU chips, which one holds.
+    """Raises a one-line ``ValueError`` if several ``processes`` of this host need its TPU chips, which only one holds.
 
-    A launcher that ``launched`` them may have given each chips of its own, by :data:`CHIPS`.
+    It doesn't if a launcher that ``launched`` them gave each its own chips by :data:`CHIPS`.
     """
     if device == "tpu" and processes > 1 and not (launched and CHIPS in os.environ):
         raise ValueError(
@@ -158,10 +158,11 @@ def check_processes_here(device: str, processes: int, launched: bool = False) ->
 
 
 def default_devices(num_shards: int | None, processes_here: int, cores: int, processes: int | None = None) -> int:
-    """CPU devices of each process where the user gives none: one a core, as far as shards go.
+    """Returns the number of CPU devices of each process if the user gives none: one per core, at most one per shard.
 
-    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result. Fewer
-    are taken where that leaves nobody more shards. Without ``num_shards`` those follow the devices.
+    XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result. It is
+    the smallest that leaves no device with more shards than the largest would. Without ``num_shards``, which then
+    follows from the devices, it is one per core.
     """
     processes = processes or processes_here
     most = max(1, cores // processes_here)
@@ -173,9 +174,9 @@ def default_devices(num_shards: int | None, processes_here: int, cores: int, pro
 
 
 def check_existing(devices: int, cores: int, processes: int = 1, num_shards: int | None = None) -> None:
-    """Raise a one-line ``ValueError`` if a CPU is asked for more devices than it has cores and simulates none.
+    """Raises a one-line ``ValueError`` if more CPU devices are asked for than there are cores, and none are simulated.
 
-    It names as many simulated ones if those of all ``processes`` can own a shard each.
+    It suggests simulated devices if those of all ``processes`` can own a shard each.
     """
     if devices <= cores:
         return

@@ -1,4 +1,4 @@
-"""Config files, and the nested dicts that they are read into."""
+"""Reads and writes config files, and combines the nested dicts that they are read into."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lockstep.config.yaml_text import check_once, read_yaml, write_yaml
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 SPOKEN = {"true": True, "false": False, "none": None}
-"""What words of the command line are in a file."""
+"""Words of the command line, with their values in a file."""
 OFF = "off"
-"""A value of some settings; in YAML it is false."""
+"""A value of some settings, which YAML reads as false."""
 
 
 def _json(text: str) -> Any:
@@ -39,8 +39,7 @@ def read_file(path: Path) -> dict[str, Any]:
     """Reads a YAML, JSON or TOML config file; keys may be nested or dotted.
 
     Raises:
-        ValueError: the file is missing, of another kind, doesn't parse, or gives a setting twice; one line that says
-            so.
+        ValueError: the file is missing, is of another kind, doesn't parse, or gives a setting twice; one line.
     """
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []
@@ -64,11 +63,11 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns dotted keys into nested dicts, and aliases, at the top or in their section, into what they stand for.
+    """Turns dotted keys into nested dicts, and aliases, at the top or in their section, into the settings they mean.
 
     Raises:
-        ValueError: a setting is given under two names, or beside a switch that stands for it, and both differ, or a
-            key is no text; one line.
+        ValueError: a setting is given under two names, or beside a switch for it, with different values; or a key isn't
+            text; one line.
     """
     switches: list[Switch] = []
     section = values.get("network")
@@ -85,9 +84,9 @@ def _nested(
     switches: list[Switch],
     aliases: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Does so below a prefix, but for switches, which are added to their list.
+    """Does this below a prefix, and collects switches in ``switches``.
 
-    ``said`` has what was given before, by its path: under which name, and the value.
+    ``said`` maps the path of each setting given so far to its name and value.
     """
     out: dict[str, Any] = {}
     for key, value in values.items():
@@ -109,7 +108,7 @@ def _nested(
 
 
 def _check_alone(path: str, name: str, value: Any, said: dict[str, tuple[str, Any]]) -> None:
-    """Refuses a setting that was given before under another name, and is another."""
+    """Refuses a setting that was given before under another name with another value."""
     before, other = said.setdefault(path, (name, value))
     if str(other) != str(value) and not _are_equal_numbers(other, value):
         given = f"{name} {shown_value(value, path)} given together with {before} {shown_value(other, path)}"
@@ -117,7 +116,7 @@ def _check_alone(path: str, name: str, value: Any, said: dict[str, tuple[str, An
 
 
 def _check_keys(path: str, value: Any) -> None:
-    """Refuses keys that a run, whose config is JSON, would be given as texts when it is resumed, or on other ranks."""
+    """Refuses keys that aren't text: they would become text in the run's JSON, when it is resumed or on other ranks."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
@@ -133,10 +132,10 @@ def _are_equal_numbers(first: Any, second: Any) -> bool:
 
 
 def add_switches(settings: dict[str, Any], switches: Sequence[Switch]) -> None:
-    """Adds what switches say to the settings that were given beside them, in place.
+    """Adds the settings of switches to the settings that were given beside them, in place.
 
     Raises:
-        ValueError: a switch and a setting say two things; one line.
+        ValueError: a switch and a setting contradict each other; one line.
     """
     for switch in switches:
         if not switch.path:
@@ -149,34 +148,34 @@ def add_switches(settings: dict[str, Any], switches: Sequence[Switch]) -> None:
 
 
 def _agree(said: str, other: Any) -> bool:
-    """Whether a switch's value is that of its setting, as a file or the command line gives it."""
+    """Returns whether a switch's value equals that of its setting, as a file or the command line gives it."""
     spoken = str(other).lower()
     return spoken != "none" if said == CLIPPED else spoken == said
 
 
 def _unaliased(name: str, prefix: str, aliases: Mapping[str, str]) -> str:
-    """Finds the key that a word of another library's stands for, below a prefix."""
+    """Returns the key, below a prefix, that another library's word stands for; any other name is returned unchanged."""
     full = aliases.get(plain(name), "")
     known = prefix + name in LEAVES or not full or not full.startswith(prefix)
     return name if known else full.removeprefix(prefix)
 
 
 def in_our_words(path: str, value: Any) -> Any:
-    """Replaces a value that goes by another name elsewhere: ``precision: amp``, and YAML's false, which is ``off``."""
+    """Replaces a value that has another name elsewhere (``precision: amp``), and YAML's false if it means ``off``."""
     if value is False and path in LEAVES and OFF in typing.get_args(LEAVES[path].annotation):
         return OFF
     return VALUES.get(path, {}).get(value, value) if isinstance(value, str) else value
 
 
 def nest(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Puts a value below the words of its path, one dict a word."""
+    """Nests a value in one dict per word of its path."""
     for part in reversed(path):
         value = {part: value}
     return value
 
 
 def merge(base: dict[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """Lays nested dicts over ``base``, in place; ``env.kwargs`` and its like are replaced whole; returns ``base``."""
+    """Merges nested dicts into ``base``, in place, and returns it; ``env.kwargs`` and the like are replaced whole."""
     for key, value in overlay.items():
         if isinstance(value, Mapping) and isinstance(base.get(key), dict) and key not in FREE_NAMES:
             merge(base[key], value)
@@ -190,14 +189,14 @@ TURNS = (
     ("total_steps", "total_iterations"),
     ("ppo.num_minibatches", "ppo.batch_size"),
 )
-"""Settings that say the same in two ways: a layer that gives one takes away what is below of the other."""
+"""Pairs of settings that say the same in two ways: a layer that gives one removes the other from the layers below."""
 
 
 def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Lays nested settings over one another, the last on top; of settings that take turns one is left.
+    """Merges nested settings, later layers over earlier ones; of each pair in :data:`TURNS` one is left.
 
     Raises:
-        ValueError: a layer gives both of two such; one line.
+        ValueError: a layer gives both settings of a pair; one line.
     """
     out: dict[str, Any] = {}
     for layer in layers:
@@ -206,14 +205,14 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lay_over(below: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Lays nested settings over those ``below``, in place, as :func:`layered` does; returns ``below``.
+    """Merges nested settings over those ``below``, in place, as :func:`layered` does; returns ``below``.
 
     Raises:
-        ValueError: the layer gives both of two settings that take turns; one line.
+        ValueError: the layer gives both settings of a pair in :data:`TURNS`; one line.
     """
     for pair in TURNS:
         given = [_found(layer, key) for key in pair]
-        if None not in given and pair[0] != "num_envs":  # how many ranks there are decides that one
+        if None not in given and pair[0] != "num_envs":  # checked where the number of ranks is known
             raise ValueError(f"{pair[1]}: {given[1]} given together with {pair[0]} {given[0]}; give one")
         for value, other in zip(given, reversed(pair), strict=True):
             if value is not None and _found(layer, other) is None:
@@ -232,11 +231,11 @@ def _found(settings: Mapping[str, Any], key: str) -> Any:
 
 
 PRESET_NUMBERS = ("num_shards", "env.max_episode_steps", "ppo.value_clip_range")
-"""Settings that are None by default and a number in some presets, over which a file has to say so."""
+"""Settings that are None by default but a number in some presets, so that a file must write their None."""
 
 
 def config_text(config: BaseModel) -> str:
-    """Writes a config as YAML that a command reads again, without what is None by default and in presets."""
+    """Writes a config as YAML that a command can read, without what is None by default and in all presets."""
     values = _said(config)
     for instead_of, given in TURNS:
         if _found(values, given) is not None:

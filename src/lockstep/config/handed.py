@@ -1,7 +1,7 @@
-"""Objects that were handed to ``lockstep.train`` and that no name finds: this user's own processes have them in files.
+"""Objects that were handed to ``lockstep.train`` and can't be imported: the user's own processes pass them in files.
 
-A config names such an object as ``python:NAME``. Nothing is imported by that name, and nothing is unpickled but what
-the process that was handed the object has written for those that it starts.
+A config names such an object as ``python:NAME``. Nothing is imported by that name. A process unpickles only the file
+that the process which started it has written for it.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from typing import Any
 from lockstep.core.private import only_we_write
 
 HANDED = "python"
-"""Stands before the colon in the name of such an object, which has no module to be imported from."""
+"""Stands in place of the module in the name of such an object."""
 VARIABLES = {"env.id": "LOCKSTEP_ENVIRONMENT", "network.custom": "LOCKSTEP_NETWORK", "ppo.loss": "LOCKSTEP_LOSS"}
-"""Names, by the setting that an object stands in, the file which holds it."""
+"""Environment variables that name the file which holds the object, by the object's setting."""
 SPAWNED = "__mp_main__"
-"""What the caller's script is called as a module in processes of ``multiprocessing``."""
+"""Module name of the caller's script in processes of ``multiprocessing``."""
 SCRIPTS = ("__main__", SPAWNED)
 ARGUMENTS = {"env.id": "env", "network.custom": "network", "ppo.loss": "loss"}
-"""By which argument of ``lockstep.load_run`` it is given again."""
+"""Arguments of ``lockstep.load_run`` by which the object is given again."""
 
 
 def is_handed(name: str | None) -> bool:
-    """Says whether a config's name is that of an object which was handed over."""
+    """Returns whether a name in a config is that of an object that was handed over."""
     return name is not None and name.partition(":")[0] == HANDED
 
 
 def shown_name(name: str | None) -> str | None:
-    """Returns the name of a handed class or function, ``…`` of a lambda; None for what a name finds."""
+    """Returns the name of a handed class or function, ``…`` for a lambda; None for an object that can be imported."""
     if name is None or not is_handed(name):
         return None
     return "…" if name == f"{HANDED}:lambda" else name.removeprefix(f"{HANDED}:")
 
 
 def loading(run: Path, env_id: str, network: str | None, loss: str | None = None) -> str | None:
-    """Writes the Python that opens a run which was handed its environment, network or loss; None for any other."""
+    """Returns the Python code that opens a run with a handed environment, network or loss; None for other runs."""
     names = {"env.id": shown_name(env_id), "network.custom": shown_name(network), "ppo.loss": shown_name(loss)}
     given = [f"{ARGUMENTS[key]}={name}" for key, name in names.items() if name is not None]
     return f"lockstep.load_run({', '.join([repr(str(run)), *given])})" if given else None
 
 
 def imported_name(given: Any) -> str | None:
-    """Finds the ``module:name`` by which other processes import a class or function; None of one that they can't."""
+    """Returns the ``module:name`` by which other processes import a class or function; None if they can't."""
     module, name = getattr(given, "__module__", "") or "", getattr(given, "__qualname__", "") or ""
-    if not name.isidentifier() or module in ("", *SCRIPTS):  # the caller's script, or inside a function
+    if not name.isidentifier() or module in ("", *SCRIPTS):  # in the caller's script, or inside a function
         return None
     with contextlib.suppress(ImportError):
         if getattr(importlib.import_module(module), name, None) is given:
@@ -58,7 +58,7 @@ def imported_name(given: Any) -> str | None:
 
 
 def is_wanted_again(key: str, given: Any, recorded: str | None, run: Path) -> bool:
-    """Says whether an object that is given for a run has to be handed over, because no name finds it.
+    """Returns whether an object that is given for a run has to be handed over, because it can't be imported.
 
     Args:
         key: the setting that it stands in.
@@ -67,7 +67,8 @@ def is_wanted_again(key: str, given: Any, recorded: str | None, run: Path) -> bo
         run: its directory.
 
     Raises:
-        ValueError: the run was trained with something else, which it finds by itself; one line.
+        ValueError: the run needs an object and a name is given, or the run was trained with something else, which is
+            found by its name; one line.
     """
     argument = ARGUMENTS[key]
     if is_handed(recorded):
@@ -89,10 +90,10 @@ def is_wanted_again(key: str, given: Any, recorded: str | None, run: Path) -> bo
 
 
 def handed_object(key: str, name: str) -> Any:
-    """Loads the object that a setting names, in a process that was started for it.
+    """Loads the object that a setting names, in a process that was started with it.
 
     Raises:
-        ValueError: this process was started otherwise, or the object can't be loaded here; one line.
+        ValueError: this process was started without it, or it can't be loaded here; one line.
     """
     file = os.environ.get(VARIABLES[key])
     if file is None:
@@ -114,7 +115,7 @@ def _read(key: str, name: str, file: str) -> Any:
         raise ValueError(f"{key}: {file} isn't this user's alone, so it isn't loaded")
     try:
         return pickle.loads(Path(file).read_bytes())  # written by this user's own process, for this one
-    except Exception as error:  # of what it imports, or the object's own
+    except Exception as error:  # from its imports or its own code
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{key}: {name} can't be loaded in another process: {type(error).__name__}: {reason}"

@@ -1,4 +1,4 @@
-"""What ``lockstep train --help`` and ``--help-all`` print."""
+"""Writes what ``lockstep train --help`` and ``--help-all`` print."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ COMMON = (
 
 
 def train_help(config: Config, options: RunOptions, everything: bool = False) -> str:
-    """Lists options of ``lockstep train`` with their types and meanings, and these values as defaults.
+    """Lists options of ``lockstep train`` with their types, meanings, and the given values as defaults.
 
-    They are the common ones, or ``everything`` by section.
+    It lists the common ones, or ``everything`` by section.
     """
     width = shutil.get_terminal_size().columns
     lines = [USAGE, "", MEANS, ""]
@@ -54,7 +54,7 @@ def train_help(config: Config, options: RunOptions, everything: bool = False) ->
 
 
 def by_section() -> dict[str, list[Leaf]]:
-    """Gathers all settings by the section that they stand in, first those without one."""
+    """Groups all settings by their section; those without one come first."""
     sections: dict[str, list[Leaf]] = {"": []}
     for leaf in LEAVES.values():
         sections.setdefault(leaf.path.rpartition(".")[0], []).append(leaf)
@@ -68,16 +68,16 @@ def _entry(leaf: Leaf, config: Config, options: RunOptions, width: int) -> list[
 
 
 def meaning_of(leaf: Leaf, config: Config, options: RunOptions) -> str:
-    """Says what a setting means, and what of these values it has by default."""
+    """Returns what a setting means, with its default among the given values."""
     owner: Any = options if leaf.path in RunOptions.model_fields else config
     value = functools.reduce(getattr, leaf.path.split("."), owner)
-    if value is None and re.search(r"\bdefault\b", leaf.description):  # which says what happens then
+    if value is None and re.search(r"\bdefault\b", leaf.description):  # the description says what None means
         return leaf.description
     return f"{leaf.description} (default: {' '.join(map(str, value)) if isinstance(value, tuple) else value})"
 
 
 def _spellings(leaf: Leaf) -> str:
-    """Writes an option as the command line takes it, with its type."""
+    """Returns an option as it is written on the command line, with its type."""
     flag = "--" + leaf.path.replace("_", "-")
     group, _, last = flag.rpartition(".")
     negated = f"{group}.no-{last}" if group else f"--no-{flag[2:]}"

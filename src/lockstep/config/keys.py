@@ -1,4 +1,4 @@
-"""Every setting by its dotted key, and one validator for all sources: errors name key, value and limit."""
+"""Lists every setting by its dotted key, and validates all sources: errors name key, value and limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Leaf:
 
     @property
     def kind(self) -> str:
-        """How the command line gives it: ``flag``, ``list``, ``json`` or ``value``."""
+        """The form of its value on the command line: ``flag``, ``list``, ``json`` or ``value``."""
         choices = [a for a in _members(self.annotation) if a is not type(None)]
         if bool in choices:
             return "flag"
@@ -75,13 +75,13 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[Leaf]:
 
 LEAVES = {leaf.path: leaf for model in (Config, RunOptions) for leaf in leaves(model)}
 FREE = {path for path, leaf in LEAVES.items() if leaf.kind == "json"}
-"""Settings whose value is a table of the user's own: ``env.kwargs``, ``network.custom_kwargs``."""
+"""Settings whose value is a free table: ``env.kwargs``, ``network.custom_kwargs``."""
 FREE_NAMES = {path.split(".")[-1] for path in FREE}
-"""Their last words."""
+"""Last words of their paths."""
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
-    """``'; did you mean X?'`` for the closest known key, or nothing."""
+    """Returns ``'; did you mean X?'`` for the closest known key, or ""."""
     alias = ALIASES.get(plain(key.split(".")[-1]))
     if alias in known:
         return f"; did you mean {alias}?"
@@ -94,7 +94,7 @@ def nearest(key: str, known: Sequence[str]) -> str:
 
 
 def _path(error: Any) -> str:
-    """The dotted key of an error; pydantic appends which member of a union it tried."""
+    """Returns the dotted key of an error, without the union member that pydantic appends."""
     parts = [str(part) for part in error["loc"]]
     for end in range(len(parts), 0, -1):
         if ".".join(parts[:end]) in LEAVES:
@@ -103,18 +103,18 @@ def _path(error: Any) -> str:
 
 
 NAMES = {"network.custom": "my_networks:Net", "ppo.loss": "my_losses:with_penalty"}
-"""Settings that name something of the user's own, with an example."""
+"""Settings that name a user's own object, with an example."""
 WANTED = {
     "nproc": "a number of ranks, at least 1, a range such as 2:8, or auto",
     "env.workers": "a number of processes a rank, 0 for none, or auto",
     "seeds": "numbers are wanted, e.g. 0-4, or 0,3,7",
 }
-"""What a setting of several types may be: pydantic names the one that it tried last."""
+"""What settings of several types may be, because pydantic names only the type that it tried last."""
 PATTERNS = {
     **{path: f"the module and the name in it are wanted, e.g. {example}" for path, example in NAMES.items()},
     "coordinator": "a host and a port are wanted, e.g. 10.0.0.1:29400",
 }
-"""What a text must look like."""
+"""The form that texts must have."""
 
 
 def _describe(error: Any) -> str:
@@ -140,7 +140,7 @@ def _describe(error: Any) -> str:
 
 
 def _unknown(path: str, value: Any) -> str:
-    """What to write in the place of a key that there isn't."""
+    """Says what to write in place of an unknown key."""
     if re.search(r"[-_]v\d+$", path):
         name = re.sub(r"_(v\d+)$", r"-\1", path)
         return f"{name}: the environment stands in a key of its own, env: {name}, and its settings beside that"
@@ -152,7 +152,7 @@ def _unknown(path: str, value: Any) -> str:
 
 
 FALLING = "lin_"
-"""Before a number, how RL Zoo's files say that it falls to 0."""
+"""Prefix of a number in RL Zoo's files that means that it falls to 0."""
 
 
 def _falling(path: str, value: str) -> str:
@@ -163,9 +163,9 @@ def _falling(path: str, value: str) -> str:
 
 
 def validate(model: type[BaseModel], values: Mapping[str, Any], source: str, stored: bool = False) -> Any:
-    """Build a config model; a ``ValueError`` of one line with key, value and limit if that fails.
+    """Builds a config model; raises a one-line ``ValueError`` with key, value and limit if that fails.
 
-    Of values that a run has ``stored`` the line says who may know a key that isn't known here.
+    If the values are ``stored`` in a run, the line for an unknown key says that a newer version may have written it.
     """
     try:
         return model.model_validate(values)

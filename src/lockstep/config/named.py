@@ -1,4 +1,4 @@
-"""Finds a class or a function of the user's own, which a setting names."""
+"""Finds a user's class or function that a setting names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lockstep.core.process import where_it_was_looked_for
 
 
 def named_object(key: str, name: str) -> Any:
-    """Finds what a setting names: imports ``module:attribute``, or loads an object that was handed over.
+    """Returns the object that a setting names: imports ``module:attribute``, or loads an object that was handed over.
 
     Raises:
-        ValueError: there is none; one line that begins with the setting's ``key``.
+        ValueError: it can't be imported; one line that begins with the setting's ``key``.
     """
     if is_handed(name):
         return handed_object(key, name)

@@ -1,4 +1,4 @@
-"""Hides what is secret in a command line, a config or a URL before others see it: in records, pages and messages."""
+"""Hides secrets in a command line, a config or a URL before they appear in records, pages and messages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from urllib.parse import parse_qsl, unquote
 
 HIDDEN = "***"
 _USER = re.compile(r"(://)(?:[^/\s@:]*:(?!\d+/)\S*|(?:(?<=http://)|(?<=https://))[^/\s@]*)@", re.IGNORECASE)
-"""A user and a password in a URL; the password may hold a slash or an @ that nobody has escaped.
+"""A user and a password in a URL; the password may hold an unescaped slash or @.
 
-A user without one is a token in ``https://``, and elsewhere no secret: ``sftp://me@host``, ``abfs://container@account``.
+A user without a password is a token in ``https://``, but no secret elsewhere: ``sftp://me@host``,
+``abfs://container@account``.
 """
 _QUERY = re.compile(r"(://[^?\s]*\?)(\S+)")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -23,7 +24,7 @@ _SECRETS = frozenset(
     )
 )
 _KEYS = frozenset(("key", "pass", "token"))
-"""These are secrets but for some, and for several that are called nothing else: ``keys``."""
+"""Words that name a secret unless one of :data:`_NO_SECRETS` precedes them; their plurals only after another word."""
 _NO_SECRETS = frozenset(
     (
         *("action", "backward", "band", "bos", "camera", "cls", "eos", "eval", "filter", "forward", "goal", "high"),
@@ -31,16 +32,16 @@ _NO_SECRETS = frozenset(
         *("sep", "sort", "start", "state", "stop", "unk"),
     )
 )
-"""What is before the word key, pass or token where it is no secret: ``stop_token``, ``observation_keys``."""
+"""Words before key, pass or token that make it no secret: ``stop_token``, ``observation_keys``."""
 _KEYED = re.compile(r"""(?<![\w.-])([\w.-]+)(["']?)\s*:(?!//)\s*""")
 _VALUE = re.compile(r"""[\[{|>&!].*|"(?:[^"\\]|\\.)*"|'(?:[^']|'')*'|[^,}]+""", re.DOTALL)
-"""Of a name inside a mapping; where the value is no scalar, what follows is hidden to the end."""
+"""The value of a name inside a mapping; if it isn't a scalar, everything to the end is hidden."""
 SHORTEST = 4
-"""Letters of a password that a library's message is looked through for; a shorter one is part of many words."""
+"""Letters of the shortest password that a library's message is searched for; shorter ones are part of many words."""
 
 
 def without_secrets(words: Iterable[str]) -> tuple[str, ...]:
-    """Hides passwords and queries of URLs, and values of settings that are named as secrets are."""
+    """Hides passwords and queries of URLs, and values of settings whose names are those of secrets."""
     out: list[str] = []
     hides_next = False
     for word in words:
@@ -52,7 +53,7 @@ def without_secrets(words: Iterable[str]) -> tuple[str, ...]:
             word = f"{name}={HIDDEN}"
         hides_next = is_option and not equals and _is_secret(name)
         word = shown_url(word)
-        if "{" in word:  # ``module.key:Class`` is no mapping
+        if "{" in word:  # ``module.key:Class`` isn't a mapping
             word = _without_pairs(word)
         out.append(word)
     return tuple(out)
@@ -66,9 +67,9 @@ def shown_url(text: str) -> str:
 
 
 def secrets_in(url: str) -> tuple[str, ...]:
-    """Finds what :func:`shown_url` hides of a URL: user and password together, the password, and the query.
+    """Returns what :func:`shown_url` hides in a URL: user and password together, the password, and the query.
 
-    Each is there as it is written and as it is meant (``%40`` is an @), if it isn't too short to be told from words.
+    Each is returned both as it is written and decoded (``%40`` is an @), unless it is too short to be told from words.
     """
     user, query = _USER.search(url), _QUERY.search(url)
     found = [query[2], *(value for _, value in parse_qsl(query[2]))] if query else []
@@ -80,14 +81,14 @@ def secrets_in(url: str) -> tuple[str, ...]:
 
 
 def shown_value(value: Any, key: str = "") -> Any:
-    """Hides what is secret in a setting, or a whole config as JSON: values by their names, and parts of URLs.
+    """Hides secrets in a setting, or in a whole config as JSON: values by their names, and parts of URLs.
 
     Args:
-        value: of the setting; a mapping has settings of its own.
-        key: its name, dotted or not; of a whole config none. A part of it may say that it is secret.
+        value: the setting's value; a mapping has settings of its own.
+        key: the setting's name, dotted or not; "" for a whole config. Any part of it may mark it as secret.
 
     Returns:
-        A copy in which :data:`HIDDEN` stands in place of each secret that is there.
+        A copy in which :data:`HIDDEN` replaces each secret.
     """
     if value and not isinstance(value, int | float) and _is_secret(key):  # ``num_tokens`` is a number
         return HIDDEN
@@ -112,7 +113,7 @@ def _without_pairs(text: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    """Says whether a setting's name, or a part of it between dots, ends as those of secrets do."""
+    """Returns whether a setting's name, or a part of it between dots, ends as those of secrets do."""
     return any(map(_names_a_secret, name.split(".")))
 
 

@@ -1,7 +1,7 @@
-"""The typed, immutable config: what a run is a function of. Imports no framework.
+"""The typed, immutable config that a run is a function of. Imports no framework.
 
 ``Config`` holds what decides the run, ``RunOptions`` how and where it is executed. Files and command line are read
-by :mod:`lockstep.config.command_line`, what doesn't fit together is found by :mod:`lockstep.config.checks`.
+by :mod:`lockstep.config.command_line`; :mod:`lockstep.config.checks` checks that settings fit together.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
 
 
 class Config(Section):
-    """What a run is a function of."""
+    """The settings that decide what a run computes."""
 
     env: EnvConfig = EnvConfig()
     algorithm: Literal["ppo", "grpo"] = Field(default="ppo", description="PPO with a critic, or GRPO without")
@@ -118,19 +118,19 @@ class Config(Section):
 
     @property
     def envs(self) -> int:
-        """``num_envs`` of a resolved config."""
+        """``num_envs``; the config must be resolved."""
         assert self.num_envs is not None, "the config is not resolved"
         return self.num_envs
 
     @property
     def shards(self) -> int:
-        """``num_shards`` of a resolved config."""
+        """``num_shards``; the config must be resolved."""
         assert self.num_shards is not None, "the config is not resolved"
         return self.num_shards
 
     @property
     def sequence_length(self) -> int:
-        """Steps of one training sequence: 1 without a recurrent core."""
+        """Steps of a training sequence; 1 without a recurrent core."""
         if self.network.recurrent is None:
             return 1
         wanted = self.network.sequence_length
@@ -138,12 +138,12 @@ class Config(Section):
 
     @property
     def silence(self) -> float:
-        """Seconds without progress on any rank after which a run of several ends."""
+        """Seconds without progress on any rank after which a run of several ranks ends."""
         return self.collective_timeout or max(MOST_SILENCE, 2 * self.env.timeout)
 
     @property
     def group_size(self) -> int:
-        """Environments that share their starts: 1 but for GRPO."""
+        """Environments that share a start: 1, except with GRPO."""
         return self.grpo.group_size if self.algorithm == "grpo" else 1
 
     @property
@@ -153,7 +153,7 @@ class Config(Section):
 
     @property
     def num_iterations(self) -> int:
-        """Iterations until ``total_steps`` are done, the last one whole."""
+        """Iterations that complete ``total_steps``, rounded up."""
         return -(-self.total_steps // self.steps_per_iteration)
 
 
@@ -246,25 +246,25 @@ class RunOptions(Section):
     @field_validator("runs_dir", "resume")
     @classmethod
     def _from_home(cls, path: str | None) -> str | None:
-        """A shell replaces the ``~`` of ``--runs-dir ~/runs``, and none that follows a ``=`` or stands in a file."""
+        """Expands ``~``, which a shell leaves as it is after a ``=`` and in a file."""
         return None if path is None else os.path.expanduser(path)
 
     @field_validator("seeds", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
-        """Seeds may be a number, or a list of numbers."""
+        """Turns a number, or a list of numbers, into text."""
         return ",".join(map(str, value)) if isinstance(value, list | tuple | range) else _text(value)
 
     @property
     def is_group(self) -> bool:
-        """Whether several seeds are asked for, or seeds by name, so that runs stand in a directory of their group."""
+        """Whether ``seeds`` or several ``num_seeds`` are given, so that runs stand in a directory of their group."""
         return self.seeds is not None or self.num_seeds > 1
 
     def seeds_from(self, seed: int) -> list[int]:
-        """The seeds that are asked for, where the config's own is ``seed``.
+        """Returns the seeds that are asked for; ``seed`` is the config's own.
 
         Raises:
-            ValueError: one stands there twice, or there are too many; one line.
+            ValueError: a seed is given twice, or there are too many; one line.
         """
         if self.seeds is None:
             if self.num_seeds > MOST_SEEDS:
@@ -294,7 +294,7 @@ class RunOptions(Section):
 
     @property
     def nproc_range(self) -> tuple[int, int] | None:
-        """The fewest and the most processes of ``2:8``; None of a number and of ``auto``."""
+        """The fewest and the most processes of a range such as ``2:8``; None for a number and for ``auto``."""
         if isinstance(self.nproc, int) or self.nproc == AUTO:
             return None
         least, most = map(int, self.nproc.split(":"))

@@ -1,4 +1,4 @@
-"""The groups of settings that a config is made of."""
+"""The sections of settings that a config is made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.config.redact import HIDDEN
 
 
 def is_url(text: str) -> bool:
-    """Tells a place that fsspec knows by its scheme, a run on a mirror, from a name or a directory."""
+    """Returns whether a text is a place that fsspec knows by its scheme, rather than a name or a directory."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://.", text) is not None
 
 
@@ -24,7 +24,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _scientific(cls, values: Any) -> Any:
-        """Whole numbers may be written as 1e6 (which YAML takes for text)."""
+        """Lets whole numbers be written as 1e6, which YAML reads as text."""
         if not isinstance(values, dict):
             return values
         whole = {name for name, info in cls.model_fields.items() if info.annotation in (int, int | None)}
@@ -54,9 +54,9 @@ class AtariConfig(Section):
 
 
 SHORT_IDS = {"Snake-v0": "lockstep/Snake-v0"}
-"""Environments of ours that may go by their plain names: nobody else has registered them."""
+"""Short ids of our environments that no other package registers."""
 JAX_FAMILIES = ("gymnax/", "brax/", "playground/")
-"""What the ids of environments that are written in JAX begin with."""
+"""Prefixes of the ids of environments that are written in JAX."""
 
 
 class EnvConfig(Section):
@@ -111,7 +111,7 @@ class EnvConfig(Section):
 
     @property
     def jax_only(self) -> bool:
-        """Whether JAX alone can step it: by its id, or because it is asked for."""
+        """Whether only JAX can step it: because of its id, or because ``backend`` is jax."""
         return self.backend == "jax" or self.id.startswith(JAX_FAMILIES)
 
     @model_validator(mode="after")
@@ -225,7 +225,7 @@ class CheckpointConfig(Section):
     @classmethod
     def _url(cls, place: str | None) -> str | None:
         if place is not None and not is_url(place):
-            shown = HIDDEN if "@" in place or "?" in place else repr(place)  # a password may be in it
+            shown = HIDDEN if "@" in place or "?" in place else repr(place)  # it may hold a password
             raise ValueError(f"{shown}: a place that fsspec knows is wanted, e.g. s3://bucket/runs")
         return place
 
@@ -244,7 +244,7 @@ class EvalConfig(Section):
 
 
 SERVICES = ("wandb", "trackio", "mlflow")
-"""Trackers that send what they get elsewhere, by their keys in ``log``."""
+"""Trackers that send data to a service, by their keys in ``log``."""
 
 
 class LogConfig(Section):
@@ -269,7 +269,7 @@ class LogConfig(Section):
     @field_validator("jsonl")
     @classmethod
     def _absolute(cls, path: str | None) -> str | None:
-        """The path means the same wherever the run goes on."""
+        """Makes the path absolute, so that it means the same wherever the run is resumed."""
         return None if path is None else os.path.abspath(os.path.expanduser(path))
 
 

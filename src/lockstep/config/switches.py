@@ -1,4 +1,4 @@
-"""Switches of other libraries, on or off, each with the setting that it stands for."""
+"""Reads on/off options of other libraries as the settings that they stand for."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lockstep.config.words import ALREADY, SWITCHES, plain
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch as it was given: its words, the path of its setting, and the value in words of the command line.
+    """A switch that was given: its words, the path of its setting, and the value as the command line would give it.
 
-    The path is empty where it says what is so anyway.
+    The path is empty if the switch asks for what every run does anyway.
     """
 
     words: str
@@ -21,7 +21,7 @@ class Switch:
 
 
 def switch_named(key: str) -> str | None:
-    """Finds the switch that a key names, at the top or in its setting's section; None where it names a setting."""
+    """Returns the switch that a key names, at the top or in its setting's section; None for any other key."""
     section, _, last = key.rpartition(".")
     word = plain(last)
     if key in LEAVES or (word not in SWITCHES and word not in ALREADY):
@@ -31,7 +31,7 @@ def switch_named(key: str) -> str | None:
 
 
 def read_switch(word: str, on: bool, words: str) -> Switch | None:
-    """Reads what a switch says; None where nothing here does that, and the advice on the word says what to write."""
+    """Returns what a switch asks for; None if no setting does that, for which ``ADVICE`` has an answer."""
     if word in ALREADY:
         return Switch(words) if ALREADY[word] is on else None
     stands_for = SWITCHES[word]

@@ -1,4 +1,4 @@
-"""Errors of a user's own functions as one line, with the place in the user's file."""
+"""Describes errors of a user's own functions in one line, with the place in the user's file."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 import lockstep
 
 NOT_THE_USERS = (str(Path(lockstep.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
-"""Directories whose code isn't a user's own, beside those of installed packages."""
+"""Directories whose code isn't a user's own, besides those of installed packages."""
 
 INSTALLED = {"site-packages", "dist-packages"}
 
 
 class UsersFunctionError(ValueError):
-    """A named function of a user's failed: a line that names it and the place; the error itself is the cause."""
+    """A named function of a user failed; the line names it and the place, and the original error is the cause."""
 
 
 def one_line(error: BaseException) -> str:
-    """Shortens an error of somebody else's code to a line."""
+    """Shortens an error of someone else's code to one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
 
 
 def users_line(error: BaseException) -> str:
-    """Names the innermost place in a user's own code that an error came through: `` (my_env.py, line 12)``, or ``""``.
+    """Returns the innermost place in a user's code that an error came through: `` (my_env.py, line 12)``, or ``""``.
 
-    It begins with a space, to be put behind a line.
+    It begins with a space, so that it can be appended to a message.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
@@ -39,8 +39,8 @@ def users_line(error: BaseException) -> str:
 
 
 def users_error(error: BaseException) -> BaseException | None:
-    """Gives the error of a user's own code that an error is or was made of; None if the user's code has no part in it.
+    """Returns the error of a user's own code that an error is or was made of; None if no user code is involved.
 
-    It is what a line about it should be raised from.
+    A message about it should be raised from this error.
     """
     return error if users_line(error) else error.__cause__

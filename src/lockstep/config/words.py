@@ -1,6 +1,6 @@
-"""The words of other libraries: which setting each stands for, or what to write where its meaning is another.
+"""Words of other libraries, with the setting that each stands for, or advice if it means something else here.
 
-They are those of Stable-Baselines3 and its RL Zoo, CleanRL, rsl_rl, PureJaxRL and common training scripts.
+They come from Stable-Baselines3 and its RL Zoo, CleanRL, rsl_rl, PureJaxRL and common training scripts.
 """
 
 from __future__ import annotations
@@ -78,20 +78,20 @@ ALIASES = {
     "exp_name": "name",
     "experiment_name": "name",
 }
-"""Words that mean what a setting means."""
+"""Words that mean exactly what a setting means."""
 
 MEMORY = "network.recurrent"
 WITH_MEMORY = {"lstm_hidden_size": "network.recurrent_size"}
-"""Words that mean a setting where ``network.recurrent`` stands beside them; ``ADVICE`` answers them alone."""
+"""Words that are aliases only if ``network.recurrent`` is given too; otherwise ``ADVICE`` answers them."""
 
 CONFIG_FILE = ("config", "config_file", "conf_file", "cfg")
-"""Options before a config file, which needs none."""
+"""Options that precede a config file in other libraries; here a file needs none."""
 
 
 class StandsFor(NamedTuple):
-    """What a switch stands for: a setting's path, and its value if the switch is on and if it is off.
+    """The setting that a switch stands for: its path, and its values if the switch is on and if it is off.
 
-    Where a value is None the switch can't say that, and ``ADVICE`` has what to write.
+    A value is None if no setting does that; then ``ADVICE`` says what to write.
     """
 
     path: str
@@ -113,7 +113,7 @@ SWITCHES = {
     "capture_video": StandsFor("eval.record_video", None, "false"),
     "record_video": StandsFor("eval.record_video", None, "false"),
 }
-"""Options that are on or off, with the setting that each stands for."""
+"""On/off options, with the setting that each stands for."""
 
 ALREADY = {
     "torch_deterministic": True,
@@ -123,13 +123,13 @@ ALREADY = {
     "save_model": True,
     "upload_model": False,
 }
-"""Switches that say what is so in every run, whatever its settings, if they say this; ``ADVICE`` answers the other."""
+"""Switches for what every run does anyway if they have this value; ``ADVICE`` answers the other value."""
 
 VALUES = {
     "precision": {"amp": "bf16", "bfloat16": "bf16", "bf16-mixed": "bf16", "float32": "fp32", "32": "fp32"},
     "algorithm": {"PPO": "ppo", "GRPO": "grpo"},
 }
-"""Other words for values of a setting."""
+"""Other words for the values of a setting."""
 
 
 def _times(text: str, factor: float) -> str:
@@ -140,7 +140,7 @@ def _times(text: str, factor: float) -> str:
 
 
 SHORT = {"-f": "--runs-dir", "-n": "--total-steps", "-i": "--resume", "-tb": "--log.tensorboard"}
-"""RL Zoo's options of one dash."""
+"""RL Zoo's options with one dash."""
 
 _WORKERS = "--env.workers 4 steps environments in four worker processes a rank"
 _EXPLORATION = "there is no state-dependent exploration; --network.state-dependent-std learns the spread by state"
@@ -163,7 +163,7 @@ def _count(text: str) -> str:
 
 
 def _every(setting: str) -> Callable[[str], str]:
-    """What counts iterations here, and steps elsewhere."""
+    """Returns advice on an option that counts steps elsewhere and iterations here."""
     return lambda v: f"write --{setting}, in iterations: {v or 'steps'} / (num_envs x num_steps)"
 
 
@@ -255,11 +255,11 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "render_mode": "nothing is drawn while training; lockstep play RUN shows a policy",
     "optimizer": "the optimiser is Adam; --ppo.learning-rate, --ppo.adam-eps and --ppo.adam-betas are its settings",
 }
-"""Words whose meaning is another here, with what to write."""
+"""Words that mean something else here, or nothing, with what to write instead."""
 
 
 def algorithms(other: str) -> str:
-    """Says in one line which algorithms there are in place of another."""
+    """Says in one line which algorithm to use in place of another one."""
     name = other.lower()
     if name == "a2c":
         return "algorithms are ppo and grpo; lockstep.integrations.sb3 has Stable-Baselines3's A2C on many ranks"
@@ -273,13 +273,13 @@ def algorithms(other: str) -> str:
 
 
 def plain(flag: str) -> str:
-    """Reads an option's or key's name, ``--Clip-Coef`` or ``CLIP_COEF``: ``clip_coef``."""
+    """Normalises the name of an option or key: ``--clip-coef`` and ``CLIP_COEF`` both give ``clip_coef``."""
     name = flag.lstrip("-+").replace("-", "_")
     return name.lower() if name.isupper() else name
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
-    """Puts settings in the place of words that mean them beside others of a command line."""
+    """Replaces the words of :data:`WITH_MEMORY` by their settings if the command line gives ``network.recurrent``."""
     if all(plain(word.partition("=")[0]) != MEMORY for word in argv):
         return list(argv)
     out = []
@@ -291,7 +291,7 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
 
 
 def advice(flag: str, value: str) -> str | None:
-    """Says in one line what to write in place of an option of another library's, if it is known."""
+    """Says in one line what to write instead of another library's option; None if the option is unknown."""
     found = ADVICE.get(plain(flag))
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""YAML as config files have it: numbers and their writing as YAML 1.2 has them, and no key twice in a mapping."""
+"""Reads and writes YAML for config files: numbers as in YAML 1.2, and no key twice in a mapping."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _NUMBERS = (
         "-+0123456789.",
     ),
 )
-"""``1e-3`` is a number and ``2:8`` a text, which PyYAML, at YAML 1.1, takes for a text and for 128."""
+"""``1e-3`` is a number and ``2:8`` a text; PyYAML, which follows YAML 1.1, reads a text and 128."""
 
 
 def check_once(keys: Sequence[str], where: str = "") -> None:
-    """Refuses a key that a mapping has twice, of which parsers take the last one; raises a one-line ``ValueError``."""
+    """Raises a one-line ``ValueError`` if a mapping has a key twice, where parsers would take the last one."""
     twice = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
     if twice is not None:
         raise ValueError(f"{twice} stands twice in one mapping{where}; put it together, or leave one out")
 
 
 def read_yaml(text: str) -> Any:
-    """Parses a text, of which nothing is executed.
+    """Parses YAML safely: nothing in it is executed.
 
     Raises:
-        ValueError: it is no YAML, or a mapping has a key twice; one line.
+        ValueError: it isn't valid YAML, or a mapping has a key twice; one line.
     """
     import yaml
 
@@ -45,7 +45,7 @@ def read_yaml(text: str) -> Any:
 
 
 def write_yaml(values: Any) -> str:
-    """Writes what :func:`read_yaml` reads as the same, and other parsers too."""
+    """Writes YAML that :func:`read_yaml` and other parsers read as the same values."""
     import yaml
 
     return yaml.dump(values, Dumper=_dumper(), sort_keys=False, default_flow_style=None)
@@ -56,7 +56,7 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Takes each key once, and numbers as YAML 1.2 has them."""
+        """Refuses a key that stands twice, and reads numbers as YAML 1.2 does."""
 
         yaml_implicit_resolvers: ClassVar = {
             first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_INT, _FLOAT)]
@@ -84,7 +84,7 @@ def _dumper() -> Any:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Puts texts into quotes which YAML 1.1 or 1.2 would take for numbers."""
+        """Quotes texts that YAML 1.1 or 1.2 would read as numbers."""
 
     for tag, pattern, first in _NUMBERS:
         Dumper.add_implicit_resolver(tag, pattern, list(first))

@@ -1,1 +1,1 @@
-"""What every part stands on: errors, shards, places of ranks, spaces, episodes, moments, machines, files."""
+"""The base of all other layers: errors, shards, topology, spaces, episodes, normalisers, processes, machines, files."""

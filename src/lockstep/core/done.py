@@ -1,4 +1,4 @@
-"""How a rank tells its launcher that it has done what it was to do: in a file that both open while it begins."""
+"""Lets a rank tell its launcher that it has finished, through a file that both opened at the start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lockstep.core.topology import error_file, started_by_lockstep
 
 
 class DoneFile:
-    """A rank's file, beside the one for its failure; it may be removed, for it is open on both sides.
+    """A rank's file, beside the one for its failure message; it may be deleted, since both sides have it open.
 
     Args:
-        message_file: where the rank's failure would stand; None: nobody listens.
+        message_file: file for the rank's failure message; None if no launcher listens.
     """
 
     def __init__(self, message_file: str | Path | None) -> None:
@@ -24,21 +24,21 @@ class DoneFile:
 
     @classmethod
     def of_this_rank(cls) -> DoneFile:
-        """Opens this process's, if a launcher of ours started it."""
+        """Opens the file of this process, if our launcher started it."""
         return cls(error_file() if started_by_lockstep() else None)
 
     def tell(self) -> None:
-        """Says that the rank is done."""
+        """Marks the rank as done."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, 1)  # takes no room, which there may not be
+                os.ftruncate(self._descriptor, 1)  # works even if the disk is full
 
     def told(self) -> bool:
-        """Whether the rank has said so."""
+        """Says whether the rank is marked as done."""
         return self._descriptor is not None and os.fstat(self._descriptor).st_size > 0
 
     def close(self) -> None:
-        """Closes this side's."""
+        """Closes this side's descriptor."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

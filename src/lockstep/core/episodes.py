@@ -13,17 +13,17 @@ WINDOW = 100
 EPISODE_COLUMNS = 5
 SUCCESS_RATE = "rollout/success_rate"
 STATED = "rollout/metrics/"
-"""Before the names that environments give their own metrics."""
+"""Prefix of the metrics that environments report themselves."""
 EPISODES_PER_ITERATION = 1 << 20
-"""More than an environment can finish in one iteration: the key of an iteration's first episode is a multiple."""
+"""More episodes than can finish in one iteration: the key of an iteration's first episode is a multiple of it."""
 
 
 StatedMetrics = Mapping[tuple[int, int], Mapping[str, float]]
-"""What environments say of episodes that ended, by (step of the iteration, global env id)."""
+"""Metrics that environments report for episodes that ended, by (step of the iteration, global env id)."""
 
 
 class EpisodeCounter:
-    """Undiscounted returns (float64) and lengths of the live episodes of ``num_envs`` local environments."""
+    """Counts the undiscounted returns (float64) and lengths of the live episodes of ``num_envs`` local environments."""
 
     def __init__(self, num_envs: int) -> None:
         self.returns = np.zeros(num_envs)
@@ -37,17 +37,17 @@ class EpisodeCounter:
         successes: np.ndarray,
         dead: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Episodes that ended during a rollout.
+        """Returns the episodes that ended during a rollout.
 
         Args:
             rewards: float64 ``[T, E]``.
             done: bool ``[T, E]``.
             env_ids: global ids of the environments.
-            successes: int8 ``[T, E]``: 1 task solved, -1 not solved, 0 not said.
-            dead: bool ``[T, E]``, steps that were none; None: there are none.
+            successes: int8 ``[T, E]``: 1 task solved, -1 not solved, 0 not reported.
+            dead: bool ``[T, E]``, entries that are no steps; None if all are.
 
         Returns:
-            float64 ``[episodes, 5]``: step, global env id, return, length, success; by step, then env id.
+            float64 ``[episodes, 5]``: step, global env id, return, length, success; ordered by step, then env id.
         """
         where, first = np.argwhere(done), 0
         ended: list[np.ndarray] = [np.zeros((2, 0))]
@@ -64,7 +64,7 @@ class EpisodeCounter:
         return np.column_stack([where[:, 0], ids, *np.concatenate(ended, 1), said]).astype(np.float64)
 
     def _add(self, rewards: np.ndarray, steps: np.ndarray) -> None:
-        """Take in steps ``[t, E]`` in order: a sum's bits must not depend on how many environments are here."""
+        """Adds steps ``[t, E]`` one by one: a sum's bits must not depend on the number of local environments."""
         if len(rewards) == 1:
             self.returns = self.returns + rewards[0]
             self.lengths += steps[0]
@@ -73,18 +73,18 @@ class EpisodeCounter:
             self.lengths += steps.sum(0)
 
     def forget(self, env: int) -> None:
-        """Start an environment's count anew: it was reset."""
+        """Restarts the count of an environment that was reset."""
         self.returns[env], self.lengths[env] = 0.0, 0
 
 
 def finished_first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np.ndarray, env_ids: range) -> np.ndarray:
-    """Lists each environment's first episode of a rollout, also where the rollout's end cut it.
+    """Returns each environment's first episode of a rollout, even if the end of the rollout cut it.
 
-    ``valid`` says where no episode had ended before, bool ``[T, E]``; ``scores`` are rewards as they are counted,
-    float64 ``[T, E]``; the rest, and what comes back, is as in :meth:`EpisodeCounter.finished`.
+    ``valid``, bool ``[T, E]``, marks the steps of an environment's first episode; ``scores``, float64 ``[T, E]``, are
+    the rewards that count. The other arguments and the result are as in :meth:`EpisodeCounter.finished`.
     """
     lengths = valid.sum(0)
-    returns = np.add.accumulate(np.where(valid, scores, 0.0))[-1]  # in order, also of one environment: as in `_add`
+    returns = np.add.accumulate(np.where(valid, scores, 0.0))[-1]  # in order, as in `_add`
     said = successes[lengths - 1, np.arange(len(lengths))]
     table = np.stack([lengths - 1, np.asarray(env_ids), returns, lengths, said], 1).astype(np.float64)
     return table[np.lexsort((table[:, 1], table[:, 0]))]
@@ -92,10 +92,10 @@ def finished_first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np
 
 @dataclass
 class RecentEpisodes:
-    """Return, length and success of the newest :data:`WINDOW` episodes, and how many there were in all.
+    """Holds return, length and success of the newest :data:`WINDOW` episodes, and the number of all episodes.
 
-    A success is 1 (task solved), -1 (not solved) or 0 (the environment doesn't say). ``stated`` are the environments'
-    own metrics of the same episodes, empty where they give none.
+    A success is 1 (task solved), -1 (not solved) or 0 (not reported). ``stated`` holds the environments' own metrics of
+    the same episodes, empty where they report none.
     """
 
     window: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -103,7 +103,7 @@ class RecentEpisodes:
     stated: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def extend(self, episodes: np.ndarray, stated: StatedMetrics | None = None) -> None:
-        """Append an iteration's episodes ``[n, 5]`` of all ranks, by (step, env id) whatever order they come in."""
+        """Appends an iteration's episodes ``[n, 5]`` of all ranks, sorted here by (step, env id)."""
         rows = episodes[np.lexsort((episodes[:, 1], episodes[:, 0]))][-WINDOW:]
         said = [stated.get((int(t), int(env)), {}) for t, env, *_ in rows] if stated else None
         self.extend_newest([(float(r), int(n), int(s)) for _, _, r, n, s in rows], len(episodes), said)
@@ -114,16 +114,16 @@ class RecentEpisodes:
         count: int,
         stated: Sequence[Mapping[str, float]] | None = None,
     ) -> None:
-        """Append an iteration's episodes, in order, of which the newest :data:`WINDOW` will do; ``count`` in all."""
+        """Appends the newest of an iteration's ``count`` episodes, in order; no more than :data:`WINDOW` are needed."""
         self.window.extend(episodes)
         self.stated.extend(stated or [{}] * len(episodes))
         self.total += count
 
     def metrics(self) -> dict[str, float | int | None]:
-        """Mean return and length over the window; None as long as no episode has ended.
+        """Returns the metrics of the window; None if no episode has ended yet.
 
-        ``rollout/success_rate`` is there if an episode of the window says whether it succeeded, ``rollout/metrics/…``
-        are means over those of its episodes that state a metric, in alphabetical order.
+        ``rollout/success_rate`` is there if an episode of the window reports success or failure. ``rollout/metrics/…``
+        are means over the episodes that report the metric, in alphabetical order.
         """
         returns, lengths, successes = zip(*self.window, strict=True) if self.window else ((), (), ())
         out: dict[str, float | int | None] = {
@@ -141,14 +141,14 @@ class RecentEpisodes:
         return out
 
     def to_json(self) -> dict:
-        """What ``state.json`` holds; floats survive exactly."""
+        """Returns what ``state.json`` stores; floats survive exactly."""
         window = [[r, n, s] if s else [r, n] for r, n, s in self.window]
         stated = {"metrics": [dict(said) for said in self.stated]} if any(self.stated) else {}
         return {"window": window, "total": self.total, **stated}
 
     @classmethod
     def from_json(cls, value: dict) -> RecentEpisodes:
-        """The reverse of :meth:`to_json`; older checkpoints have no successes and no metrics."""
+        """Restores what :meth:`to_json` returned; older checkpoints have no successes and no metrics."""
         out = cls(total=int(value["total"]))
         out.window.extend((float(r), int(n), int(s[0]) if s else 0) for r, n, *s in value["window"])
         out.stated.extend(value.get("metrics") or [{}] * len(out.window))
@@ -156,6 +156,6 @@ class RecentEpisodes:
 
 
 def success_rate(successes: Sequence[float]) -> float | None:
-    """Share of successes (1) among the episodes that say (1 or -1); None where none does."""
+    """Returns the share of successes (1) among the episodes that report one (1 or -1); None if none does."""
     said = [s > 0 for s in successes if s]
     return sum(said) / len(said) if said else None

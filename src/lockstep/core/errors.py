@@ -1,22 +1,22 @@
-"""Failures of a run whose message is one line for the user; user errors before a run starts are ``ValueError``."""
+"""Errors of a run, whose message is one line for the user; bad input before a run starts is a ``ValueError``."""
 
 
 class RunError(RuntimeError):
-    """A run can't go on; the message says why in one line.
+    """The run can't go on; the message says why in one line.
 
     Attributes:
-        everywhere: whether every rank raises it at the same time, so that one of them says it for all.
+        everywhere: whether every rank raises it at the same time, so that one rank reports it for all.
     """
 
     everywhere = False
 
 
 class KilledError(RunError):
-    """A process of ours was killed by SIGKILL, from outside, before it could say anything."""
+    """A process that we started was killed by SIGKILL from outside, and so reported nothing itself."""
 
 
 class PeerFailureError(RunError):
-    """A collective failed because another rank is gone: that rank's own error is the one to show."""
+    """A collective failed because another rank is gone; that rank's own error is the one to show."""
 
 
 class EnvironmentFailureError(RunError):
@@ -36,9 +36,9 @@ class DesyncError(RunError):
 
 
 class OutOfStepError(RunError):
-    """Ranks of a user's script met in different places, or after different numbers of passes; every rank raises it.
+    """Ranks of a user's script met at different collectives, or after different numbers of passes; all ranks raise it.
 
-    ``ranks_parted`` says whether they have left one another for certain (True) or perhaps (False); None: not at all.
+    ``ranks_parted`` says whether the ranks have diverged: for certain (True), perhaps (False) or not at all (None).
     """
 
     everywhere = True
@@ -49,11 +49,11 @@ class OutOfStepError(RunError):
 
 
 class UnreducedGradientError(RunError):
-    """An optimiser of a user's script was about to step with gradients that no reduction has seen."""
+    """An optimiser of a user's script would step with gradients that weren't reduced over ranks as they are."""
 
 
 class UnsynchronizedUpdateError(RunError):
-    """A script's own update was about to step the policy without what makes it all ranks'; every rank raises it."""
+    """A script's own update was about to step the policy before the ranks synchronise; every rank raises it."""
 
     everywhere = True
 
@@ -65,7 +65,7 @@ class RankMismatchError(ValueError):
 
 
 class UnavailableError(ValueError):
-    """What the config demands can't be had on this machine, as training has shown; one line."""
+    """Training has shown that this machine can't provide what the config demands; one line."""
 
 
 class NoSharedMemoryError(ValueError):
@@ -75,11 +75,11 @@ class NoSharedMemoryError(ValueError):
 
 
 DEVICE_ERROR = "AcceleratorError"
-"""The class, by its name, of what PyTorch raises where an accelerator itself reports an error."""
+"""Name of the class that PyTorch raises if an accelerator itself reports an error."""
 
 
 def device_failed(error: BaseException) -> str | None:
-    """Says in one line what an accelerator reported, None of other errors."""
+    """Says in one line what an accelerator reported; returns None for other errors."""
     if type(error).__name__ != DEVICE_ERROR:
         return None
     return f"the device reported an error, its own or of a kernel that ran there: {str(error).partition(chr(10))[0]}"
@@ -88,17 +88,17 @@ def device_failed(error: BaseException) -> str | None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 FULL = ("out of memory", "out_of_memory", "resource_exhausted", "unable to allocate", "can't allocate memory")
-"""What PyTorch, XLA and NumPy say, in small letters, where a device or the host has too little memory."""
+"""What PyTorch, XLA and NumPy say, in lower case, if a device or the host is out of memory."""
 DETAILS = (" Of the allocated memory", " If reserved but unallocated")
-"""Where PyTorch begins to speak of its allocator."""
+"""Beginnings of PyTorch's details on its allocator, which are cut off."""
 
 
 def memory_full(error: BaseException, device: str) -> str | None:
-    """Says in one line, of an error by which memory is full, what takes less; None of any other error.
+    """Says in one line how to use less memory, if the error is one of memory that is full; else returns None.
 
     Args:
-        error: of PyTorch, JAX, NumPy or Python.
-        device: of the config.
+        error: an error of PyTorch, JAX, NumPy or Python.
+        device: the config's device.
     """
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     if not isinstance(error, MemoryError) and not any(word in text.lower() for word in FULL):

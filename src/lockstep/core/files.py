@@ -1,4 +1,4 @@
-"""Writes files so that they are there whole or not at all, also if the power fails."""
+"""Writes files whole or not at all, even if the power fails."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-"""Flags by which a file is made, and none opened that is there."""
+"""Flags that create a file and fail if it exists."""
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Writes a new file, which is on the disk on return; what had its name, a link too, is removed, not followed."""
+    """Writes a new file and syncs it to the disk; a file or link of that name is removed first, not followed."""
     try:
         descriptor = os.open(path, NEW_FILE, 0o666)
     except FileExistsError:
@@ -32,11 +32,11 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 _HAS_NONE = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-"""What file systems say, of some networks and virtual machines, that write no directory on demand."""
+"""Errors of some network and virtual-machine file systems, which can't sync a directory."""
 
 
 def sync_path(path: Path) -> None:
-    """Makes what was written to a file survive a power loss, and what was renamed in a directory where that can be."""
+    """Syncs a file to the disk, or a directory, with the renames in it, if the file system can do that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,7 +48,7 @@ def sync_path(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all: beside its place, then renamed; an ``OSError`` names ``path``."""
+    """Writes a text file whole or not at all, by renaming a temporary file beside it; an ``OSError`` names ``path``."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         write_synced(temporary, text.encode())
@@ -61,9 +61,9 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """Names a draft beside a file, of its suffix, which takes its place where the block ends well, else is removed."""
+    """Yields a draft path beside a file, with its suffix; the draft replaces the file unless the block raises."""
     draft = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")
-    draft.unlink(missing_ok=True)  # a link would be written through
+    draft.unlink(missing_ok=True)  # otherwise we would write through a link
     try:
         yield draft
         sync_path(draft)
@@ -74,7 +74,7 @@ def draft_of(path: Path) -> Iterator[Path]:
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
-    """Puts a value into JSON; a number that isn't finite, for which JSON has no token, is null."""
+    """Returns a value as JSON; a number that isn't finite becomes null, because JSON has no token for it."""
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
@@ -90,12 +90,12 @@ def _finite(value: Any) -> Any:
 
 
 def is_finite(value: Any) -> TypeGuard[int | float]:
-    """Says whether what a file holds is a number that a float holds too: JSON's whole numbers may have any size."""
+    """Says whether a value read from a file is a number that a float can hold; integers in JSON may have any size."""
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value by :func:`as_json`, whole or not at all, unless it is there; an ``OSError`` names ``path``."""
+    """Writes a value by :func:`as_json`, whole or not at all, unless it is unchanged; an ``OSError`` names ``path``."""
     text = _as_text(value)
     with contextlib.suppress(OSError, ValueError):
         if path.read_text() == text:
@@ -104,7 +104,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def try_json(path: Path, value: Any) -> None:
-    """Writes what :func:`write_json` would beside its place, and removes it: an ``OSError`` where that can't be."""
+    """Writes what :func:`write_json` would beside ``path`` and removes it; an ``OSError`` if it can't be written."""
     beside = path.with_name(f".{path.name}.tmp")
     try:
         write_synced(beside, _as_text(value).encode())
@@ -117,17 +117,17 @@ def _as_text(value: Any) -> str:
 
 
 def path_of(place: Any) -> str:
-    """Gives a path, a name, or what has a path of its own, as a :class:`lockstep.Run` has, as text."""
+    """Returns a path, a name or an object with a path of its own, such as a :class:`lockstep.Run`, as text."""
     return os.fspath(place) if isinstance(place, os.PathLike) else str(place)
 
 
 def quoted(path: object) -> str:
-    """A path, or a place on a mirror, as a word of a command line that a user may copy."""
+    """Quotes a path, or a place on a mirror, as a word of a command line that a user may copy."""
     return shlex.quote(str(path))
 
 
 def new_directory(path: Path) -> Path:
-    """Makes a directory that nobody has made, under this name or with the first number behind it that is free."""
+    """Makes a directory that doesn't exist yet: ``path``, or ``path`` with the first free number appended."""
     wanted, number = path, 1
     while True:
         try:

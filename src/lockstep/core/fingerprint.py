@@ -1,4 +1,4 @@
-"""Fingerprints of arrays, and what they say about ranks."""
+"""Fingerprints of arrays, and the comparison of ranks by them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from lockstep.core.errors import DesyncError
 
 
 def array_digest(array: np.ndarray) -> bytes:
-    """Eight bytes that depend on every bit of an array, its shape and dtype."""
+    """Returns eight bytes that depend on every bit of an array, its shape and its dtype."""
     digest = hashlib.blake2b(f"{_dtype_name(array)}{array.shape}".encode(), digest_size=8)
     digest.update(_bytes(array))
     return digest.digest()
 
 
 def fingerprints(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """One int64 per array, in the mapping's order."""
+    """Returns one int64 per array, in the mapping's order."""
     return np.frombuffer(b"".join(array_digest(a) for a in arrays.values()), np.int64)
 
 
 def sha256_of(arrays: Mapping[str, np.ndarray]) -> str:
-    """One hex digest of all arrays: names, dtypes, shapes and bytes, in the order of their names."""
+    """Returns one hex digest of all arrays: names, dtypes, shapes and bytes, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
@@ -33,18 +33,18 @@ def sha256_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _dtype_name(array: np.ndarray) -> str:
-    """NumPy's code of a dtype; the name of one that another package added (bfloat16), which has none of its own."""
+    """Returns NumPy's code of a dtype, or the name of one that another package added (bfloat16), which has no code."""
     dtype = array.dtype
     return dtype.name if dtype.kind == "V" and dtype.type is not np.void else dtype.str
 
 
 def _bytes(array: np.ndarray) -> memoryview:
-    """An array's bytes in C order; the buffer protocol knows no bfloat16."""
+    """Returns an array's bytes in C order; viewed as bytes, because the buffer protocol knows no bfloat16."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def compare_ranks(names: Sequence[str], rows: np.ndarray, when: str) -> None:
-    """Raise a ``DesyncError`` unless every rank's fingerprints ``[world_size, arrays]`` are rank 0's."""
+    """Raises a ``DesyncError`` unless every rank's fingerprints ``[world_size, arrays]`` equal those of rank 0."""
     differs = rows != rows[0]
     if not differs.any():
         return

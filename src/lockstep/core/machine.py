@@ -1,4 +1,4 @@
-"""The machine's processor, which decides the last bits of a result, and how this process uses its memory."""
+"""Facts of the machine that decide the last bits of a result, and this process's use of memory and threads."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from lockstep.core.errors import RankMismatchError
 
 CPUINFO, STATUS = Path("/proc/cpuinfo"), Path("/proc/self/status")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-"""What tells apart hosts of one name."""
+"""Tells apart hosts that have the same name."""
 NUMBERS = {
     "family": ("cpu family", "CPU implementer"),
     "model": ("model", "CPU part"),
     "stepping": ("stepping", "CPU revision"),
 }
-"""What tells processors of one name apart, and the kernel's keys."""
+"""Numbers that tell apart processors of the same name, with the kernel's keys for them."""
 INSTRUCTION_SETS = ("avx512f", "avx2", "avx", "sve", "asimd")
 
 MMAP_THRESHOLD, TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -3, -1, -4, -8  # of mallopt(3)
 MOST_FROM_HEAP = 32 << 20
-"""Bytes of the largest array that comes from the heap; glibc takes no more."""
+"""Largest array that comes from the heap, in bytes; glibc allows no more."""
 MOST_KEPT = 512 << 20
-"""Bytes that may lie free at the heap's end before they go back to the system."""
+"""Free bytes at the heap's end that are kept before they go back to the system."""
 MALLOC_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-"""By which a user has chosen already."""
+"""Variables by which a user may have configured malloc already."""
 HEAP_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX")
-"""By which a user has chosen how many heaps there are, and what lies in them."""
+"""Variables by which a user may have chosen the number of heaps and what lies in them."""
 
 
 KERNEL_VARIABLES = (
@@ -50,26 +50,26 @@ KERNEL_VARIABLES = (
     *("TORCHINDUCTOR_COORDINATE_DESCENT_TUNING", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_EMULATE_PRECISION_CASTS"),
     *("LIBTPU_INIT_ARGS", "NCCL_ALGO", "NCCL_NVLS_ENABLE"),
 )
-"""By which libraries choose how they compute, and so the last bits."""
+"""Variables that change how libraries compute, and so the last bits."""
 
 CUDA_PACKAGES = ("nvidia_cu", "nvidia_nccl", "nvidia_nvjitlink", "nvidia_nvshmem")
 TORCH_PACKAGES = (*CUDA_PACKAGES, "triton", "pytorch_triton", "onemkl_sycl", "oneccl", "dpcpp_cpp_rt", "intel_sycl_rt")
 JAX_PACKAGES = (*CUDA_PACKAGES, "jax_cuda", "jax_rocm", "libtpu")
-"""What the names of packages begin with by which a framework computes on accelerators."""
+"""Prefixes of the packages by which a framework computes on accelerators."""
 
 ENVIRONMENT_PACKAGES = (
     *("ale_py", "box2d", "box2d_py", "brax", "envpool", "equinox", "gymnax", "minigrid", "mujoco", "mujoco_mjx"),
     *("playground", "scipy"),
 )
-"""Packages that environments and networks of users compute with, as the folders of their versions are called."""
+"""Packages that users' environments and networks compute with, named as in ``name-version.dist-info``."""
 
 SELDOM = (50_000, 20, 100)
-"""Thresholds of Python's collector by which starting engine jax takes about a tenth less."""
+"""Thresholds of Python's garbage collector that shorten the start of the JAX engine."""
 USUAL = gc.get_threshold()
 
 
 def system_fact(file: Path, *keys: str) -> str:
-    """The first value of one of the keys in a file of the kernel's (``key: value`` a line); empty where it isn't."""
+    """Returns the first value of one of the keys in a kernel file of ``key: value`` lines; "" if there is none."""
     with contextlib.suppress(OSError):
         for line in file.read_text().splitlines():
             key, _, value = line.partition(":")
@@ -79,30 +79,30 @@ def system_fact(file: Path, *keys: str) -> str:
 
 
 def cpu_model() -> str:
-    """The processor's name, where the system tells it."""
+    """Returns the processor's name, if the system tells it."""
     return system_fact(CPUINFO, "model name") or platform.processor()
 
 
 def processor() -> str:
-    """The processor's name with its numbers, where the system tells them: a virtual machine gives many one name."""
+    """Returns the processor's name with its numbers, if known: virtual machines give many processors one name."""
     numbers = {name: system_fact(CPUINFO, *keys) for name, keys in NUMBERS.items()}
     said = ", ".join(f"{name} {number}" for name, number in numbers.items() if number)
     return f"{cpu_model()} ({said})" if said else cpu_model()
 
 
 def cpu_features() -> tuple[str, ...]:
-    """The processor's features by the kernel's names, sorted; empty where the system doesn't tell them."""
+    """Returns the processor's features by the kernel's names, sorted; empty if the system doesn't tell them."""
     return tuple(sorted(system_fact(CPUINFO, "flags", "Features").split()))
 
 
 def instruction_set() -> str:
-    """The widest vector instructions that the processor has, such as ``avx2``; the architecture where none is known."""
+    """Returns the widest vector instructions of the processor, such as ``avx2``, else the architecture."""
     features = cpu_features()
     return next((name for name in INSTRUCTION_SETS if name in features), platform.machine())
 
 
 def peak_resident() -> float:
-    """The largest resident set that this process has had so far, in MiB; its children apart."""
+    """Returns the largest resident set that this process has had so far, in MiB, without its children."""
     kilobytes = system_fact(STATUS, "VmHWM")  # getrusage would count what the launcher held when it forked this process
     if kilobytes:
         return int(kilobytes.split()[0]) / 2**10
@@ -111,13 +111,13 @@ def peak_resident() -> float:
 
 
 def first_difference(everyone: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """The first rank that says something else than rank 0, and of what; None if all say the same."""
+    """Returns the first rank whose facts differ from those of rank 0, and the key; None if all are equal."""
     pairs = ((rank, key) for rank in range(len(everyone)) for key in everyone[0])
     return next(((rank, key) for rank, key in pairs if everyone[rank][key] != everyone[0][key]), None)
 
 
 def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
-    """Raise a ``RankMismatchError`` if what ranks say of their machine, versions and config, in rank order, differs."""
+    """Raises a ``RankMismatchError`` if ranks, in rank order, report different machines, versions or configs."""
     found = first_difference(everyone)
     if found is not None:
         rank, key = found
@@ -128,13 +128,12 @@ def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
 
 
 def keep_freed_memory(one_heap: bool = False) -> bool:
-    """Tells glibc's ``malloc`` to keep what is freed; returns whether it does.
+    """Tells glibc's ``malloc`` to keep freed memory; returns whether it does.
 
-    An iteration makes the same arrays as the one before. By default those above 128 KiB are mapped anew, and the heap's
-    end goes back to the system, so that each is filled with zeros again, page by page, as it is written: a tenth of the
-    time of some runs. With ``one_heap`` this holds for arrays of any size and of every thread: XLA takes all that a
-    program needs at a time, in whichever thread begins it. Other libraries' allocators, and a user's own choice by
-    glibc's variables, stay as they are.
+    Every iteration makes the same arrays as the one before. By default, glibc maps arrays above 128 KiB anew and
+    returns the heap's end to the system, so the kernel zeroes the same pages again and again. ``one_heap`` extends this
+    to arrays of any size and to every thread, because XLA allocates a program's memory at once, in whichever thread
+    starts it. Other allocators, and choices that a user made by glibc's variables, stay as they are.
     """
     if sys.platform != "linux" or any(name in os.environ for name in MALLOC_VARIABLES):
         return False
@@ -149,28 +148,28 @@ def keep_freed_memory(one_heap: bool = False) -> bool:
 
 
 def collect_seldom() -> None:
-    """Has Python look for cycles seldom, until :func:`collect_as_usual`: while a program is traced, few are garbage."""
+    """Makes Python's garbage collector run rarely, until :func:`collect_as_usual`: tracing makes little garbage."""
     gc.set_threshold(*SELDOM)
 
 
 def collect_as_usual() -> None:
-    """Takes back :func:`collect_seldom`, and has what is there by now left out; does nothing where it wasn't called."""
+    """Undoes :func:`collect_seldom` and freezes the objects that exist by now; does nothing if it wasn't called."""
     if gc.get_threshold() == SELDOM:
         gc.freeze()
         gc.set_threshold(*USUAL)
 
 
 def kernel_variables(more: Sequence[str] = ()) -> str:
-    """The :data:`KERNEL_VARIABLES`, and ``more``, that are set, ``NAME=value`` with blanks between them."""
+    """Returns those of :data:`KERNEL_VARIABLES` and ``more`` that are set, as ``NAME=value`` separated by spaces."""
     names = sorted({*KERNEL_VARIABLES, *more})
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
 def device_facts(device: str, driver: str, packages: tuple[str, ...]) -> dict[str, str]:
-    """Gives the versions of what computes on a ``device`` besides its framework; nothing of a CPU.
+    """Returns the versions of what a ``device`` computes with besides its framework; empty for a CPU.
 
-    cuBLAS, cuDNN and NCCL, XLA's plugin and TPUs' compiler are packages that are upgraded by themselves. ``driver`` is
-    what the framework says of the platform, ``packages`` what names of those by which it computes begin with.
+    cuBLAS, cuDNN, NCCL, XLA's plugins and the TPU compiler are packages that are upgraded independently. ``driver`` is
+    the platform version that the framework reports, ``packages`` are prefixes of the packages that it computes with.
     """
     if device == "cpu":
         return {}
@@ -179,10 +178,10 @@ def device_facts(device: str, driver: str, packages: tuple[str, ...]) -> dict[st
 
 @functools.cache
 def package_versions(beginnings: tuple[str, ...] | None = None) -> str:
-    """The :data:`ENVIRONMENT_PACKAGES` that are installed, ``name version`` with commas between them.
+    """Returns the installed ones of :data:`ENVIRONMENT_PACKAGES`, as ``name version`` separated by commas.
 
-    With ``beginnings`` those whose names begin so, in small letters and with ``_`` where a name has ``-``.
-    Read from names of folders, ``name-version.dist-info``: ``importlib.metadata`` would read and parse their files.
+    With ``beginnings``: the packages whose names, in lower case and with ``_`` for ``-``, begin so. They are read from
+    folder names, ``name-version.dist-info``, because ``importlib.metadata`` would read and parse the files.
     """
     found: dict[str, str] = {}
     for path in sys.path:
@@ -197,11 +196,11 @@ def package_versions(beginnings: tuple[str, ...] | None = None) -> str:
 
 
 def one_blas_thread() -> None:
-    """Lets NumPy, SciPy, and what else has a BLAS and is loaded, compute with one thread, whatever cores there are.
+    """Makes NumPy, SciPy and every other BLAS that is loaded compute with one thread, whatever the number of cores.
 
-    The last bits of what an environment has them compute depend on it, and environments are stepped here, in ranks that
-    others start and in worker processes. SciPy's wheels have a BLAS of their own. It is loaded here, so that it has one
-    thread already where an environment imports SciPy later, even in a step.
+    The last bits of what environments compute depend on the number of threads, in ranks and in worker processes alike.
+    SciPy's wheels have their own BLAS. It is loaded here, so that it has one thread even if an environment imports
+    SciPy later, in a step.
     """
     from threadpoolctl import threadpool_limits
 
@@ -219,20 +218,20 @@ def _load_scipys_blas() -> None:
 
 
 def steady_products() -> None:
-    """Asks MKL for products whose last bits don't depend on where factors begin in memory, unless a user chose a mode.
+    """Makes MKL's products independent of the alignment of their operands, unless the user chose a mode.
 
-    It is read at MKL's first product in a process, so commands ask before anything else, and so do ranks. Processes
-    of a user's own keep what they have: other modes have other last bits.
+    MKL reads the variable at its first product in a process, so commands and ranks set it before anything else. A
+    user's own processes keep their mode, because another mode gives other last bits.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO")
 
 
 def one_torch_thread() -> None:
-    """Lets PyTorch compute with one thread, if an environment has loaded it in a process of another engine."""
+    """Makes PyTorch compute with one thread, if an environment has loaded it in a process of another engine."""
     torch_threads(1)
 
 
 def torch_threads(count: int) -> None:
-    """Lets PyTorch compute with so many threads in this process from here on, if it is loaded."""
+    """Makes PyTorch compute with ``count`` threads in this process from now on, if it is loaded."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(count)

@@ -1,4 +1,4 @@
-"""Files that are this user's alone: what others may write is neither read nor executed."""
+"""Checks and makes files that only this user may write; anything else is neither read nor executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def only_we_write(path: Path) -> bool:
-    """Says whether a file or directory is this user's and nobody else may write it; a missing one is nobody's."""
+    """Says whether this user owns a file or directory and nobody else may write it; False if it is missing."""
     with contextlib.suppress(OSError):
         found = path.stat(follow_symlinks=False)
         return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & OTHERS_WRITE)
@@ -21,7 +21,7 @@ def only_we_write(path: Path) -> bool:
 
 
 def make_cache(directory: Path, top: Path) -> Path | None:
-    """Makes a directory, and those between it and ``top``, for this user alone; None if others may write in any.
+    """Makes a directory, and those from ``top`` on that hold it, for this user alone; None if others may write in any.
 
     Raises:
         OSError: it can't be made.
@@ -29,16 +29,16 @@ def make_cache(directory: Path, top: Path) -> Path | None:
     within = [directory, *(parent for parent in directory.parents if parent.is_relative_to(top))]
     for each in reversed(within):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not only_we_write(each.resolve()):  # it may be our link to another disk
+        if not only_we_write(each.resolve()):  # resolved, because it may be our own link to another disk
             return None
     return directory
 
 
 def home_place(variable: str, name: str) -> Path | None:
-    """Names a directory of this user's: where a variable says, else so called at home; None if nobody knows a home.
+    """Returns the directory that an environment variable names, else ``name`` in the home directory; None if unknown.
 
-    So it is in a container for the id of a user that it doesn't list: ``~`` would be in the working directory then,
-    which may be a stranger's.
+    A container that runs with a user id which it doesn't list has no home: ``~`` would then be a name in the working
+    directory, which may belong to someone else.
     """
     given, home = os.environ.get(variable), os.path.expanduser("~")
     if given:
@@ -47,9 +47,9 @@ def home_place(variable: str, name: str) -> Path | None:
 
 
 def user_cache(name: str) -> tuple[Path, bool]:
-    """Makes a directory in the user's cache; returns it, and whether it can be used: others may write there, or nobody.
+    """Makes a directory in the user's cache and returns it with whether it can be used.
 
-    ``name`` may have several parts.
+    It can't if it can't be made, or if others may write there. ``name`` may have several parts.
     """
     base = home_place("XDG_CACHE_HOME", ".cache")
     if base is None:
@@ -58,14 +58,14 @@ def user_cache(name: str) -> tuple[Path, bool]:
     try:
         made = make_cache(directory, base / "lockstep")
     except OSError:
-        return directory, False  # no place to keep it; everything else works
+        return directory, False  # works without a cache
     if made is None:
         warnings.warn(f"{directory} isn't used, for others may write there: {PRIVATE_HINT}", stacklevel=3)
     return directory, made is not None
 
 
 def make_private(directory: Path) -> bool:
-    """Makes a directory, and those above it that are missing, for this user alone; says whether it is so.
+    """Makes a directory and its missing parents for this user alone; returns whether nobody else may write it.
 
     Raises:
         OSError: it can't be made.

@@ -1,4 +1,4 @@
-"""How a process of the run ends: with its parent, on a signal, or with one line that says why."""
+"""How a process of a run ends: with its parent, on a signal, or after one line that says why."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 ERROR_PREFIX = "lockstep: error: "
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Ask for an end: of a scheduler, of a user, of a terminal that is closed."""
+"""Signals that ask a process to end: from a scheduler, from a user, or from a terminal that closes."""
 UNDONE = "ended with exit code 0 before the run was done; an environment or a network may have called exit"
 
 PARENT_VARIABLE = "LOCKSTEP_PARENT"
-"""Tells a process that we start the process id of the one that starts it."""
+"""Holds, for a process that we start, the process id of its parent."""
 PATH_VARIABLE = "LOCKSTEP_PATH"
-"""Tells it where Python is to look for modules after all places that it knows by itself."""
+"""Holds, for a process that we start, directories in which Python looks for modules last."""
 at_failure: list[Callable[[], None]] = []
-"""What a process that :func:`fail_now` ends does yet, briefly."""
+"""Short clean-ups that :func:`fail_now` runs before it ends the process."""
 _blocks: list[str] = []
 _theirs: list[str] = []
-"""Where :func:`stays_here` goes back to, while a block runs; and where the user's code was last, if elsewhere."""
+"""``_blocks``: where :func:`stays_here` returns to, while a block runs; ``_theirs``: where the user's code was last."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
 
@@ -43,11 +43,11 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to signal this process when its parent dies (Linux; elsewhere a closed pipe must do).
+    """Asks the kernel to signal this process when its parent dies (Linux; elsewhere a closed pipe has to do).
 
     Args:
-        parent: its process id, as the parent itself told it: one that died before we could ask is noticed then.
-            None: what ``LOCKSTEP_PARENT`` says, which is for this process alone and is taken from its environment.
+        parent: process id of the parent, told by the parent itself, so that a death before this call is noticed. None:
+            taken from ``LOCKSTEP_PARENT``, which is for this process alone and is removed from its environment.
         number: the signal.
     """
     told = os.environ.pop(PARENT_VARIABLE, None)
@@ -59,7 +59,7 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def started_at(pid: int) -> str:
-    """Reads when a process was started, in the kernel's ticks, for ids are used again; empty if nobody tells."""
+    """Reads when a process was started, in the kernel's ticks, because ids are reused; "" if it can't be read."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -67,7 +67,7 @@ def started_at(pid: int) -> str:
 
 
 def look_here_last() -> None:
-    """Lets Python import modules of ``LOCKSTEP_PATH`` and the working directory, where none of that name is installed.
+    """Lets Python import modules from ``LOCKSTEP_PATH`` and the working directory, after all other places.
 
     Raises:
         FileNotFoundError: the working directory has been removed; one line.
@@ -82,10 +82,10 @@ def look_here_last() -> None:
 
 @contextlib.contextmanager
 def stays_here() -> Iterator[None]:
-    """Goes back to this working directory after a block of the user's code, which may change it.
+    """Returns to the current working directory after a block of the user's code, which may change it.
 
-    The next block begins where the last one was left, for a module is imported once; inside a block another one does
-    nothing.
+    The next block starts in the directory that the last one ended in, because a module is imported only once. Nested
+    blocks do nothing.
     """
     try:
         ours = None if _blocks else os.getcwd()
@@ -108,7 +108,7 @@ def stays_here() -> Iterator[None]:
 
 
 def where_it_was_looked_for(error: Exception, module: str) -> str:
-    """Says where ``module`` was looked for, if that it or a package of it isn't there is the error; else nothing."""
+    """Says where ``module`` was looked for, if the error is that it or a package of it is missing; else returns ""."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return ""
@@ -118,20 +118,20 @@ def where_it_was_looked_for(error: Exception, module: str) -> str:
 def open_closed_streams() -> None:
     """Opens ``/dev/null`` as each of standard input, output and error that this process was started without.
 
-    Else the next file that is opened gets the number of the missing one, and whoever prints fails.
+    Otherwise the next file to be opened would get the number of the missing stream, and printing would fail.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # of free numbers it gets the lowest: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open returns the lowest free number: this one
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: SIM115
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Writes a line at once, where somebody reads it; where nobody can any more, nothing else changes.
+    """Prints a line at once; does nothing if the stream can't be written any more.
 
     ``stream``: None is standard error.
     """
@@ -139,14 +139,14 @@ def say(text: str, stream: TextIO | None = None) -> None:
     with contextlib.suppress(OSError, ValueError):
         try:
             print(text, file=out, flush=True)
-        except UnicodeEncodeError as error:  # this terminal has no such sign
+        except UnicodeEncodeError as error:  # the terminal's encoding lacks a character
             print(text.encode(error.encoding, "backslashreplace").decode(error.encoding), file=out, flush=True)
 
 
 def flush_output() -> None:
-    """Writes out what is buffered of standard output and error; what nobody can read goes to ``/dev/null``.
+    """Flushes standard output and error, and redirects to ``/dev/null`` those that can't be written any more.
 
-    So does what follows: Python flushes both once more when it ends, and would make a failure of it.
+    Python flushes both once more when it ends, and would otherwise fail there.
     """
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
@@ -157,7 +157,7 @@ def flush_output() -> None:
 
 
 def tell_of_faults() -> None:
-    """Lets a process that a segmentation fault or its like ends say so, with the lines of Python that led to it."""
+    """Prints the Python stack on standard error if a segmentation fault or the like ends this process."""
     if faulthandler.is_enabled():
         return
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):  # no standard error, or no file
@@ -165,18 +165,18 @@ def tell_of_faults() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies (Linux), so that none can escape."""
+    """Makes this process the parent of every descendant whose own parent dies (Linux), so that none can escape."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for an end, but for a closed terminal's where that is ignored (``nohup``)."""
+    """Returns the signals that ask for an end, without SIGHUP if it is ignored (``nohup``)."""
     return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Lets stop signals end this process at once in the block, where nothing can be lost and nobody could listen."""
+    """Lets stop signals end this process at once in the block, in which no work can be lost."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -190,7 +190,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_silent_exit() -> Iterator[None]:
-    """Makes ``os._exit(0)`` of this process, which an environment may call, a failure that says so."""
+    """Turns ``os._exit(0)`` in this process, which an environment may call, into a failure with a message."""
     original, own = os._exit, os.getpid()
 
     def leave(code: int) -> NoReturn:
@@ -208,7 +208,7 @@ def no_silent_exit() -> Iterator[None]:
 
 
 def signal_name(number: int) -> str:
-    """A signal's name, ``SIGKILL`` of 9; of one that has none, its number."""
+    """Returns a signal's name, such as ``SIGKILL`` for 9, or "signal N" if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -222,12 +222,12 @@ def killed_by(number: int) -> str:
 
 
 def name_process(name: str) -> None:
-    """Set the name, of at most 15 characters, that ``ps`` and ``top`` show of this process (Linux)."""
+    """Sets the name, of at most 15 characters, that ``ps`` and ``top`` show for this process (Linux)."""
     _prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def _processes(field: int) -> dict[int, int]:
-    """A field of ``/proc/PID/stat`` (1: parent, 3: session) by process id; empty where there is no ``/proc``."""
+    """Reads a field of ``/proc/PID/stat`` (1: parent, 3: session) by process id; empty without ``/proc``."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -241,7 +241,7 @@ def _kill(pid: int) -> None:
 
 
 def kill_session(leader: int) -> None:
-    """Kill every process of the session that ``leader`` leads."""
+    """Kills every process of the session that ``leader`` leads."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     for pid, session in _processes(_SESSION).items():
@@ -250,17 +250,17 @@ def kill_session(leader: int) -> None:
 
 
 _others: dict[int, str] = {}
-"""Children of this process that it had when it began: of the shell, say, in whose place it is."""
+"""Children that this process had from the start, with their start times: those of a shell that it replaced, say."""
 
 
 def spare_children() -> None:
-    """Takes note of the children that this process has, which are others': :func:`kill_children` leaves them alone."""
+    """Records the current children of this process as not ours, so that :func:`kill_children` spares them."""
     own = os.getpid()
     _others.update({pid: started_at(pid) for pid, parent in _processes(_PARENT).items() if parent == own})
 
 
 def kill_children() -> None:
-    """Kill this process's children until there are none, those that it adopted in between too, but not others'."""
+    """Kills this process's children, including orphans it adopts meanwhile, until only the spared ones are left."""
     own = os.getpid()
     spared = {pid for pid, begun in _others.items() if started_at(pid) == begun}
     while children := [pid for pid, parent in _processes(_PARENT).items() if parent == own and pid not in spared]:
@@ -271,35 +271,40 @@ def kill_children() -> None:
                 os.waitpid(pid, 0)
 
 
-def command_that_ends_with_us(*words: str, asks: str = "lockstep.core.process.end_with_parent") -> list[str]:
-    """The command line of ``lockstep WORDS`` in a process that ends when this one does, see :func:`end_with_parent`.
+def command_that_ends_with_us(
+    *words: str, asks: str = "lockstep.core.process.end_with_parent", tells: int | None = None
+) -> list[str]:
+    """Returns the command line of ``lockstep WORDS`` in a process that ends with this one, see :func:`end_with_parent`.
 
-    It asks for that by itself, for ``preexec_fn`` runs between fork and exec, where a lock that one of JAX's threads
-    held at the fork is never released. ``asks`` is the function that does, of this process's id.
+    The new process makes that request itself: ``preexec_fn`` runs between fork and exec, where a lock that one of JAX's
+    threads held at the fork is never released. ``asks`` names the function that makes it, called with our process id.
+    At its end the process writes its exit status to the inherited file descriptor ``tells``, if there is one.
     """
     module, _, function = asks.rpartition(".")
     begin = f"from {module} import {function}; {function}({os.getpid()})"
-    return [sys.executable, "-P", "-c", f"import sys; {begin}; from lockstep.cli import main; sys.exit(main())", *words]
+    tell = "" if tells is None else f"import os; os.write({tells}, str(code).encode()); "
+    code = f"import sys; {begin}; from lockstep.cli import main; code = main(); {tell}sys.exit(code)"
+    return [sys.executable, "-P", "-c", code, *words]
 
 
 def report_failure(message: str, *, secondary: bool = False) -> None:
-    """Say why this rank fails, in a line or a traceback: to the launcher if one listens, else on standard error.
+    """Says why this rank fails, in a line or a traceback: to the launcher if it listens, else on standard error.
 
-    It is ``secondary`` where another rank failed first, or says it; that is shown last or not at all.
+    It is ``secondary`` if another rank failed first or reports the same; that is shown last or not at all.
     """
     path, message = error_file(), "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
     if path is not None:
         extra = {"timestamp": str(int(time.time())), "secondary": secondary}
         try:
             path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
-        except OSError:  # the disk is full, or somebody has tidied up: nobody else will say it
+        except OSError:  # the disk is full, or the directory is gone
             path = None
     if path is None or not (secondary or started_by_lockstep()):
         say(f"{ERROR_PREFIX}{message}")
 
 
 def read_failure(path: str | None) -> tuple[str, bool] | None:
-    """What :func:`report_failure` wrote: the message and whether it is secondary; None if there is nothing."""
+    """Reads what :func:`report_failure` wrote: the message and whether it is secondary; None if there is nothing."""
     try:
         return failure_in(Path(path or "").read_text())
     except (OSError, ValueError):
@@ -307,7 +312,7 @@ def read_failure(path: str | None) -> tuple[str, bool] | None:
 
 
 def failure_in(text: str) -> tuple[str, bool] | None:
-    """As :func:`read_failure`, of what the file held."""
+    """Parses the text of a file that :func:`report_failure` wrote, as :func:`read_failure` does."""
     try:
         content: Any = json.loads(text)
     except ValueError:
@@ -319,24 +324,24 @@ def failure_in(text: str) -> tuple[str, bool] | None:
 
 
 def said_error(stderr: str, code: int) -> str:
-    """Why a ``lockstep`` command failed, from its standard error and exit status, in one line where it said one."""
+    """Returns why a ``lockstep`` command failed: its last error line, else the end of ``stderr`` or its exit status."""
     said = [line for line in stderr.splitlines() if line.startswith(ERROR_PREFIX)]
     return (said[-1].removeprefix(ERROR_PREFIX) if said else stderr.strip()[-500:]) or f"exit status {code}"
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """End this process without what libraries do at the end of one."""
+    """Ends this process without running what libraries do at exit."""
     flush_output()
     os._exit(code)
 
 
 def fail_now(message: str, secondary: bool = False) -> NoReturn:
-    """Report and end this process at once, from any thread, whatever the main thread is stuck in."""
+    """Reports a failure and ends this process at once, from any thread, even if the main thread is stuck."""
     try:
         report_failure(message, secondary=secondary)
         for tidy in at_failure:
             with contextlib.suppress(Exception):
                 tidy()
         sys.stderr.flush()
-    finally:  # whatever can't be written any more
+    finally:  # even if nothing can be written any more
         os._exit(EXIT_FAILURE)

@@ -1,8 +1,8 @@
-"""Shards: the unit of data parallelism, and the random numbers keyed to them.
+"""Shards, the unit of data parallelism, and the random numbers keyed to them.
 
 A run has ``num_envs`` environments with global ids ``0 … num_envs-1``, cut into ``num_shards`` equal, contiguous
 shards. ``num_shards`` is part of the config; the number of ranks is not. Ranks own contiguous ranges of shards, whose
-lengths differ by one at most. Every random draw is keyed by what it is for, never by a rank.
+lengths differ by at most one. Every random draw is keyed by its purpose, never by a rank.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from lockstep.core.tree import Tree, tree_of
 
 MAX_DEFAULT_SHARDS = 8
 SHOWN_RANKS = 8
-"""Of so many the shards of each are named."""
+"""Largest number of ranks for which a message lists the shards of each."""
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Which shards and environments one rank owns, or one process that has several ranks.
+    """Says which shards and environments a rank owns, or a process that has several ranks.
 
     Attributes:
         num_envs: environments of the whole run.
         num_shards: shards of the whole run, a divisor of ``num_envs``.
         world_size: ranks of the run, at most ``num_shards``.
-        rank: this rank; the first of several, which a process of the JAX engine has, its devices.
-        ranks: of this process.
+        rank: this rank; in a process of the JAX engine, whose devices are ranks, the first of them.
+        ranks: number of ranks in this process.
     """
 
     num_envs: int
@@ -49,38 +49,38 @@ class ShardPlan:
 
     @property
     def tree(self) -> Tree:
-        """The additions in which the run's shards meet, shared by its ranks."""
+        """The tree in which the run's shards are summed, shared by its ranks."""
         return tree_of(self.num_shards, self.world_size)
 
     @property
     def shards(self) -> range:
-        """Global indices of the shards that are owned here."""
+        """Global indices of the shards owned by this process."""
         owned = self.tree.owned
         return range(owned[self.rank].start, owned[self.rank + self.ranks - 1].stop)
 
     @property
     def local_num_shards(self) -> int:
-        """Shards that are owned here."""
+        """Number of shards owned by this process."""
         return len(self.shards)
 
     @property
     def local_num_envs(self) -> int:
-        """Environments that are stepped here."""
+        """Number of environments stepped by this process."""
         return self.local_num_shards * self.envs_per_shard
 
     @property
     def env_ids(self) -> range:
-        """Global ids of the environments that are stepped here, shard by shard."""
+        """Global ids of the environments stepped by this process, shard by shard."""
         return range(self.shards.start * self.envs_per_shard, self.shards.stop * self.envs_per_shard)
 
 
 def default_num_shards(num_envs: int) -> int:
-    """The largest power of two that divides ``num_envs``, at most 8."""
+    """Returns the largest power of two that divides ``num_envs``, at most 8."""
     return min(num_envs & -num_envs, MAX_DEFAULT_SHARDS)
 
 
 def check_shards(num_envs: int, num_shards: int) -> None:
-    """Raise a one-line ``ValueError`` unless ``num_shards`` divides ``num_envs``."""
+    """Raises a one-line ``ValueError`` unless ``num_shards`` divides ``num_envs``."""
     if num_shards < 1 or num_envs % num_shards:
         below = num_envs // max(1, num_shards) * num_shards
         envs = " or ".join(str(n) for n in (below, below + num_shards) if n > 0)
@@ -91,14 +91,14 @@ def check_shards(num_envs: int, num_shards: int) -> None:
 
 
 def nearest_divisors(number: int, wanted: float, each: int = 1) -> str:
-    """The two divisors of ``number`` that are nearest to ``wanted``, in words, ``each`` times: ``4 or 8``."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]  # each has a large one that it is cut into
+    """Returns the two divisors of ``number`` that are nearest to ``wanted``, times ``each``, in words: ``4 or 8``."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]  # each has a large partner
     fits = sorted({*small, *(number // n for n in small)})
     return " or ".join(str(n * each) for n in sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2]))
 
 
 def check_world_size(world_size: int, num_shards: int, key: str = "nproc", what: str = "ranks") -> None:
-    """Raise a one-line ``ValueError`` unless each of ``world_size`` ranks can own a shard."""
+    """Raises a one-line ``ValueError`` unless each of ``world_size`` ranks can own a shard."""
     if not 1 <= world_size <= num_shards:
         raise ValueError(
             f"{key}: {world_size} {what} can't share {num_shards} shard{'' if num_shards == 1 else 's'}, at least one "
@@ -108,7 +108,7 @@ def check_world_size(world_size: int, num_shards: int, key: str = "nproc", what:
 
 
 def uneven(world_size: int, num_shards: int, num_envs: int, what: str = "ranks") -> str | None:
-    """Says how unevenly ranks own shards (``8 shards on 3 ranks: 3, 3, 2``), and what would be even; None: evenly."""
+    """Says how unevenly ranks own shards (``8 shards on 3 ranks: 3, 3, 2``) and what would be even; None if even."""
     tree = tree_of(num_shards, world_size)
     if tree.even:
         return None
@@ -129,7 +129,7 @@ def _digest(seed: int, purpose: str, key: tuple[int, ...]) -> bytes:
 
 
 def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """A counter-based generator (Philox, Salmon et al. 2011) for one purpose and key; there is no state to keep.
+    """Returns a counter-based generator (Philox, Salmon et al. 2011) for one purpose and key; no state has to be kept.
 
     Args:
         seed: the run's seed.
@@ -141,7 +141,7 @@ def keyed_generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 class KeyedDraws:
-    """:func:`keyed_generator` without the cost of making one: a single generator, set to a key again and again."""
+    """Gives the numbers of :func:`keyed_generator` faster, by setting one generator to each key in turn."""
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)
@@ -149,12 +149,12 @@ class KeyedDraws:
         self._fresh = self._bits.state
 
     def generator(self, seed: int, purpose: str, *key: int) -> np.random.Generator:
-        """The numbers of ``keyed_generator(seed, purpose, *key)``; valid until the next call."""
+        """Returns a generator of the numbers of ``keyed_generator(seed, purpose, *key)``; valid until the next call."""
         self._fresh["state"]["key"] = np.frombuffer(_digest(seed, purpose, key), dtype=np.uint64)
         self._bits.state = self._fresh
         return self._generator
 
 
 def keyed_seed(seed: int, purpose: str, *key: int) -> int:
-    """A 31-bit integer seed for one purpose and key, for ``env.reset(seed=…)``."""
+    """Returns a 31-bit integer seed for one purpose and key, for ``env.reset(seed=…)``."""
     return int.from_bytes(_digest(seed, purpose, key)[:4], "little") & 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""Ends a run of which no rank makes progress any more, with a line that says who was silent, and in what."""
+"""Ends a run if no rank makes progress any more, with a line that says which rank was silent, and where."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from lockstep.core.topology import Topology
 
 SETTING = "collective_timeout"
 _LOOKS = 20
-"""Looks in the time that ranks may be silent, but at least one a second."""
+"""Number of looks in the time that ranks may be silent; at least one look a second."""
 _NAMED = 3
 CLOSE_SECONDS = 2.0
 SIGNS = "lockstep/sign/"
 RANKS_A_SECOND = 64
-"""Ranks that may ask a store for all others' signs in the time between two looks; more ask less often."""
+"""Most ranks that ask a store for all others' signs at every look; in larger runs each asks less often."""
 
 Put = Callable[[str, str], None]
 Get = Callable[[], Mapping[int, str]]
 
 
 class Stillness:
-    """Counts the seconds for which a sign of life has been the same, but for those in which this process was stopped.
+    """Counts the seconds for which a sign of life hasn't changed, without those in which this process was stopped.
 
-    Of the time between two looks that is what passes beyond ``most`` seconds, and beyond what the process computed
-    meanwhile (in all of its threads): whoever computes without letting others look isn't stopped.
+    Between two looks at most ``most`` seconds count, plus the CPU time that this process's threads used: a process that
+    computes isn't stopped.
     """
 
     def __init__(self, most: float) -> None:
@@ -38,7 +38,7 @@ class Stillness:
         self._looked, self._computed = time.monotonic(), time.process_time()
 
     def look(self, sign: object) -> float:
-        """Returns how long it has been; 0 of one that has changed."""
+        """Returns for how many seconds ``sign`` has been the same; 0 if it has just changed."""
         now, computed = time.monotonic(), time.process_time()
         passed = min(now - self._looked, self._most + computed - self._computed)
         self._looked, self._computed = now, computed
@@ -48,10 +48,10 @@ class Stillness:
 
 
 class Silence:
-    """Says when nobody among the ranks has made progress for longer than ``limit`` seconds, and some of them wait.
+    """Detects that no rank has made progress for longer than ``limit`` seconds while some rank waits.
 
-    Where waits aren't ``marked``, because ranks launch collectives and meet them wherever they next look at a device,
-    some of them are taken to. Time in which this process was itself stopped, or its machine asleep, doesn't count.
+    Without ``marked`` waits, some ranks are assumed to wait: ranks launch collectives and meet them wherever they next
+    look at a device. Time in which this process was stopped, or its machine asleep, doesn't count.
     """
 
     def __init__(self, rank: int, limit: float, marked: bool = True) -> None:
@@ -60,7 +60,7 @@ class Silence:
         self._looked, self._silent = time.monotonic(), 0.0
 
     def listen(self, signs: Sequence[Sign]) -> str | None:
-        """Takes what every rank has shown, in rank order; returns one line if all have been silent for too long."""
+        """Takes every rank's sign, in rank order; returns one line if all have been silent for too long, else None."""
         counts, now = [sign.count for sign in signs], time.monotonic()
         passed, self._looked = min(now - self._looked, self._most), now
         if counts != self._seen or (self._marked and not any(sign.waits for sign in signs)):
@@ -84,7 +84,7 @@ class Silence:
 
 
 def _who(signs: Sequence[Sign], rank: int) -> str:
-    """Names the ranks that others wait for, or those of which this one can't know."""
+    """Names the ranks that aren't marked as waiting, or else all others."""
     others = [(r, sign) for r, sign in enumerate(signs) if r != rank]
     silent = [(r, sign) for r, sign in others if not sign.waits] or others
     said = [f"rank {r} was last heard of {'waiting in' if sign.waits else 'in'} {sign.part}" for r, sign in silent]
@@ -93,10 +93,10 @@ def _who(signs: Sequence[Sign], rank: int) -> str:
 
 
 class Watch:
-    """Ends this process, from a thread, when nobody has made progress for longer than ``limit`` seconds.
+    """Ends this process, from a thread, if no rank has made progress for longer than ``limit`` seconds.
 
-    For ranks that wait where nothing can be looked at: in a library's collective, in a compiled program. ``signs``
-    tells what every rank has shown, in rank order; ``marked`` as for :class:`Silence`.
+    It serves ranks that wait where they can't check themselves: in a library's collective or a compiled program.
+    ``signs`` returns every rank's sign, in rank order; ``marked`` is as for :class:`Silence`.
     """
 
     def __init__(
@@ -120,26 +120,26 @@ class Watch:
 
     @property
     def hangs(self) -> bool:
-        """Tells whether the store hasn't answered: its connection is cut."""
+        """Whether the relay's thread hangs because the store doesn't answer: its connection is cut."""
         return self._relay is not None and self._relay.hangs
 
     def close(self) -> None:
-        """Stops looking, and telling other hosts."""
+        """Stops watching, and the relay."""
         self._closed.set()
         if self._relay is not None:
             self._relay.close()
 
 
 class Relay:
-    """Tells the ranks of other hosts what this one has done, and hears it of them, through a store, from a thread.
+    """Exchanges signs with the ranks of other hosts through a store, from a thread.
 
-    ``put`` keeps a text under a name, ``get`` finds those of all ranks, by rank, "" where there is none yet; both may
-    raise, or hang where a connection is cut. What is told is what the rank has done, not that the relay is there.
+    ``put`` stores a text under a name; ``get`` returns the texts of all ranks by rank, "" where there is none yet. Both
+    may raise, or hang if a connection is cut. A sign says what the rank has done, not that the relay is alive.
     """
 
     def __init__(self, topology: Topology, seconds: float, put: Put, get: Get) -> None:
         self._rank, self._put, self._get = topology.rank, put, get
-        self._seconds = seconds * max(1.0, topology.world_size / RANKS_A_SECOND)  # one process answers all
+        self._seconds = seconds * max(1.0, topology.world_size / RANKS_A_SECOND)  # one process answers all ranks
         self._signs = [Sign(0, Part.START, False)] * topology.world_size
         self._told: Sign | None = None
         self._closed = threading.Event()
@@ -147,12 +147,12 @@ class Relay:
         self._thread.start()
 
     def signs(self) -> list[Sign]:
-        """Returns what is known of every rank, in rank order."""
+        """Returns the last known sign of every rank, in rank order."""
         return [*self._signs[: self._rank], life.sign(), *self._signs[self._rank + 1 :]]
 
     def _run(self) -> None:
         while not self._closed.wait(self._seconds):
-            with contextlib.suppress(Exception):  # whoever can't be heard is silent, and the limit is for that
+            with contextlib.suppress(Exception):  # a rank that can't be heard is silent, which the limit covers
                 self._exchange()
 
     def _exchange(self) -> None:
@@ -167,7 +167,7 @@ class Relay:
 
     @property
     def hangs(self) -> bool:
-        """Tells whether the thread goes on after it was closed."""
+        """Whether the thread still runs after it was closed."""
         return self._closed.is_set() and self._thread.is_alive()
 
     def close(self) -> None:
@@ -177,17 +177,17 @@ class Relay:
 
 
 def sign_name(rank: int) -> str:
-    """Names what a rank tells the others in a store."""
+    """Returns the name under which a rank's sign is in a store."""
     return f"{SIGNS}{rank}"
 
 
 def look_seconds(limit: float) -> float:
-    """Returns the pause between two looks."""
+    """Returns the pause between two looks, in seconds."""
     return min(1.0, limit / _LOOKS)
 
 
 def watch(topology: Topology, limit: float, put: Put, get: Get, marked: bool = True) -> Watch:
-    """Watches the ranks: in the memory that those of a host share, else through a store, see :class:`Relay`."""
+    """Watches the ranks: through the memory that those of one host share, else through a store, see :class:`Relay`."""
     memory = life.memory
     if memory is not None:
         return Watch(topology.rank, limit, lambda: shared_signs(memory, topology.world_size), marked=marked)

@@ -1,6 +1,6 @@
-"""Who am I: rank, world size and launcher. The only reader of the launchers' environment variables.
+"""The place of this process among the ranks. The only reader of the launchers' environment variables.
 
-torchrun's variables (``RANK``, ``WORLD_SIZE``, …) win over those of a Slurm step, so that torchrun and
+torchrun's variables (``RANK``, ``WORLD_SIZE``, …) take precedence over those of a Slurm step, so that torchrun and
 ``lockstep train --nproc`` work inside one.
 """
 
@@ -16,20 +16,20 @@ from lockstep.core.host.cgroups import cpu_limit
 
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
 MEMORY_VARIABLE, STORE_VARIABLE = "LOCKSTEP_MEMORY", "LOCKSTEP_STORE"
-"""What our launcher gives its ranks: the descriptor of memory that they share, and a file in which they meet."""
+"""Set by our launcher for its ranks: a descriptor of memory that they share, and a file through which they meet."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 29500
 PORTS = 65536
 SLURM_PORTS = 4096
-"""Steps meet on a port of the highest ones, by their number."""
+"""Number of the highest ports from which a step takes its own, by its number."""
 JOB_STRIDE = 2531
-"""Ports from a job to the next: the golden section, so that the steps of jobs that run side by side lie far apart."""
+"""Ports between one job and the next: the golden section, so that steps of jobs that run side by side lie far apart."""
 
 _STEP = "SLURM_STEP_NODELIST"
-"""Set in a step that srun started, and not in a batch script."""
+"""Set in a step that srun started, but not in a batch script."""
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 _ENDS_ALL = (_STEP, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-"""Set by srun and mpirun, which end the ranks that run yet when one ends with another exit status than 0."""
+"""Set by srun and mpirun, which end all ranks if one exits with another status than 0."""
 _LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE, _STEP)
 
 
@@ -38,24 +38,24 @@ class Topology:
     """This process's place in the run.
 
     Attributes:
-        rank: global rank, ``0 … world_size-1``; of this process, where ranks are devices (engine jax).
-        world_size: number of ranks; of processes, where ranks are devices.
+        rank: global rank, ``0 … world_size-1``; in the JAX engine, whose ranks are devices, that of the process.
+        world_size: number of ranks; in the JAX engine of processes.
         local_rank: index among the ranks of this host; picks the GPU ``cuda:{local_rank}``.
         local_world_size: ranks on this host.
         launched: whether a launcher (torchrun, srun, ``lockstep train --nproc``, coordinator flags) started this
             process as one of its ranks.
         master_addr: host where the ranks meet, rank 0's; loopback unless a launcher says otherwise.
         master_port: where on that host.
-        agent_store: whether the launcher itself listens on that port, and holds PyTorch's store there.
-        starts_again: whether torchrun starts all ranks again after one of them failed, or a host came or left.
-        memory: descriptor of memory that the ranks of this host share from their start, by our launcher.
-        store_file: file of our launcher's in which ranks can meet: nobody but this user reads it.
-        restarts: whether the launcher takes every exit status but 0 for a failure, after which it starts ranks again
-            or ends them: torchrun and ours, not srun.
-        ends_all: whether all ranks may be ended when one exits with another status than 0: by srun and mpirun. Pods,
-            and processes that were started by hand, are judged one by one.
-        cores: CPU cores that the launcher says it gave this rank alone; None: it doesn't say, and the ranks of this
-            host share those there are.
+        agent_store: whether the launcher itself listens on that port and holds PyTorch's store.
+        starts_again: whether torchrun restarts all ranks after one failed, or after a host came or left.
+        memory: descriptor of memory that our launcher shares among the ranks of this host.
+        store_file: file of our launcher through which ranks can meet; only this user can read it.
+        restarts: whether the launcher treats every exit status except 0 as a failure, and then restarts or ends the
+            ranks: torchrun and ours do, srun doesn't.
+        ends_all: whether srun or mpirun may end all ranks if one exits with another status than 0. Pods, and processes
+            started by hand, are judged one by one.
+        cores: CPU cores that the launcher gave to this rank alone; None if it doesn't say, and the ranks of this host
+            share its cores.
     """
 
     rank: int = 0
@@ -80,22 +80,22 @@ class Topology:
 
     @property
     def loopback(self) -> bool:
-        """Whether the ranks meet over the loopback interface; several agents of torchrun may be on one host."""
+        """Whether the ranks meet over the loopback interface; one host may have several agents of torchrun."""
         return self.master_addr in LOOPBACK
 
     @property
     def holds_store(self) -> bool:
-        """Whether PyTorch's store, in which ranks meet over TCP, lives in this process."""
+        """Whether this process holds PyTorch's store, through which ranks meet over TCP."""
         return self.rank == 0 and not self.agent_store and self.store_file is None
 
     @property
     def holds_coordinator(self) -> bool:
-        """Whether JAX's coordinator, at which its processes meet, lives in this one."""
+        """Whether this process holds JAX's coordinator, at which JAX's processes meet."""
         return self.rank == 0
 
     @property
     def names_round(self) -> bool:
-        """Whether the others ask this rank for what a store that outlives them calls those started together."""
+        """Whether this rank chooses the name of this start of the ranks, in a store that outlives them."""
         return self.rank == 0
 
     @property
@@ -105,7 +105,7 @@ class Topology:
 
     @property
     def coordinator(self) -> str:
-        """``host:port`` where rank 0 listens for JAX's processes: the next port, if the launcher holds its own."""
+        """``host:port`` where rank 0 listens for JAX's processes; the next port if the launcher listens on its own."""
         taken = self.agent_store
         return _address(self.master_addr, self.master_port % (PORTS - 1) + 1 if taken else self.master_port)
 
@@ -115,9 +115,10 @@ def _address(host: str, port: int) -> str:
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
-    """Read torchrun's variables or else those of a Slurm step; a single rank when there are neither.
+    """Reads torchrun's variables, else those of a Slurm step; returns a single rank if there are neither.
 
-    A ``ValueError`` says which are incomplete or contradict one another.
+    Raises:
+        ValueError: variables are missing or contradict one another.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _from_torchrun(environ)
@@ -127,12 +128,12 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
 def from_flags(
     coordinator: str, num_processes: int, process_id: int, environ: Mapping[str, str] = os.environ
 ) -> Topology:
-    """The place of a process that was started by itself and told its place on the command line.
+    """Returns the place of a process that was started by hand and given its place on the command line.
 
-    With a ``coordinator`` on loopback all processes run on this host; else each has its own.
+    If ``coordinator`` is on loopback, all processes run on this host; else each has its own host.
 
     Raises:
-        ValueError: there is a launcher as well, or the port is none.
+        ValueError: a launcher started this process too, or the port is invalid.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         raise ValueError(
@@ -144,7 +145,7 @@ def from_flags(
         raise ValueError(f"coordinator: {coordinator}: ports go from 1 to {PORTS - 1}")
     here = (process_id, num_processes) if host in LOOPBACK else (0, 1)
     place = Topology(process_id, num_processes, *here, launched=True, master_addr=host, master_port=int(port))
-    return replace(place, ends_all=_ends_all(environ))
+    return replace(place, ends_all=_ends_all(environ), cores=_cores_of_task(environ, num_processes))
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Topology:
@@ -182,6 +183,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
         store_file=environ.get(STORE_VARIABLE),
         restarts=torchrun or ours,
         ends_all=_ends_all(environ) and not (torchrun or ours),
+        cores=None if torchrun or ours else _cores_of_task(environ, world_size),
     )
 
 
@@ -190,9 +192,9 @@ def _ends_all(environ: Mapping[str, str]) -> bool:
 
 
 def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int, int]:
-    """Guesses local rank and local world size where a launcher says neither: all ranks are here if they meet here.
+    """Guesses local rank and local world size if the launcher gives neither: ranks that meet on loopback are all here.
 
-    Else each has a host of its own, as the pods of a Kubernetes job have.
+    Otherwise each has its own host, as the pods of a Kubernetes job have.
     """
     alone = "LOCAL_RANK" not in environ and "LOCAL_WORLD_SIZE" not in environ
     elsewhere = environ.get("MASTER_ADDR", LOOPBACK[0]) not in LOOPBACK
@@ -200,7 +202,7 @@ def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
 
 
 def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]:
-    """Where the ranks meet, unless ``MASTER_ADDR`` and ``MASTER_PORT`` say otherwise."""
+    """Returns where the ranks meet: ``MASTER_ADDR`` and ``MASTER_PORT``, else the given host and port."""
     given = environ.get("MASTER_PORT", str(port))
     if not given.isdecimal() or not 0 < int(given) < PORTS:
         raise ValueError(f"launcher variables: MASTER_PORT {given!r} is no port (1 to {PORTS - 1})")
@@ -211,8 +213,8 @@ def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Topology:
-    """A task of a Slurm step; a step of one task is no launcher, so that ``--nproc`` works in it."""
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS"))
+    """Returns the place of a Slurm task; a step of one task is no launcher, so that ``--nproc`` works in it."""
+    tasks = _tasks_of_step(environ)
     if tasks == "1":
         return Topology()
     needed = {name: environ.get(name) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")}
@@ -239,13 +241,24 @@ def _from_slurm(environ: Mapping[str, str]) -> Topology:
         )
     host = "127.0.0.1" if local_world_size == world_size else first_host(environ[_STEP])
     master, port = _master(environ, host, _slurm_port(environ))
-    each = environ.get("SLURM_CPUS_PER_TASK", "")
     place = Topology(rank, world_size, local_rank, local_world_size, True, master, port)
-    return replace(place, ends_all=True, cores=int(each) if each.isdecimal() and int(each) else None)
+    return replace(place, ends_all=True, cores=_cores_of_task(environ, world_size))
+
+
+def _cores_of_task(environ: Mapping[str, str], world_size: int) -> int | None:
+    """Cores that Slurm gave each task of a step, where those are the ranks; None: they aren't, or it doesn't say."""
+    if _STEP not in environ or _tasks_of_step(environ) != str(world_size):
+        return None
+    each = environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(each) if each.isdecimal() and int(each) else None
+
+
+def _tasks_of_step(environ: Mapping[str, str]) -> str | None:
+    return environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS"))
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of Slurm's list: ``gpu001`` of ``gpu[001-003,007],cpu1``."""
+    """Returns the first host of Slurm's list: ``gpu001`` for ``gpu[001-003,007],cpu1``."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)
     host = re.sub(r"\[([^,\-\]]+)[^\]]*\]", r"\1", first[0] if first else "")
     if not host or "[" in host:
@@ -254,7 +267,7 @@ def first_host(nodelist: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's tasks of each node: ``[2, 2, 1]`` of ``2(x2),1``; a ``ValueError`` where it is written otherwise."""
+    """Parses Slurm's tasks per node: ``[2, 2, 1]`` for ``2(x2),1``; raises a ``ValueError`` for another format."""
     out = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -265,7 +278,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:
-    """The same port for every task of a step, and another one for another step: nobody can ask beforehand."""
+    """Derives a port from job and step, the same in every task: the tasks can't agree on one before they meet."""
     given = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     job, number = (int(n) if n.isdecimal() else 0 for n in given)
     return PORTS - SLURM_PORTS + (JOB_STRIDE * job + number) % SLURM_PORTS
@@ -275,32 +288,32 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
 
 
 def without_launcher(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of a process that starts a run of its own, whatever started this one."""
+    """Returns the environment for a process that starts its own run, without this process's launcher variables."""
     return {name: value for name, value in environ.items() if name not in _LAUNCHERS}
 
 
 def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where the launcher wants a failing rank's message, or None."""
+    """Returns the file in which the launcher expects a failing rank's message, or None."""
     path = environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(path) if path else None
 
 
 def started_by_lockstep(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether ``lockstep train --nproc`` started this rank; it shows a failing rank's message itself."""
+    """Whether ``lockstep train --nproc`` started this rank and shows a failing rank's message itself."""
     return LAUNCHER_VARIABLE in environ
 
 
 def started_by_torchrun(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun's agent is this process's launcher, and not ours."""
+    """Whether torchrun's agent, and not our launcher, started this process."""
     return _RESTARTS in environ and not started_by_lockstep(environ)
 
 
 def available_cores() -> int:
-    """CPU cores that this process may use: those that it is bound to, as far as its container's limit goes."""
+    """Returns the CPU cores that this process may use: those it is bound to, up to its container's limit."""
     cores, limit = bound_cores(), cpu_limit()
     return cores if limit is None else min(cores, limit)
 
 
 def bound_cores() -> int:
-    """CPU cores that this process may run on, if not all the time."""
+    """Returns the CPU cores that this process is bound to, whatever its container's limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

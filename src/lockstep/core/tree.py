@@ -1,9 +1,9 @@
-"""The one fixed binary tree in which shards meet, and how ranks share its additions.
+"""The one fixed binary tree in which shards are summed, and how ranks share its additions.
 
-Shards are added to their neighbours pairwise, the sums again, and so on; one without a neighbour waits for the next
-round. A rank adds the maximal nodes of that tree that lie inside its own range of shards; what the ranks then hold are
-parts of the tree, from left to right, and whoever has them all finishes it. So no addition depends on who makes it: any
-number of ranks gives the same bits.
+Each round adds neighbours pairwise, first shards, then their sums; one without a neighbour waits for the next round. A
+rank adds the maximal nodes of that tree that lie inside its own range of shards. The ranks then hold parts of the tree,
+from left to right, and whichever process gathers them all finishes it. No addition depends on the process that makes
+it, so any number of ranks gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import pairwise
 
 FEWEST_SLICING_RANKS = 3
 SLICED_BYTES = 1 << 22
-"""Of all nodes of all ranks, from which on sums go by slices."""
+"""Size of all ranks' nodes together from which on sums are exchanged in slices."""
 
 
 def ranges(num_shards: int, world_size: int) -> tuple[range, ...]:
-    """Cuts shards into contiguous ranges, one for each rank, whose lengths differ by one at most; longer ones first."""
+    """Cuts shards into contiguous ranges, one per rank, whose lengths differ by at most one; longer ones come first."""
     least, more = divmod(num_shards, world_size)
     starts = [rank * least + min(rank, more) for rank in range(world_size + 1)]
     return tuple(range(a, b) for a, b in pairwise(starts))
@@ -29,11 +29,11 @@ class Tree:
     """The additions of ``num_shards`` shards, shared by the ranks that own them.
 
     Attributes:
-        owned: the shards of each rank, in the order of ranks.
-        nodes: of each rank the maximal nodes of the tree inside its range, from left to right, each as the range of
-            shards that it is the sum of.
-        additions: what finishes the tree: ``(a, b)`` adds node ``b`` to node ``a``, numbered over all ranks from left
-            to right, one after the other; the whole is node 0 in the end.
+        owned: the shards of each rank, in rank order.
+        nodes: for each rank the maximal nodes of the tree inside its range, from left to right; a node is the range of
+            the shards that it sums.
+        additions: the additions that finish the tree, in order: ``(a, b)`` adds node ``b`` to node ``a``. Nodes are
+            numbered over all ranks from left to right; node 0 ends up as the whole sum.
     """
 
     num_shards: int
@@ -43,34 +43,34 @@ class Tree:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Nodes of each rank."""
+        """Number of nodes of each rank."""
         return tuple(map(len, self.nodes))
 
     @cached_property
     def all_nodes(self) -> int:
-        """Nodes of all ranks."""
+        """Number of nodes of all ranks."""
         return sum(self.counts)
 
     @cached_property
     def most_nodes(self) -> int:
-        """Nodes of the rank that has most."""
+        """Largest number of nodes on one rank."""
         return max(self.counts)
 
     @cached_property
     def most_shards(self) -> int:
-        """Shards of the rank that has most: the first."""
+        """Largest number of shards on one rank; the first rank has it."""
         return len(self.owned[0])
 
     def sliced(self, node_bytes: int) -> bool:
-        """Whether a sum of nodes of so many bytes goes by slices: where a gather would bring much to every rank.
+        """Whether a sum of nodes of ``node_bytes`` each goes by slices, because a gather would send much to every rank.
 
-        Slices take two rounds and the gather one, so that what is small, and two ranks, keep the gather.
+        Slices take two rounds and a gather one, so small sums, and two ranks, use the gather.
         """
         return len(self.owned) >= FEWEST_SLICING_RANKS and self.all_nodes * node_bytes >= SLICED_BYTES
 
     @cached_property
     def regular(self) -> bool:
-        """Whether each rank has one node, and adding those to their neighbours pairwise, an odd one waiting, is all."""
+        """Whether each rank has one node and adding neighbours pairwise, an odd one waiting, finishes the tree."""
         lengths = [len(node) for own in self.nodes for node in own]
         if self.all_nodes > len(self.owned):
             return False
@@ -84,7 +84,7 @@ class Tree:
 
 @cache
 def tree_of(num_shards: int, world_size: int) -> Tree:
-    """The tree over shards that ``world_size`` ranks own in equal ranges, or nearly."""
+    """Returns the tree over shards that ``world_size`` ranks own in ranges of equal or nearly equal length."""
     owned = ranges(num_shards, world_size)
     nodes = tuple(tuple(_maximal_nodes(shards, num_shards)) for shards in owned)
     places = {node: place for place, node in enumerate(node for own in nodes for node in own)}
@@ -102,7 +102,7 @@ def tree_of(num_shards: int, world_size: int) -> Tree:
 
 
 def _children(node: range) -> tuple[range, range]:
-    """A node of at least two shards is the sum of two: the left one's length is the largest power of two below its."""
+    """Splits a node of at least two shards into the two that it sums; the left one's length is a power of two."""
     middle = node.start + (1 << (len(node) - 1).bit_length() - 1)
     return range(node.start, middle), range(middle, node.stop)
 

@@ -1,17 +1,17 @@
-"""Steps environments: any Gymnasium environment, in the rank or in worker processes, and pure-array environments.
+"""Steps Gymnasium environments, in the rank's process or in worker processes, and array environments.
 
-Importing this package registers the array environments with Gymnasium, as is the custom since Gymnasium 1.0, which
-loads no plugins: ``gymnasium.make("lockstep.envs:lockstep/CartPole-v1")`` needs no other line.
+Importing this package registers the array environments with Gymnasium, because Gymnasium 1.0 and later load no plugins:
+``gymnasium.make("lockstep.envs:lockstep/CartPole-v1")`` needs no other line.
 """
 
 from gymnasium import register
-from gymnasium import registry as registered  # this package has a module of that name
+from gymnasium import registry as registered  # renamed: this package has a module ``registry``
 
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
 
 def register_array_environments() -> None:
-    """Register each array environment with its time limit; ids that are there already stay as they are."""
+    """Registers each array environment with its time limit; leaves ids that are registered already as they are."""
     for env_id, environment in ARRAY_ENVIRONMENTS.items():
         if env_id not in registered:
             register(

@@ -15,12 +15,14 @@ from lockstep.envs.tensor import simulator_spaces
 
 
 def describe(config: EnvConfig, trains: bool = True) -> EnvDescription:
-    """Makes the environment once and reads its spaces.
+    """Makes the environment once and describes it by its spaces.
 
-    Without ``trains`` it is for single episodes, after which it needn't reset as training needs it.
+    Args:
+        config: which environment, with its options.
+        trains: False for single episodes, for which a simulator needn't reset in the step that ends an episode.
 
     Raises:
-        ValueError: it can't be made, or a space isn't supported; the line names the space that was met.
+        ValueError: the environment can't be made, or a space isn't supported; one line that names the space.
     """
     with stays_here():
         return _looked_at(config, trains)
@@ -45,7 +47,7 @@ def _looked_at(config: EnvConfig, trains: bool) -> EnvDescription:
 
 
 def _limit(env: gymnasium.Env, config: EnvConfig) -> int | None:
-    """The most actions of an episode, each of which is several of the environment's own steps with a frame skip."""
+    """Returns the most actions of an episode: with a frame skip, each takes several of the environment's own steps."""
     steps = env.spec.max_episode_steps if env.spec else None
     skip = config.atari.frame_skip if config.atari.enabled else config.frame_skip
     return None if steps is None else -(-steps // skip)
@@ -62,7 +64,7 @@ def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, in
 
 
 def _check_array_options(config: EnvConfig) -> None:
-    """Raise a one-line ``ValueError`` for options that environments in arrays don't have."""
+    """Raises a one-line ``ValueError`` for options that environments stepped as arrays or tensors, or by JAX, lack."""
     if config.jax_only:
         _check_jax_options(config)
         return

@@ -1,4 +1,4 @@
-"""Describes an environment from outside: how its observations and actions lie in rows, and what its rewards become."""
+"""Describes an environment: how observations and actions lie in rows, its time limit, how its rewards are shaped."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ MASK_SOURCES = ("info", "method")
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """Describes an environment from outside.
+    """The description of an environment.
 
     Attributes:
-        is_array: whether it is one of our array environments.
-        mask_from: where the action mask is found: ``info``, ``method`` or ``""`` (nowhere, or in the observation).
-        rewards: what the learner gets of its rewards.
-        lives: whether lost lives end episodes for the learner.
+        is_array: whether it is one of our array environments and is stepped as a batch of arrays.
+        mask_from: where the action mask comes from: ``info``, ``method``, or ``""`` (no mask, or it is in the
+            observation).
+        rewards: how its rewards are shaped for the learner.
+        lives: whether a lost life ends an episode for the learner.
         texts: parts of the observation that are text, which a policy doesn't see.
     """
 
@@ -41,13 +42,13 @@ class EnvDescription:
 
 
 def make_arrays(config: EnvConfig) -> ArrayEnvironment:
-    """Makes the array environment of a config, in a frame stack if that is asked for."""
+    """Makes the array environment of a config, in a :class:`FrameStack` if the config stacks frames."""
     made = ARRAY_ENVIRONMENTS[config.id](**config.kwargs)
     return FrameStack(made, config.frame_stack) if config.frame_stack > 1 else made
 
 
 def arguments_of(config: EnvConfig) -> dict[str, Any]:
-    """Lists an environment's arguments; of ours, those that it takes by itself too."""
+    """Returns an environment's arguments; for an array environment they include the defaults."""
     kind = ARRAY_ENVIRONMENTS.get(config.id)
     taken = {} if kind is None else inspect.signature(kind.__init__).parameters
     own = {name: p.default for name, p in taken.items() if p.default is not inspect.Parameter.empty}
@@ -55,17 +56,17 @@ def arguments_of(config: EnvConfig) -> dict[str, Any]:
 
 
 def stepped_as_arrays(config: EnvConfig) -> bool:
-    """Whether an environment is one of ours and not asked for one by one."""
+    """Returns whether an environment is one of our array environments and is stepped as a batch of arrays."""
     return config.backend in ("auto", "tensor") and config.id in ARRAY_ENVIRONMENTS
 
 
 def described(
     config: EnvConfig, observations: gymnasium.Space, actions: gymnasium.Space, limit: int | None
 ) -> EnvDescription:
-    """Describes an environment of these spaces and time limit.
+    """Describes an environment by its spaces and time limit.
 
     Raises:
-        ValueError: a space isn't supported, or has no such mask; one line.
+        ValueError: a space isn't supported, or the action mask doesn't fit the spaces; one line.
     """
     source = config.action_mask if config.action_mask in MASK_SOURCES else ""
     key = None if source else config.action_mask

@@ -1,4 +1,4 @@
-"""Examines an environment as a run would use it: by Gymnasium's checker, and by what resuming and proving need."""
+"""Examines an environment before a run: applies Gymnasium's checker, then tests speed, repeatability and resuming."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from lockstep.envs.trial import Resumed, Trial
 
 NUM_ENVS = 2
 MOST_IN_A_WORKER = 100
-"""Steps that a worker process is tried with, each of which waits for it."""
+"""Most steps that are tried in a worker process, each of which waits for messages."""
 
 
 Make = Callable[[EnvConfig], HostEnvs]
 
 
 def examine(config: EnvConfig, steps: int, seed: int, device: str) -> Iterator[Finding]:
-    """Examines an environment with ``steps`` random actions in each of two; yields what is found, as it is found.
+    """Examines an environment with ``steps`` random actions in each of two copies; yields each finding as it is made.
 
-    Those on tensors, and those that JAX steps, live on ``device``.
+    Simulators, and environments that JAX steps, are made on ``device``.
 
     Raises:
-        ValueError: it can't be made, or a space isn't supported; one line.
+        ValueError: the environment can't be made, or a space isn't supported; one line.
     """
     one_blas_thread()
     description = describe(config)
@@ -56,7 +56,7 @@ def examine(config: EnvConfig, steps: int, seed: int, device: str) -> Iterator[F
 
 
 def fail(message: str) -> None:
-    """Ends the examination from the thread that watches an environment which hangs."""
+    """Ends the process with a message, called by the thread that watches for an environment that hangs."""
     fail_now(message)
 
 
@@ -65,7 +65,7 @@ def _one_by_one(config: EnvConfig, description: EnvDescription) -> bool:
 
 
 def in_words(description: EnvDescription) -> str:
-    """Says what a policy sees and does."""
+    """Describes what a policy observes, which actions it takes, and the time limit."""
     parts = []
     for leaf in description.observation.leaves:
         shape = "×".join(map(str, leaf.shape)) or "1"
@@ -102,7 +102,7 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
         seconds, episodes = time.perf_counter() - started, first.episodes
         first.go_inside()
         left = first.leave()
-    with closing(make(config)) as others:  # now: a process may hold one simulator only
+    with closing(make(config)) as others:  # made only now: a process may hold just one simulator
         resumed = first.resume(left, others)
     yield Finding("ok", f"{NUM_ENVS * steps:,} rewards and observations are finite; {episodes} episodes ended")
     if not episodes and description.max_episode_steps is None:
@@ -112,7 +112,7 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
     one_by_one, generators = _one_by_one(config, description), GlobalGenerators()
     with closing(make(config)) as envs:
         again = played(trial(envs), steps, generators)
-    if one_by_one and config.workers not in (0, "auto"):  # where they are stepped, they can't be looked at from here
+    if one_by_one and config.workers not in (0, "auto"):  # generators of a worker can't be watched from here
         with closing(make(config.model_copy(update={"workers": 0}))) as envs:
             played(trial(envs), min(steps, MOST_IN_A_WORKER), generators)
     hashes = first.hashes[:steps]
@@ -145,14 +145,14 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
 
 
 def played(trial: Trial, steps: int, generators: GlobalGenerators | None = None) -> np.ndarray:
-    """Takes steps from the first reset on; the hashes of each, uint64 ``[steps, E]``."""
+    """Resets and takes ``steps`` steps; returns the hashes of each, uint64 ``[steps, E]``."""
     trial.begin(generators)
     trial.take(steps, generators)
     return trial.hashes
 
 
 def _resumed(resumed: Resumed, same: bool, one_by_one: bool, its_own: Finding | None) -> Iterator[Finding]:
-    """Says how episodes are resumed, and whether one depends on those before it, or on environments beside it."""
+    """Yields how episodes are resumed, and whether an episode depends on earlier ones or on environments beside it."""
     if resumed.exactly:
         where = "in the middle of an episode" if resumed.after else "where an episode begins"
         actions = f"its {resumed.after:,} actions" if resumed.after > 1 else "its action"
@@ -186,9 +186,10 @@ def _resumed(resumed: Resumed, same: bool, one_by_one: bool, its_own: Finding | 
 
 
 def _of_its_own(trial: Trial, first: Trial) -> Finding | None:
-    """Begins each environment with an episode from the middle of what it played: all from there on must come out alike.
+    """Checks that an episode doesn't depend on those before it.
 
-    None where no episode ended before the last step.
+    Each environment begins with an episode from the middle of the first trial, and must give the same from there on.
+    Returns None if no episode ended before the last step.
     """
     hashes, begun = first.hashes, first.in_the_middle()
     if not begun:

@@ -1,4 +1,4 @@
-"""Declares what an examination of an environment says of it, line by line."""
+"""Defines a finding: one line of what an examination reports about an environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Level = Literal["ok", "note", "problem"]
 
 
 class Finding(NamedTuple):
-    """Says one thing of an environment: that it is well, worth knowing, or a problem for a run."""
+    """One statement about an environment: something is fine, worth knowing, or a problem for a run."""
 
     level: Level
     text: str

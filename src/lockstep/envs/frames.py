@@ -1,7 +1,7 @@
-"""Puts the frames of a stack side by side, as one observation of one space.
+"""Joins the frames of a stack into one observation of one space.
 
-Images become one image ``[H, W, k·C]``, vectors one vector, oldest first. Of what can't be put side by side (an action
-mask, a text) the newest stays.
+Images become one image ``[H, W, k·C]`` and vectors one vector, oldest first. Of action masks and texts only the newest
+is kept. Parts of other spaces stay a stack ``[k, …]``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lockstep.core.spaces import ImageBox, channels_first, is_image, is_text
 
 
 def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> gymnasium.Space:
-    """The space of :func:`join_frames`, whose arguments these are."""
+    """Returns the space of what :func:`join_frames` makes of ``count`` frames; it takes the same arguments."""
     if isinstance(single, spaces.Dict):
         return spaces.Dict({k: stacked_space(s, count, mask, _inside(name, k)) for k, s in single.spaces.items()})
     if isinstance(single, spaces.Tuple):
         return spaces.Tuple([stacked_space(s, count, mask, _inside(name, n)) for n, s in enumerate(single.spaces)])
     if name and (name == mask or is_text(single)):
         return single
-    if isinstance(single, spaces.MultiDiscrete):  # Gymnasium's batch of these is a Box, of numbers
+    if isinstance(single, spaces.MultiDiscrete):  # Gymnasium would batch these to a Box, without choices
         nvec, start = (np.stack([bound] * count) for bound in (single.nvec, single.start))
         return spaces.MultiDiscrete(nvec, start=start)
     stacked: Any = batch_space(single, count)
@@ -37,7 +37,7 @@ def stacked_space(single: Any, count: int, mask: str | None, name: str = "") -> 
 
 
 def with_plain_texts(single: gymnasium.Space) -> gymnasium.Space:
-    """A space in which Gymnasium's Text stands for a package's own texts, which its frame stack doesn't know."""
+    """Replaces text spaces by Gymnasium's ``Text``, because its frame stack knows no other package's."""
     if isinstance(single, spaces.Dict):
         return spaces.Dict({k: with_plain_texts(s) for k, s in single.spaces.items()})
     if isinstance(single, spaces.Tuple):
@@ -46,13 +46,13 @@ def with_plain_texts(single: gymnasium.Space) -> gymnasium.Space:
 
 
 def join_frames(xp: Any, single: Any, frames: Any, mask: str | None, name: str = "") -> Any:
-    """Frames ``[k, …]`` as one observation, side by side as this module says.
+    """Joins frames ``[k, …]`` into one observation, as this module describes.
 
     Args:
         xp: array namespace of the frames.
         single: space of one frame.
         frames: array, or (nested) dict or tuple of arrays, oldest first.
-        mask: entry of a Dict that is an action mask, or None.
+        mask: name of the action mask in a Dict, or None.
         name: path of ``single`` in the whole space.
     """
     if isinstance(single, spaces.Dict):

@@ -1,8 +1,8 @@
-"""Declares how a rank's environments are stepped together on the host, with same-step autoreset.
+"""Defines the interface by which a rank steps its environments on the host, with same-step autoreset.
 
-Behind this interface stand Gymnasium environments in the rank itself (:mod:`lockstep.envs.gymnasium.in_process`) and in
-worker processes (:mod:`lockstep.envs.gymnasium.workers`), array environments (:mod:`lockstep.envs.batched.array_envs`)
-and EnvPool (:mod:`lockstep.envs.batched.envpool`).
+It is implemented for Gymnasium environments in the rank's process (:mod:`lockstep.envs.gymnasium.in_process`) and in
+worker processes (:mod:`lockstep.envs.gymnasium.workers`), for array environments
+(:mod:`lockstep.envs.batched.array_envs`) and for EnvPool (:mod:`lockstep.envs.batched.envpool`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from lockstep.envs.description import EnvDescription
 
 @dataclass(frozen=True)
 class WantedEnvs:
-    """Says which environments a back end makes.
+    """Describes the environments that a back end is to make.
 
     Attributes:
         config: which environment, and in how many worker processes.
-        purpose: ``"reset"`` for training, ``"eval"`` for evaluation.
-        group_size: environments that share the keys of their resets, and so their starts.
-        device: of the policy; tensor environments and JAX's live there.
-        shard_size: environments of a shard; None: all are one.
-        in_parts: whether some shards may be stepped while the caller does something for the others, see
-            :attr:`HostEnvs.parts`.
-        overlapped: whether parts are worth it in one process too, for a caller who computes in another thread.
+        purpose: first part of the keys of resets: ``"reset"`` for training, ``"eval"`` for evaluation.
+        group_size: number of environments that share the keys of their resets, and so begin alike.
+        device: device of the policy, on which tensor environments and those of JAX are made.
+        shard_size: environments per shard; None: all are one shard.
+        in_parts: whether some shards may be stepped while the caller works on the others, see :attr:`HostEnvs.parts`.
+        overlapped: whether the caller computes in another thread, so that parts pay off in one process too.
     """
 
     config: EnvConfig
@@ -47,26 +46,26 @@ class WantedEnvs:
 
     @property
     def keys(self) -> list[int]:
-        """What stands for each environment in the keys of its random numbers."""
+        """Each environment's number in the keys of its random numbers; environments of a group share it."""
         return [env_id // self.group_size for env_id in self.env_ids]
 
     def slices(self, size: int | None) -> list[slice]:
-        """Rows of every ``size`` environments; None: of all."""
+        """Cuts the rows into slices of ``size`` environments; None: one slice of all."""
         count = len(self.env_ids)
         return [slice(start, start + (size or count)) for start in range(0, count, size or count)]
 
     def episode_key(self, row: int, episode: SupportsInt) -> tuple[int, ...]:
-        """The key of an episode's reset: training counts episodes, an evaluation repeats the same ones."""
+        """Returns the key of an episode's reset; without the episode in an evaluation, which repeats the same ones."""
         key = self.env_ids[row] // self.group_size
         return (key,) if self.purpose == "eval" else (key, int(episode))
 
     def episode_seed(self, row: int, episode: SupportsInt, stream: str = "") -> int:
-        """The seed of an episode's reset; ``stream`` tells a back end's own draws from others of the same key."""
+        """Returns the seed of an episode's reset; ``stream`` separates a back end's own draws from others."""
         return keyed_seed(self.seed, self.purpose + stream, *self.episode_key(row, episode))
 
 
 def cut(num_envs: int, shard_size: int | None, workers: int) -> list[slice]:
-    """Cuts environments into two parts of whole shards, if workers can be shared out evenly between them; else one."""
+    """Cuts the rows into two parts of whole shards, or into one part if shards or workers can't be split evenly."""
     half = num_envs // (shard_size or num_envs) // 2 * (shard_size or num_envs)
     if half == 0 or workers * half % num_envs:
         return [slice(0, num_envs)]
@@ -77,18 +76,25 @@ def cut(num_envs: int, shard_size: int | None, workers: int) -> list[slice]:
 class Buffers:
     """Holds what one step reads and writes, for ``E`` environments.
 
-    ``actions`` int64 ``[E]`` or ``[E, indices]``, or float32 ``[E, components]``; ``observations`` and
-    ``final_observations`` rows ``[E, width]`` (:class:`lockstep.core.spaces.ObservationLayout`); ``rewards``
-    float64 ``[E]``; ``terminated``, ``truncated`` bool ``[E]``; ``successes`` int8 ``[E]``, 1 where the step left the
-    task solved, -1 where it didn't, 0 where the environment doesn't say; ``scores`` float64 ``[E]``, points of the
-    episode up to this step, NaN where the environment has none; ``episodes`` int64 ``[E]``, the index of each
-    environment's live episode; ``stepping`` int64 ``[1 or workers]``, which row is being stepped now, -1 for none, and
-    ``heartbeats`` likewise, counted up when a worker starts, whenever all are stepped and at each reset; ``lost`` bool
-    ``[E]``, where a life was lost: for the learner that terminates an episode, while the game, its score and its replay
-    go on; ``dead`` bool ``[E]``, where a back end that resets one step late (:attr:`HostEnvs.late_reset`) began an
-    episode instead of taking a step. Rewards are the environment's own.
-    A row of ``final_observations`` is valid where the step ended an episode; ``observations`` then holds the first
-    observation of the next one.
+    Where a step ended an episode, ``final_observations`` holds its last observation, and ``observations`` the first one
+    of the next episode (unless the back end resets late, see :attr:`HostEnvs.late_reset`).
+
+    Attributes:
+        actions: int64 ``[E]`` or ``[E, indices]``, or float32 ``[E, components]``.
+        observations: rows ``[E, width]`` (:class:`lockstep.core.spaces.ObservationLayout`).
+        final_observations: rows ``[E, width]``, valid only where the step ended an episode.
+        rewards: float64 ``[E]``, the environment's own.
+        terminated: bool ``[E]``.
+        truncated: bool ``[E]``.
+        successes: int8 ``[E]``: 1 if the step left the task solved, -1 if not, 0 if the environment doesn't say.
+        scores: float64 ``[E]``, points of the episode up to this step; NaN if the environment has none.
+        episodes: int64 ``[E]``, index of each environment's live episode.
+        stepping: int64 ``[1 or workers]``, the row that is being stepped now; -1: none.
+        heartbeats: int64 ``[1 or workers]``, incremented when a worker starts, when it steps its rows, and at each
+            reset.
+        lost: bool ``[E]``, where a life was lost. For the learner that terminates an episode, while the game, its score
+            and its replay go on.
+        dead: bool ``[E]``, where a back end that resets late began an episode instead of taking a step.
     """
 
     actions: np.ndarray
@@ -106,7 +112,7 @@ class Buffers:
     dead: np.ndarray
 
     def of(self, part: slice) -> Buffers:
-        """Views of some environments' rows."""
+        """Returns views of the rows of a part."""
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         return Buffers(**{name: x if name in _OF_STEPPERS else x[part] for name, x in arrays.items()})
 
@@ -115,7 +121,7 @@ _OF_STEPPERS = ("stepping", "heartbeats")
 
 
 def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """Shape and dtype of each buffer."""
+    """Returns the shape and dtype of each buffer."""
     action, rows = description.action, ((num_envs, description.observation.width), description.observation.dtype)
     return {
         "actions": ((num_envs, *action.row_shape), action.row_dtype),
@@ -135,24 +141,24 @@ def buffer_layout(description: EnvDescription, num_envs: int, slots: int) -> dic
 
 
 def by_row(arrays: Mapping[str, Any], count: int) -> list[dict[str, np.ndarray] | None]:
-    """Cuts arrays ``[count, …]`` into those of each environment."""
+    """Splits arrays ``[count, …]`` into one dict of arrays for each environment."""
     return [{name: np.asarray(values[row]) for name, values in arrays.items()} for row in range(count)]
 
 
 Stated = dict[int, dict[str, float]]
-"""Row of an environment to the metrics that it gives of an episode, by name."""
+"""Maps the row of an environment to the metrics, by name, that it states of an ended episode."""
 
 
 class HostEnvs(ABC):
-    """Environments that are stepped on the host.
+    """Steps a rank's environments on the host.
 
     Attributes:
-        buffers: what the last step left.
-        stated: of rows whose episode the last step ended, what their environments' info says under ``"metrics"``.
+        buffers: what the last step read and wrote.
+        stated: by row, the metrics under ``"metrics"`` in ``info`` of the episodes that the last step ended.
         replayed: whether live episodes may have to be restored by replaying their actions.
-        late_reset: whether an ended episode's last observation is in ``observations``, and the next step begins the
-            next episode whatever the action; otherwise that happens in the same step.
-        in_workers: whether :meth:`begin_step` sets other processes to work; otherwise :meth:`end_step` does it all.
+        late_reset: whether resets come one step late: ``observations`` holds an ended episode's last observation, and
+            the next step begins the next episode, whatever the action. Otherwise both happen in the same step.
+        in_workers: whether :meth:`begin_step` sets other processes to work; otherwise :meth:`end_step` does everything.
     """
 
     replayed = True
@@ -169,46 +175,46 @@ class HostEnvs(ABC):
 
     @property
     def num_envs(self) -> int:
-        """Environments here."""
+        """Number of environments."""
         return len(self.env_ids)
 
     @abstractmethod
     def reset(self) -> None:
-        """Start the episodes ``buffers.episodes`` in every environment."""
+        """Starts episode ``buffers.episodes`` in every environment."""
 
     @abstractmethod
     def step(self) -> None:
-        """Step every environment with ``buffers.actions``; an ended episode is followed by the next one."""
+        """Steps every environment with ``buffers.actions``; where an episode ends, starts the next one."""
 
     @property
     def parts(self) -> list[slice]:
-        """Rows that :meth:`begin_step` steps apart from the others: whole shards, in order; one part if nothing can."""
+        """Parts of the rows that can be stepped separately: whole shards, in order; a single part if none can."""
         return [slice(0, self.num_envs)]
 
     def begin_step(self, part: int = 0) -> None:
-        """Begin what :meth:`end_step` finishes: worker processes step while the caller does something else."""
+        """Begins a step of one part; worker processes step it while the caller works until :meth:`end_step`."""
         return
 
     def end_step(self, part: int = 0) -> None:
-        """Finish a step of one of :attr:`parts` that was begun; afterwards its rows are as after :meth:`step`."""
+        """Finishes a step of one of :attr:`parts` that was begun; its rows are then as after :meth:`step`."""
         self.step()
 
     def stated_at(self, step: int) -> dict[tuple[int, int], dict[str, float]]:
-        """Returns :attr:`stated` by (step, global env id)."""
+        """Returns :attr:`stated` keyed by (step, global env id)."""
         return {(step, self.env_ids[row]): said for row, said in self.stated.items()} if self.stated else {}
 
     def has_hooks(self) -> bool:
-        """Whether some environment has hooks for its state, which may be more than that of its live episode."""
+        """Returns whether some environment has state hooks, whose state may be more than that of its live episode."""
         return False
 
     @abstractmethod
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
-        """Each environment's own state, None where only replaying can restore it."""
+        """Returns each environment's own state, None where only replaying can restore it."""
 
     @abstractmethod
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
-        """Bring back the live episode of one environment; False if it was restarted (as its next episode) instead."""
+        """Restores one environment's live episode; returns False if it began the next episode instead."""
 
     def close(self) -> None:
-        """Let the environments go."""
+        """Releases the environments."""
         self.env_ids = []

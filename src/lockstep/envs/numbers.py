@@ -1,6 +1,6 @@
-"""Names the environment that gave what no network can be shown, before a loss is made of it.
+"""Checks what environments return before a network sees it, and names the environment at fault.
 
-That is a number that is none, an index that is none of its choices, or an action mask that allows nothing.
+At fault are numbers that aren't finite, indices outside their choices, and action masks that allow nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from lockstep.core.spaces import ActionLayout
 from lockstep.envs.description import EnvDescription
 
 Found = tuple[int, int, str]
-"""A step, an environment, and what it gave."""
+"""A step, an environment's column, and what the environment returned."""
 
 
 def check_rows(
     description: EnvDescription, env_ids: Sequence[int], rows: np.ndarray, iteration: int | None, after: int
 ) -> None:
-    """Checks observations ``[E, width]`` that environments gave in one step, the ``after``-th, as a rollout's are."""
+    """Checks the observations ``[E, width]`` after ``after`` steps of a rollout, as :func:`check_numbers` does."""
     check_numbers(description, env_ids, rows[None], np.zeros((0, len(rows))), iteration, after)
 
 
@@ -51,20 +51,20 @@ def check_numbers(
     after: int = 0,
     dead: np.ndarray | None = None,
 ) -> None:
-    """Checks a rollout's rewards and observations: numbers are finite, indices choices, and masks allow an action.
+    """Checks a rollout's rewards and observations: finite numbers, valid indices, and masks that allow an action.
 
     Args:
-        description: of the environments.
+        description: describes the environments.
         env_ids: global ids of the environments, in the order of the columns.
-        rows: observations as the environments gave them, ``[T, E, width]`` or with the last one ``[T+1, E, width]``, on
-            which no action was taken.
-        rewards: as the environments gave them, ``[T, E]``.
+        rows: observations as the environments returned them, ``[T, E, width]``; or ``[T+1, E, width]`` with the last
+            one, on which no action was taken.
+        rewards: rewards as the environments returned them, ``[T, E]``.
         iteration: iterations done before this one; -1 for the random actions before the first, None for an examination.
         after: steps of the rollout that were taken before the first row.
-        dead: steps whose action was ignored, bool ``[T, E]``; None: none was.
+        dead: steps whose action was ignored, bool ``[T, E]``; None: there were none.
 
     Raises:
-        EnvironmentFailureError: something isn't so; one line with environment, step and value of the first.
+        EnvironmentFailureError: a check fails; one line with environment, step and value of the first failure.
     """
     found = [*_infinite(description, rows, rewards), *unusable(description, rows, rewards.shape, dead)]
     if found:
@@ -75,17 +75,17 @@ def check_numbers(
         if iteration is None:
             raise EnvironmentFailureError(f"{text} random actions")
         rollout = f"iteration {iteration + 1}" if iteration >= 0 else "the random actions before the first iteration"
-        handed = is_handed(description.id)  # which no command finds
+        handed = is_handed(description.id)  # which no command can load
         hint = "" if handed else f"; lockstep check {description.id} looks for such numbers"
         raise EnvironmentFailureError(f"{text} {rollout}{hint}")
 
 
 def _infinite(description: EnvDescription, rows: np.ndarray, rewards: np.ndarray) -> list[Found]:
-    """Finds the first reward, and the first component of a vector, that isn't finite; one pass over each."""
+    """Finds the first reward, and the first component of a vector, that isn't finite, in one pass over each."""
     vectors = description.observation.floats(rows)[..., : description.observation.vector_size]
     with np.errstate(over="ignore", invalid="ignore"):
         if math.isfinite(rewards.sum()) and math.isfinite(vectors.sum()):
-            return []  # a sum is finite only where all are
+            return []  # a sum is finite only if all terms are
     found: list[Found] = []
     for step, env in np.argwhere(~np.isfinite(rewards))[:1].tolist():
         found.append((step + 1, env, f"reward {rewards[step, env]:g}"))
@@ -97,9 +97,9 @@ def _infinite(description: EnvDescription, rows: np.ndarray, rewards: np.ndarray
 def unusable(
     description: EnvDescription, rows: np.ndarray, acted: tuple[int, ...], dead: np.ndarray | None = None
 ) -> list[Found]:
-    """Finds the first index that is none of its choices, and the first mask that allows nothing, in ``[T, E, width]``.
+    """Finds the first index outside its choices and the first mask that allows nothing, in rows ``[T, E, width]``.
 
-    Masks are looked at in the first ``acted[0]`` rows alone, but for those that are ``dead``, bool of shape ``acted``.
+    It checks masks in the first ``acted[0]`` rows only, and not those that are ``dead``, bool of shape ``acted``.
     """
     layout, found = description.observation, list[Found]()
     columns, counts = layout.indices
@@ -125,7 +125,7 @@ def nothing(action: ActionLayout, index: int) -> str:
 
 
 def _observed(description: EnvDescription, column: int, value: str) -> str:
-    """Says a number of an observation, which lies in this float32 column of its row."""
+    """Describes a value of an observation by the float32 column of the row that holds it."""
     leaf = description.observation.leaf_at(column)
     where = f" in {leaf.name!r}" if leaf.name else ""
     return f"observation {value}{where} (component {column - leaf.start})"

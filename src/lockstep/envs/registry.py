@@ -1,4 +1,4 @@
-"""Makes the environments of a rank, of the back end that its config names."""
+"""Makes a rank's environments with the back end that the config names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_envs(
 ) -> HostEnvs:
     """Makes the environments that :class:`~lockstep.envs.host_envs.WantedEnvs` describes.
 
-    ``fail`` ends the process with a message, for an environment in this process that hangs.
+    ``fail`` is called with a message if an environment in this process hangs, and ends the process.
     """
     wanted = WantedEnvs(
         config, description, seed, env_ids, purpose, group_size, device, shard_size, in_parts, overlapped

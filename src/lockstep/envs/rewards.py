@@ -1,4 +1,4 @@
-"""Shapes the rewards that the learner gets: their sign, scaled, clipped; scores stay as the environment gives them."""
+"""Shapes the rewards that the learner gets: sign, scale and clipping; reported scores stay the environment's own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RewardShaping:
-    """A function of one reward, the same for every environment and back end.
+    """Shapes each reward by itself, in the same way for every environment and back end.
 
-    It is applied to whole rollouts, after they were collected: what back ends, episode metrics, evaluations and
-    replays see is the environment's own reward.
+    It is applied to whole rollouts, after they were collected. Back ends, episode metrics, evaluations and replays see
+    the environment's own rewards.
 
     Attributes:
-        sign: -1, 0 or 1 in place of the reward (Mnih et al. 2015 clip Atari's so).
-        scale: factor, after the sign was taken.
-        clip: lowest and highest value, at the end; None: none.
+        sign: whether the sign -1, 0 or 1 replaces the reward, as in Mnih et al. 2015 for Atari.
+        scale: factor, applied after the sign.
+        clip: lowest and highest value, applied last; None: no clipping.
     """
 
     sign: bool = False
@@ -27,11 +27,11 @@ class RewardShaping:
 
     @property
     def identity(self) -> bool:
-        """Whether rewards are left as they are."""
+        """Whether rewards stay as they are."""
         return not self.sign and self.scale == 1.0 and self.clip is None
 
     def __call__(self, rewards: Any, xp: Any = np) -> Any:
-        """Rewards to learn from, of the environment's: ``[…]``, arrays of the namespace ``xp``."""
+        """Returns the shaped rewards ``[…]``, arrays of the namespace ``xp``."""
         out: Any = xp.sign(rewards) if self.sign else rewards
         if self.scale != 1.0:
             out = out * self.scale

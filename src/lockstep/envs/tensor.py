@@ -1,7 +1,7 @@
-"""Declares simulators, whose observations, rewards and actions are tensors on the policy's device, and loads them.
+"""Defines the interface of simulators, which exchange tensors on the policy's device, and loads them.
 
-It is Gymnasium's vector environment with tensors in place of arrays, which is what Isaac Lab's and ManiSkill's
-environments are. Nothing here imports an engine; :mod:`lockstep.torch_engine.envs.simulators` drives them.
+The interface is Gymnasium's vector environment with tensors in place of arrays, as Isaac Lab's and ManiSkill's
+environments have it. Nothing here imports an engine; :mod:`lockstep.torch_engine.envs.simulators` drives simulators.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _OTHER_RESETS = {"NextStep": "resets one step late", "Disabled": "does not reset
 
 
 class TensorEnvironment(Protocol):
-    """Declares what a simulator offers.
+    """The interface of a simulator.
 
     Attributes:
-        single_observation_space: of one of them: Box, Discrete, MultiDiscrete, MultiBinary, or Dict of those.
-        single_action_space: of one of them.
+        single_observation_space: space of one environment: Box, Discrete, MultiDiscrete, MultiBinary, or Dict of those.
+        single_action_space: action space of one environment.
 
-    It may also offer ``get_env_state() -> dict`` of tensors ``[num_envs, …]`` and ``set_env_state(dict)``, by which it
-    is restored exactly on resume, ``close()``, and ``metadata``, whose ``autoreset_mode`` must be ``SameStep`` then.
+    It may also offer ``get_env_state() -> dict`` of tensors ``[num_envs, …]`` and ``set_env_state(dict)``, which
+    restore it exactly on resume; ``close()``; and ``metadata``, whose ``autoreset_mode`` must then be ``SameStep``.
     """
 
     num_envs: int
@@ -40,43 +40,44 @@ class TensorEnvironment(Protocol):
     single_action_space: gymnasium.Space
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in every environment; observation (tensor ``[num_envs, …]`` or dict of them) and info."""
+        """Begins an episode in every environment; returns observation (tensor ``[num_envs, …]`` or a dict) and info."""
         ...
 
     def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """One step of every environment; those whose episode ends begin the next one in the same step.
+        """Steps every environment; one whose episode ends begins the next one in the same step.
 
         Args:
-            actions: on its device, int64 ``[num_envs]`` or ``[num_envs, indices]``, or float32 ``[num_envs, …]`` within
-                the bounds of the space.
+            actions: on the simulator's device, int64 ``[num_envs]`` or ``[num_envs, indices]``, or float32
+                ``[num_envs, …]`` within the bounds of the space.
 
         Returns:
             Observation, the next episode's first one where an episode ended; reward ``[num_envs]``; terminated and
             truncated, bool ``[num_envs]``; info. ``info["final_observation"]`` (or ``"final_obs"``), shaped like the
-            observation, holds what ended episodes saw last; without it a truncated episode bootstraps from the value of
-            the observation before the step. ``info["success"]``, bool ``[num_envs]``, says which tasks are solved.
+            observation, holds the last observation of ended episodes. Without it a truncated episode bootstraps from
+            the value of the observation before the step. ``info["success"]``, bool ``[num_envs]``, says which tasks are
+            solved.
         """
         ...
 
 
 class TensorFactory(Protocol):
-    """Makes simulators: what ``env.id`` names as ``module:function`` with ``env.backend: tensor``.
+    """Makes simulators; ``env.id`` names it as ``module:function`` with ``env.backend: tensor``.
 
-    It may have two attributes: ``per_shard = False`` says that a process can't hold several of its simulators, or that
-    their random numbers can't be seeded apart; ``spaces(**kwargs)`` returns the observation and action space of one
-    environment where making a simulator of one environment on the CPU, to read them, is no option.
+    It may have two attributes. ``per_shard = False`` says that a process can hold only one of its simulators, or that
+    their random numbers can't be seeded separately. ``spaces(**kwargs)`` returns the observation and action space of
+    one environment, for simulators that can't be made on the CPU just to read their spaces.
     """
 
     def __call__(self, num_envs: int, device: str, seed: int, **kwargs: Any) -> TensorEnvironment:
-        """A simulator of ``num_envs`` environments on ``device`` ("cpu", "cuda:0"), seeded with ``seed``."""
+        """Makes a simulator of ``num_envs`` environments on ``device`` ("cpu", "cuda:0"), seeded with ``seed``."""
         ...
 
 
 def named_object(name: str) -> Any:
-    """Imports what ``module:name`` names, of a module beside the user or installed; loads what was handed over.
+    """Imports what ``module:name`` names, from a module in the working directory or installed; loads a handed object.
 
     Raises:
-        ValueError: there is none; one line.
+        ValueError: there is no such function or class; one line.
     """
     if is_handed(name):
         return handed_object("env.id", name)
@@ -97,7 +98,7 @@ def named_object(name: str) -> Any:
 
 
 def load_factory(config: EnvConfig) -> TensorFactory:
-    """The factory that ``env.id`` names.
+    """Loads the factory that ``env.id`` names.
 
     Raises:
         ValueError: there is none; one line.
@@ -111,14 +112,15 @@ def load_factory(config: EnvConfig) -> TensorFactory:
 
 
 def per_shard(config: EnvConfig) -> bool:
-    """Whether each shard can have a simulator of its own."""
+    """Returns whether each shard can have its own simulator."""
     return bool(getattr(load_factory(config), "per_shard", True))
 
 
 def check_resets(config: EnvConfig, simulator: Any) -> None:
-    """Raise a one-line ``ValueError`` if a simulator says that episodes don't begin in the step that ends one.
+    """Raises a one-line ``ValueError`` if a simulator says that it doesn't begin an episode in the step that ends one.
 
-    It says so as Gymnasium's vector environments do: ``metadata["autoreset_mode"]``; who says nothing is trusted.
+    It says so as Gymnasium's vector environments do, in ``metadata["autoreset_mode"]``. One that says nothing is
+    trusted.
     """
     said = (getattr(simulator, "metadata", None) or {}).get("autoreset_mode")
     mode = str(getattr(said, "value", said))
@@ -132,10 +134,11 @@ def check_resets(config: EnvConfig, simulator: Any) -> None:
 
 
 def simulator_spaces(config: EnvConfig, trains: bool = True) -> tuple[gymnasium.Space, gymnasium.Space]:
-    """Observation and action space of one environment of a simulator.
+    """Returns the observation and action space of one environment of a simulator.
 
     Raises:
-        ValueError: it can't be made, or doesn't reset in the same step, which only training needs; one line.
+        ValueError: it can't be made, or doesn't reset in the same step, which is checked only if it ``trains``; one
+            line.
     """
     factory = load_factory(config)
     try:
@@ -156,7 +159,7 @@ def simulator_spaces(config: EnvConfig, trains: bool = True) -> tuple[gymnasium.
 
 
 def check_tensor_options(config: Config) -> None:
-    """Raise a one-line ``ValueError`` where simulators can't keep what the config promises."""
+    """Raises a one-line ``ValueError`` if a simulator can't keep what the config promises."""
     if config.env.backend != "tensor" or config.env.id in ARRAY_ENVIRONMENTS:
         return
     shards = config.shards

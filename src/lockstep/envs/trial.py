@@ -1,4 +1,4 @@
-"""Tries environments with keyed random actions, and brings what is under way into others, as a resume does."""
+"""Steps environments with keyed random actions, and resumes their live episodes in others as a run would."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.envs.restore.replay import row_hashes
 
 
 class Begun(NamedTuple):
-    """Holds an episode of an environment: its first step, its number, its first observation ``[width]``."""
+    """The beginning of an episode: the step, the episode's number, its first observation ``[width]``."""
 
     step: int
     episode: int
@@ -27,15 +27,15 @@ class Begun(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Holds what was under way in environments, for others to go on from.
+    """The live episodes of environments, from which others go on.
 
     Attributes:
-        steps: that had been taken.
-        after: of those, the first environment's live episode's.
-        states: each environment's own, None where it has none.
-        episodes: their numbers ``[E]``.
+        steps: steps taken so far.
+        after: steps of the first environment's live episode.
+        states: each environment's own state, None if it has none.
+        episodes: numbers of the live episodes ``[E]``.
         observations: rows ``[E, width]``.
-        began_at: after how many steps each live episode began ``[E]``.
+        began_at: steps that had been taken when each live episode began ``[E]``.
     """
 
     steps: int
@@ -47,13 +47,13 @@ class Left(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """Says how what was under way went on in other environments.
+    """The result of resuming live episodes in other environments.
 
     Attributes:
-        by_state: whether the environments' own state brought it there, and not their actions.
-        after: steps that the first environment's episode had then.
-        back: whether every environment was as it had been.
-        differs: in which further step something else came out; None: in none.
+        by_state: whether episodes were restored by the environments' own state, rather than by replaying actions.
+        after: steps of the first environment's episode when it was resumed.
+        back: whether every environment was restored.
+        differs: the first further step whose result differed; None: none did.
     """
 
     by_state: bool
@@ -63,16 +63,16 @@ class Resumed(NamedTuple):
 
     @property
     def exactly(self) -> bool:
-        """Whether nothing differed."""
+        """Whether everything was restored and nothing differed."""
         return self.back and self.differs is None
 
 
 class Trial:
-    """Takes keyed random actions in environments, and keeps what they led to; at most twice ``steps``.
+    """Takes keyed random actions in environments, at most twice ``steps``, and keeps the results.
 
     Attributes:
-        episodes: that have ended.
-        begun: later episodes of each environment.
+        episodes: number of episodes that have ended.
+        begun: each environment's episodes after the first.
     """
 
     def __init__(self, envs: HostEnvs, description: EnvDescription, seed: int, steps: int) -> None:
@@ -96,7 +96,7 @@ class Trial:
 
     @property
     def newest(self) -> np.ndarray:
-        """The last step's hashes, uint64 ``[E]``."""
+        """Hashes of the last step, uint64 ``[E]``."""
         return self._hashes[-1]
 
     @property
@@ -104,18 +104,18 @@ class Trial:
         return len(self._taken) - int(self._began_at[0])
 
     def begin(self, generators: GlobalGenerators | None = None) -> None:
-        """Resets the environments; ``generators`` looks on."""
+        """Resets the environments while ``generators`` watches."""
         with generators or contextlib.nullcontext():
             self._envs.reset()
 
     def in_the_middle(self) -> dict[int, Begun]:
-        """The middle one of each environment's later episodes, of those that have them before the last step."""
+        """Returns the middle one of each environment's later episodes, if it has any before the last step."""
         last = len(self._taken)
         later = {env: [one for one in begun if one.step < last] for env, begun in enumerate(self.begun)}
         return {env: begun[len(begun) // 2] for env, begun in later.items() if begun}
 
     def begin_with(self, begun: Mapping[int, Begun]) -> list[int]:
-        """Begins environments with a later episode, with its actions; which of them don't begin as it did."""
+        """Begins environments with a later episode and its actions; returns those whose first observation differs."""
         b = self._envs.buffers
         for env, (step, episode, _) in begun.items():
             b.episodes[env] = episode
@@ -125,10 +125,10 @@ class Trial:
         return [e for e, (*_, seen) in begun.items() if not np.array_equal(b.observations[e], seen, equal_nan=True)]
 
     def take(self, count: int, generators: GlobalGenerators | None = None) -> None:
-        """Takes so many steps more, each of which ``generators`` looks at.
+        """Takes ``count`` more steps, each watched by ``generators``.
 
         Raises:
-            EnvironmentFailureError: an environment raised, or gave a number that is none, an index that is none of its
+            EnvironmentFailureError: an environment raised, or returned a number that isn't finite, an index outside its
                 choices, or a mask that allows nothing.
         """
         b, first = self._envs.buffers, len(self._taken)
@@ -164,9 +164,9 @@ class Trial:
         self._began_at[ended] = now
 
     def go_inside(self) -> None:
-        """Takes steps until the first environment is half through an episode as long as its last one, if it gets there.
+        """Takes steps until the first environment is about half through an episode as long as its last one.
 
-        An episode that has just begun would be brought back by a reset alone.
+        A reset alone would restore an episode that has just begun. It gives up after half of the trial's steps.
         """
         for _ in range(self._steps // 2):
             if self._age >= self._last_length // 2:
@@ -174,7 +174,7 @@ class Trial:
             self.take(1)
 
     def leave(self) -> Left:
-        """Keeps what is under way, as a checkpoint does; then takes further steps, as those who go on from it must."""
+        """Saves the live episodes as a checkpoint does, then takes the further steps that :meth:`resume` repeats."""
         states, b = self._envs.save_states(), self._envs.buffers
         kept = [state and {name: np.array(value) for name, value in state.items()} for state in states]
         began_at, observations = self._began_at.copy(), b.observations.copy()
@@ -183,14 +183,14 @@ class Trial:
         return left
 
     def resume(self, left: Left, others: HostEnvs) -> Resumed:
-        """Brings every episode that was left into ``others``, and takes the same further steps there."""
+        """Restores every saved episode in ``others``, takes the same further steps there and compares the results."""
         into, by_state = others.buffers, bool(left.states[0])
         into.episodes[...], into.observations[...] = left.episodes, left.observations
         taken, hashes = np.array(self._taken), self.hashes
         for env, state in enumerate(left.states):
             live = slice(left.began_at[env], left.steps)
             actions, expected = taken[live, env], hashes[live, env]
-            if state:  # as of a checkpoint that has no actions beside it
+            if state:  # a checkpoint with a state holds no actions
                 actions, expected = np.zeros_like(actions), expected[:0]
             if not others.restore(env, actions, expected, state or {}):
                 return Resumed(by_state, left.after, False, None)

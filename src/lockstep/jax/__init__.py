@@ -1,6 +1,6 @@
-"""``lockstep.jax``: training as functions, and meshes, sharding, keys and checkpoints for programs of one's own.
+"""``lockstep.jax``: training as functions, and meshes, sharding, keys and checkpoints for your own programs.
 
-Nothing here loads JAX until it is used: ``import lockstep.jax`` is as cheap as ``import lockstep``.
+JAX is loaded only when something here is used: ``import lockstep.jax`` is as cheap as ``import lockstep``.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name from the engine on first use."""
+    """Imports a public name on first use."""
     if name not in _HOME:
         raise AttributeError(f"module 'lockstep.jax' has no attribute {name!r}")
     try:
@@ -119,5 +119,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Gives the public names."""
+    """Lists the public names."""
     return sorted(_HOME)

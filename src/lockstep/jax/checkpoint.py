@@ -1,4 +1,4 @@
-"""Checkpoints of any pytree, for library users: safetensors, JSON and a manifest; nothing in them can execute."""
+"""Saves and loads checkpoints of any pytree as safetensors, JSON and a manifest; nothing in them can execute."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Tree = TypeVar("Tree")
 ARRAYS, KINDS = "pytree.safetensors", "kinds.json"
 FILES = (ARRAYS, KINDS)
 PARTS = "left_out_of_checkpoints"
-"""Attribute of classes whose parts of these names may lack in a template or in a checkpoint."""
+"""Attribute of a class that lists parts which may be missing from a template or a checkpoint."""
 UNFINISHED = re.compile(r"\.step_\d+\.")
-"""Begins the name of what a killed process leaves of a checkpoint."""
+"""Matches the beginning of the names of files that a killed process leaves of a checkpoint."""
 
 
 def save_checkpoint(
@@ -49,26 +49,26 @@ def save_checkpoint(
     step: int | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Saves a pytree; the checkpoint that the directory held before is replaced in one step, what else is in it stays.
+    """Saves a pytree; replaces an earlier checkpoint in the directory in one step, and keeps other files there.
 
-    Leaves that are arrays, numbers or random keys are saved, by their paths. Others (functions, strings) belong to the
-    code, and :func:`load_checkpoint` takes them from its template. With several processes every one must call this; one
-    writes.
+    Leaves that are arrays, numbers or random keys are saved, named by their paths. Other leaves (functions, strings)
+    belong to the code; :func:`load_checkpoint` takes them from its template. With several processes every process must
+    call this; one of them writes.
 
     Args:
         dir: the checkpoint's directory.
         state: any pytree: a train state, an Equinox module, a tuple of dicts.
         unreplicate: drop the leading device axis that ``replicate`` added.
         step: save it as ``step_<step>`` in the directory.
-        metadata: what else to keep, as JSON; :func:`load_metadata` reads it.
+        metadata: further data to keep, as JSON; :func:`load_metadata` reads it.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        CheckpointError: it can't be written, or the directory holds something else; what was there is untouched. In
-            every process.
-        ValueError: the step is no whole number, ``unreplicate`` no bool, or metadata isn't JSON; one line.
+        CheckpointError: it can't be written, or the directory holds something else; what was there is untouched. Every
+            process raises it.
+        ValueError: ``step`` isn't a whole number, ``unreplicate`` isn't a bool, or ``metadata`` isn't JSON; one line.
     """
     if not isinstance(unreplicate, bool | np.bool_):
         raise SettingError(
@@ -107,7 +107,7 @@ def _metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 def _written(
     directory: Path, arrays: dict[str, np.ndarray], kinds: dict[str, str], facts: dict[str, Any]
 ) -> Exception | None:
-    """Writes a checkpoint; why it couldn't be, if it couldn't: the other processes wait to hear of it."""
+    """Writes a checkpoint; returns the error if it can't, because the other processes wait to hear of it."""
     try:
         recover(directory)
         if directory.is_file() or (directory.exists() and not _may_be_replaced(directory)):
@@ -121,13 +121,13 @@ def _written(
 
 
 def others_in(directory: Path) -> list[str]:
-    """Names what a directory holds beside the files of a checkpoint of its own: other checkpoints, notes."""
+    """Lists what a directory holds beside the files of its own checkpoint: other checkpoints, notes."""
     found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     return [name for name in found if name not in (*FILES, MANIFEST)]
 
 
 def _may_be_replaced(directory: Path) -> bool:
-    """Says whether a directory is a checkpoint, or holds nothing but checkpoints of steps or files of a damaged one."""
+    """Returns whether a directory is a checkpoint, or holds only checkpoints of steps or files of a damaged one."""
     others = [directory / name for name in others_in(directory) if not UNFINISHED.match(name)]
     nested = all((path / MANIFEST).is_file() and step_of(path) is not None for path in others)
     damaged = any((directory / name).exists() for name in FILES)
@@ -135,7 +135,7 @@ def _may_be_replaced(directory: Path) -> bool:
 
 
 def recover(directory: Path) -> None:
-    """Puts back what a crash between two renames left aside: the checkpoint, or others that were nested in it."""
+    """Restores what a crash between two renames left aside: the checkpoint, or others that were nested in it."""
     aside = aside_of(directory)
     if not aside.is_dir():
         return
@@ -159,18 +159,17 @@ def load_checkpoint(
 
     Args:
         dir: the checkpoint's directory.
-        template: a pytree of the same structure, shapes and dtypes: a fresh state, or what ``jax.eval_shape`` gives.
-            Arrays go where the template's are, on however many devices; NumPy arrays and numbers stay what they are.
-            A number of Python's and an array of one number of its kind (whole, real) stand for one another.
-            Of a train state, a template without environments (``PPO.init``, ``agent_state``) takes the agent alone.
-        replicate_to: that many devices, each with a copy along a new leading axis (``replicate``); or a mesh, every
-            leaf whole on each of its devices (``replicate_on_mesh``).
-        like: the template, by another name.
+        template: a pytree of the same structure, shapes and dtypes: a fresh state, or the result of ``jax.eval_shape``.
+            Arrays are placed as the template's are, on any number of devices; NumPy arrays and numbers remain such. A
+            Python number and an array of one number of the same kind (integer, real) can stand for each other. If the
+            template is a train state without environments (``PPO.init``, ``agent_state``), the agent alone is loaded.
+        replicate_to: a number of devices, each of which gets a copy along a new leading axis (``replicate``); or a
+            mesh, whose devices each get every leaf whole (``replicate_on_mesh``).
+        like: another name for ``template``.
         step: load ``step_<step>`` in the directory.
 
     Raises:
-        CheckpointError: the directory is missing or damaged, or what it holds doesn't fit the template: the leaf is
-            named.
+        CheckpointError: the directory is missing or damaged, or a leaf, which is named, doesn't fit the template.
         ValueError: there is no template, or there are two; one line.
     """
     if (template is None) == (like is None):
@@ -181,7 +180,7 @@ def load_checkpoint(
 
 
 def load_metadata(dir: str | Path, *, step: int | None = None) -> dict[str, Any] | None:
-    """Reads the ``metadata`` of a checkpoint; None if it was saved without.
+    """Returns the ``metadata`` of a checkpoint; None if it was saved without.
 
     Raises:
         CheckpointError: the directory is missing or damaged.
@@ -208,12 +207,12 @@ def _loaded(directory: Path, template: Any) -> Any:
 
 
 def _is_in(name: str, parts: Sequence[str]) -> bool:
-    """Says whether a leaf is one of these parts, or in one of them."""
+    """Returns whether a leaf is one of these parts, or in one of them."""
     return any(name == part or name.startswith(f"{part}/") for part in parts)
 
 
 def _fitted(template: Any, arrays: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Leaves out of train states in a template what the checkpoint hasn't; names what only the checkpoint has."""
+    """Removes parts of train states that the checkpoint lacks from a template; lists those that only it has."""
     spare: list[str] = []
 
     def has_parts(node: Any) -> bool:
@@ -235,7 +234,7 @@ def _fitted(template: Any, arrays: Mapping[str, Any]) -> tuple[Any, list[str]]:
 
 
 def _spread(tree: Tree, replicate_to: int | Mesh) -> Tree:
-    """Gives the tree's arrays on several devices; leaves that aren't arrays or numbers stay as they are."""
+    """Copies the tree's arrays to several devices; leaves that aren't arrays or numbers stay as they are."""
 
     def of(leaf: Any) -> Any:
         if not is_saved(leaf):
@@ -248,7 +247,7 @@ def _spread(tree: Tree, replicate_to: int | Mesh) -> Tree:
 
 
 def _valid_directory(directory: Path) -> Path:
-    """Gives the directory, or the one that waited aside when a crash came between the two renames."""
+    """Returns the directory, or the one that was left aside if a crash came between the two renames."""
     problem = problem_with(directory, FILES)
     if problem is None:
         return directory
@@ -260,7 +259,7 @@ def _valid_directory(directory: Path) -> Path:
 
 
 def _steps_instead(directory: Path) -> str | None:
-    """Says which checkpoints of steps there are where a directory that is none was asked for; None without any."""
+    """Returns a message with the steps that have checkpoints if a directory without one was asked for; else None."""
     if (directory / MANIFEST).exists():
         return None
     missing = not directory.exists() and step_of(directory) is not None

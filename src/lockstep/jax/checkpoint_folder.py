@@ -1,4 +1,4 @@
-"""The checkpoints of a training: when they are saved, which are kept, and which one to go on from."""
+"""Saves the checkpoints of a training, removes old ones, and finds the one to resume from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lockstep.runs.directory import is_writer
 
 
 class Found(NamedTuple):
-    """What a training goes on from: a state, the rows of its history, and how many updates of the training it is."""
+    """What a training resumes from: a state, the rows of its history, and the number of updates done."""
 
     state: PPOTrainState
     rows: list[dict[str, float]]
@@ -37,14 +37,17 @@ class Found(NamedTuple):
 
 
 class CheckpointFolder:
-    """A runner's ``checkpoint_dir``; ``facts`` are what a checkpoint to go on from shares.
-
-    See :func:`lockstep.jax.checkpoints.facts.facts_of`.
+    """Manages a runner's ``checkpoint_dir``.
 
     With ``overwrite`` the checkpoints that it holds are removed when the first new one is saved, not before.
 
+    Args:
+        runner: the runner's settings.
+        facts: what a checkpoint to resume from must share, see :func:`lockstep.jax.checkpoints.facts.facts_of`.
+
     Raises:
         ValueError: it holds checkpoints, and neither ``resume`` nor ``overwrite`` was asked for; one line.
+        CheckpointError: what a crash has left aside can't be restored; one line.
     """
 
     def __init__(self, runner: RunnerConfig, facts: dict[str, Any]) -> None:
@@ -58,7 +61,7 @@ class CheckpointFolder:
                 recover(final)
         except OSError as error:
             problem = f"{self.path}: what a crash has left aside can't be put back: {error.strerror or error}"
-        if problem := next(filter(None, gather_json(problem)), None):  # nobody looks before that
+        if problem := next(filter(None, gather_json(problem)), None):  # no process looks into the folder before
             raise CheckpointError(problem)
         held = checkpoints_in(self.path) if self.path.is_dir() else []
         names = gather_json([path.name for path in held])[0]
@@ -73,11 +76,11 @@ class CheckpointFolder:
     def find(self, template: PPOTrainState) -> Found | None:
         """Loads the newest checkpoint, if ``resume`` was asked for and there is one; a collective.
 
-        Damaged ones are passed over, with a warning.
+        It skips damaged ones with a warning.
 
         Raises:
-            ValueError: it is of another training, a newer one is of a newer version, which reads it, or not every
-                process sees the same one; one line.
+            ValueError: the checkpoint is of another training, a newer version of Lockstep wrote a newer one, or
+                processes see different ones; one line.
         """
         if not self._runner.resume:
             return None
@@ -96,7 +99,7 @@ class CheckpointFolder:
         return Found(load_checkpoint(path, template), rows, int(said["update"]))
 
     def _newest(self) -> tuple[Path | None, list[str]]:
-        """The newest undamaged checkpoint that this process sees, and what is wrong with those after it."""
+        """Returns the newest undamaged checkpoint that this process sees, and what is wrong with newer ones."""
         damaged: list[str] = []
         for path in checkpoints_in(self.path) if self.path.is_dir() else []:
             problem = problem_with(path, FILES)
@@ -106,7 +109,7 @@ class CheckpointFolder:
         return None, damaged
 
     def _newer_than(self, found: Path | None) -> str | None:
-        """Says of a checkpoint after the one that was found that a newer version wrote it; None: there is none."""
+        """Returns a message if a newer version of Lockstep wrote a checkpoint after ``found``, else None."""
         held = checkpoints_in(self.path) if self.path.is_dir() else []
         after = -1 if found is None else step_of(found) or 0
         behind = (path for path in held if (step_of(path) or 0) > after)
@@ -122,7 +125,7 @@ class CheckpointFolder:
         check_facts(self._facts, theirs, path, devices)
 
     def save(self, state: PPOTrainState, history: PPOMetricsHistory, updates: int, timesteps: int) -> None:
-        """Saves a state after some updates of this training; a collective. Older ones are removed, and replaced ones.
+        """Saves a state after some updates of this training, and removes old checkpoints; a collective.
 
         Raises:
             CheckpointError: it can't be written.
@@ -150,13 +153,13 @@ class CheckpointFolder:
             try:
                 said = load_metadata(path) or {}
             except CheckpointError:
-                continue  # damaged, or none of ours
+                continue  # damaged, or not ours
             if said.get("keep") is False:
                 _remove(path)
 
 
 def _check_seen_by_all(newest: Path | None) -> None:
-    """Refuses, in every process, a folder in which some see another checkpoint: they would go on from two states."""
+    """Raises in every process if some see a different newest checkpoint: they would resume from two states."""
     mine = None if newest is None else [newest.name, sha256((newest / MANIFEST).read_bytes()).hexdigest()]
     seen = gather_json(mine)
     other = next((rank for rank, found in enumerate(seen) if found != seen[0]), None)
@@ -175,6 +178,6 @@ def _warn_of(problems: list[str], what_for: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a checkpoint of a training; one that something else is nested in stays."""
+    """Removes a checkpoint of a training, unless something else is nested in it."""
     if step_of(path) is not None and problem_with(path, FILES) is None and not others_in(path):
         shutil.rmtree(path)

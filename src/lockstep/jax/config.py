@@ -1,4 +1,4 @@
-"""The settings of the library door, in the names that users of JAX trainers know, and what they are in a config."""
+"""Defines the settings of ``lockstep.jax``, named as in other JAX trainers, and translates them into a config."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PPO_NAMES = {
     "normalize_observations": "normalize.observations",
     "normalize_rewards": "normalize.returns",
 }
-"""Where each of :class:`PPOConfig`'s settings stands in :class:`lockstep.config.run.Config`, unchanged."""
+"""Maps settings of :class:`PPOConfig` that stay unchanged to their names in :class:`lockstep.config.run.Config`."""
 
 _PRODUCT = "num_devices x num_envs"
 _USERS = {theirs: mine for mine, theirs in PPO_NAMES.items()} | {
@@ -49,7 +49,7 @@ _DOTTED = "|".join(map(re.escape, PPO_NAMES.values()))
 _NAMES = re.compile(
     rf"{_PRODUCT}|(?<![\w.])(?:{_DOTTED})(?!\w)|^(?:devices|env\.id)(?=:)|(?<!\w)num_envs(?=:| \d)|--num-shards(?=\s)"
 )
-"""Names of a config in a message, and the product that stands for one of them."""
+"""Matches names of a config in a message, and the product that stands for one of them."""
 
 OFF_POLICY = ("buffer_size", "warmup_steps", "batch_size", "tau", "target_update_freq")
 
@@ -57,7 +57,7 @@ COUNTS = (
     *("total_timesteps", "num_devices", "num_envs", "fsdp_devices", "sync_period"),
     *("eval_every", "eval_episodes", "log_interval", "checkpoint_interval", "max_checkpoints", "keep_period"),
 )
-"""Whole numbers of :class:`RunnerConfig`, at least 1."""
+"""Settings of :class:`RunnerConfig` that are whole numbers, at least 1."""
 
 UPDATES = "updates follow from total_timesteps, environment steps of the whole run; give that"
 SEEDS = "one program trains one seed here; give seed, and train once for each"
@@ -67,33 +67,36 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 
 @dataclass(frozen=True)
 class PPOConfig(metaclass=Settings):
-    """Proximal policy optimisation (Schulman et al. 2017).
+    """Settings of proximal policy optimisation (Schulman et al. 2017).
 
     Attributes:
         learning_rate: Adam's step size (``ppo.learning_rate``); ``lr`` is the same.
-        anneal_lr: it falls to 0 linearly over the run (``ppo.schedule`` linear; else constant).
+        anneal_lr: whether it falls to 0 linearly over the run (``ppo.schedule`` linear; else constant).
         gamma: discount per step (``ppo.gamma``).
         gae_lambda: lambda of GAE (``ppo.gae_lambda``).
-        clip_eps: clipping of the probability ratio (``ppo.clip_range``).
-        vf_clip_eps: clipping of the value's change, None: off (``ppo.value_clip_range``). PureJaxRL clips it by
+        clip_eps: clipping range of the probability ratio (``ppo.clip_range``).
+        vf_clip_eps: clipping range of the value's change, None: off (``ppo.value_clip_range``). PureJaxRL clips it by
             ``clip_eps``: give the same number for that.
         ent_coef: weight of the entropy bonus (``ppo.entropy_coef``).
-        vf_coef: weight of the value loss ``0.5 * mean((v - return)^2)`` (``ppo.value_coef``): the convention of CleanRL
-            and PureJaxRL. Stable-Baselines3 and SBX have no 0.5 there: their ``vf_coef`` is half of this one.
+        vf_coef: weight of the value loss ``0.5 * mean((v - return)^2)`` (``ppo.value_coef``), as in CleanRL and
+            PureJaxRL. Stable-Baselines3 and SBX leave out the 0.5: their ``vf_coef`` is half of this one.
         max_grad_norm: clipping by global norm, None: off (``ppo.max_grad_norm``).
-        target_kl: ends an update above 1.5 times this approx_kl, None: off (``ppo.target_kl``).
+        target_kl: ends an update early above 1.5 times this approx_kl, None: off (``ppo.target_kl``).
         adam_eps: Adam's epsilon (``ppo.adam_eps``).
-        n_steps: steps of each environment in an update (``num_steps``).
-        n_epochs: passes over them (``ppo.num_epochs``).
-        n_minibatches: optimiser steps of a pass (``ppo.num_minibatches``).
-        drop_remainder: leave out, in each pass others, the samples of a shard by which its minibatches don't come out
-            even; else those must divide (``ppo.drop_remainder``).
+        n_steps: steps of each environment per update (``num_steps``).
+        n_epochs: passes over an update's samples (``ppo.num_epochs``).
+        n_minibatches: optimiser steps per pass (``ppo.num_minibatches``).
+        drop_remainder: whether a pass drops samples of a shard, others each time, so that minibatches come out even;
+            otherwise minibatches must divide the samples (``ppo.drop_remainder``).
         hidden_sizes: units of each hidden layer, of actor and critic (``network.hidden_sizes``).
         activation: tanh, relu, elu, silu or gelu (``network.activation``).
-        shared_layers: actor and critic share all but their heads (``network.shared``); ``shared_backbone`` is the same.
-        normalize_advantage: over the global minibatch (``ppo.advantage_normalization`` global; else off).
-        normalize_observations: by running statistics of all environments (``normalize.observations``).
-        normalize_rewards: by the running deviation of the discounted return (``normalize.returns``).
+        shared_layers: whether actor and critic share all but their heads (``network.shared``); ``shared_backbone`` is
+            the same.
+        normalize_advantage: whether to normalise over the global minibatch (``ppo.advantage_normalization`` global;
+            else off).
+        normalize_observations: whether to normalise by running statistics of all environments
+            (``normalize.observations``).
+        normalize_rewards: whether to divide by the running deviation of the discounted return (``normalize.returns``).
 
     Raises:
         ValueError: a value is out of its limits; one line.
@@ -127,7 +130,7 @@ class PPOConfig(metaclass=Settings):
     normalize_observations: bool = False
     normalize_rewards: bool = False
     drop_remainder: bool = False
-    if TYPE_CHECKING:  # the further names
+    if TYPE_CHECKING:  # other names
         lr: float = 3e-4
         shared_backbone: bool = False
 
@@ -143,34 +146,34 @@ class PPOConfig(metaclass=Settings):
 
 @dataclass(frozen=True)
 class RunnerConfig(metaclass=Settings):
-    """How long, and on what.
+    """Settings of a run: its length, devices, environments, evaluations and checkpoints.
 
     Attributes:
-        total_timesteps: environment steps of all devices together, cut to whole updates (default 100,000).
-        num_devices: of all processes; None: all that JAX sees.
+        total_timesteps: environment steps of all devices together, rounded down to whole updates (default 100,000).
+        num_devices: number of devices of all processes; None: all that JAX sees.
         num_envs: environments of *each device*: ``num_devices * num_envs`` in all. Runs on different numbers of devices
-            are the same run if that product, the seed and the shards are.
+            are the same run if that product, the seed and the shards are the same.
         fsdp_devices: devices that parameters and moments are cut over; it divides ``num_devices``.
-        seed: of every random number.
-        num_shards: of the run, at least one a device (default: the largest power of two, at most 8, that divides all
-            environments; one a device where those don't go round).
-        reduction: ``exact`` (bitwise equal for every number of devices) or ``fast`` (shards put together); None:
-            fast where exact isn't possible, which is with ``fsdp_devices`` or ``sync_period`` above 1.
-        sync_period: optimiser steps that a device takes by itself before parameters and moments are averaged.
-        eval_every: steps between evaluations by the likeliest actions, whose means stand in the history as
-            ``eval_return`` and ``eval_length`` (NaN where there was none); None: none.
-        eval_episodes: episodes of an evaluation, the same ones in each.
-        log_interval: steps between lines on standard error that say how far training is; None: none.
-        checkpoint_dir: where train states are saved as ``step_<steps>``; None: nowhere.
-        checkpoint_interval: steps between them; the last is at the end.
-        max_checkpoints: newest ones to keep.
-        keep_period: steps of which one checkpoint each is kept for good; None: none.
+        seed: seed of every random number.
+        num_shards: shards of the run, at least one per device (default: the largest power of two, at most 8, that
+            divides the number of all environments; one per device if those can't be shared out).
+        reduction: ``exact`` (bitwise equal on every number of devices) or ``fast`` (shards computed together). None:
+            exact if possible, which it isn't with ``fsdp_devices`` or ``sync_period`` above 1; else fast.
+        sync_period: optimiser steps that a device takes alone before parameters and moments are averaged.
+        eval_every: steps between evaluations with the likeliest actions; None: no evaluations. Their means are in the
+            history as ``eval_return`` and ``eval_length`` (NaN for updates without one).
+        eval_episodes: episodes of an evaluation, the same ones each time.
+        log_interval: steps between progress lines on standard error; None: no lines.
+        checkpoint_dir: directory in which train states are saved as ``step_<steps>``; None: they aren't saved.
+        checkpoint_interval: steps between checkpoints; the last is at the end.
+        max_checkpoints: how many of the newest checkpoints to keep.
+        keep_period: period in steps; one checkpoint of each is kept for good. None: none is.
         resume: go on from the newest checkpoint there, if there is one, to what an uninterrupted run gives.
         overwrite: remove the checkpoints that are there, and nothing else.
         plot: draw the history's ``episode_return`` into ``checkpoint_dir`` at the end; needs matplotlib.
 
     Raises:
-        ValueError: a number is below 1, or they contradict one another; one line.
+        ValueError: a number is too small, or settings contradict one another; one line.
     """
 
     ELSEWHERE: ClassVar[dict[str, str]] = {
@@ -221,10 +224,10 @@ class RunnerConfig(metaclass=Settings):
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """Reads a whole number as an int; 1e6 is one too.
+    """Returns a whole number as an int; accepts 1e6 too.
 
     Raises:
-        ValueError: it is none, or smaller than ``least``; one line.
+        ValueError: it isn't a whole number, or smaller than ``least``; one line.
     """
     if str(getattr(value, "dtype", "")).startswith("key<"):
         raise ValueError(f"{name}: a key of jax.random was given and must be a whole number, such as {least}")
@@ -235,10 +238,10 @@ def whole_number(name: str, value: Any, least: int) -> int:
 
 
 def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> Config:
-    """Gives the engine's config of :class:`PPOConfig`, and of further settings by dotted name; not resolved.
+    """Returns the engine's config for a :class:`PPOConfig` and further settings by dotted name; not resolved.
 
     Raises:
-        ValueError: a value is out of its limits; one line that names it as the user does.
+        ValueError: a value is out of its limits; one line in the user's names.
     """
     given = asdict(ppo)
     values = {PPO_NAMES[name]: given[name] for name in PPO_NAMES}
@@ -255,21 +258,22 @@ def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> 
 
 
 def in_users_names(message: str) -> str:
-    """Translates a message about a config into the names of the library; twice is as once."""
+    """Translates a message about a config into the names of the library; translating twice changes nothing more."""
     return _NAMES.sub(lambda found: _USERS.get(found[0], found[0]), message)
 
 
 def _default_shards(devices: int, num_envs: int, even: bool) -> int:
-    """Shards of ``devices`` with ``num_envs`` environments each: those of one device with all, if they go round.
+    """Returns the default number of shards of ``devices`` with ``num_envs`` environments each.
 
-    ``even``: all devices own equally many, for the sake of what each computes of its own samples.
+    It is that of one device with all environments, unless the devices can't share these shards; then it is one per
+    device. ``even``: all devices must own equally many, because each computes with its own samples.
     """
     shards = default_num_shards(devices * num_envs)
     return shards if shards >= devices and (not even or shards % devices == 0) else devices
 
 
 def run_config(ppo: PPOConfig, runner: RunnerConfig, name: str, devices: int, platform: str, reduced: bool) -> Config:
-    """Gives the engine's config of a run on some devices, resolved; ``reduced``: gradients are, by the user's own hook.
+    """Returns the resolved config of a run on ``devices`` devices; ``reduced``: the user's own hook reduces gradients.
 
     Raises:
         ValueError: something doesn't divide, or there is no whole update; one line in the user's names.

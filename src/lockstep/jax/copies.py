@@ -1,4 +1,4 @@
-"""Meshes, copies and keys by a number of devices, as functional trainers ask for them, beside a mesh made before."""
+"""Makes active meshes, copies and keys for a mesh or a number of devices."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Tree = TypeVar("Tree")
 def set_mesh(
     mesh: Mesh | int | None = None, num_devices: int | None = None, *, num_fsdp_devices: int | None = None
 ) -> ActiveMesh:
-    """Makes a mesh the active one from the call on; a ``with`` block undoes that at its end.
+    """Makes a mesh the active one from the call on; at the end of a ``with`` block the former one is active again.
 
     Args:
-        mesh: one of :func:`make_mesh`, which becomes JAX's own as well (``jax.set_mesh``): arrays that are made
-            then lie on all its devices. Left out, or a number of fsdp devices: a mesh is made, and JAX's own stays
-            what it is, so that arrays made then go wherever ``jax.jit(in_shardings=…)`` says.
-        num_devices: of the mesh that is made; all by default.
-        num_fsdp_devices: of the mesh that is made; 1 by default.
+        mesh: a mesh of :func:`make_mesh`, which also becomes JAX's own (``jax.set_mesh``): arrays that are made then
+            lie on all its devices. If it is left out, or a number of fsdp devices, a mesh is made and JAX's own stays
+            what it is, so that new arrays go wherever ``jax.jit(in_shardings=…)`` says.
+        num_devices: number of devices of the mesh that is made; all by default.
+        num_fsdp_devices: number of fsdp devices of the mesh that is made; 1 by default.
 
     Raises:
-        ValueError: a mesh and numbers were given, or as :func:`make_mesh`; one line.
+        ValueError: a mesh and numbers were given, or :func:`make_mesh` raises it; one line.
     """
     if isinstance(mesh, Mesh):
         if num_devices is not None or num_fsdp_devices is not None:
@@ -40,12 +40,12 @@ def set_mesh(
 
 
 def replicate(pytree: Tree, mesh: Mesh | int | None = None, *, n_devices: int | None = None) -> Tree:
-    """Makes a copy of every leaf for every device, along a new leading axis ``[num_devices, …]`` that is cut over them.
+    """Copies every leaf to every device, along a new leading axis ``[num_devices, …]`` that is cut over the devices.
 
     Args:
         pytree: the same in every process; functions in it stay as they are.
-        mesh: whose devices, or how many; the active mesh (:func:`set_mesh`) by default, else all devices.
-        n_devices: how many, by name.
+        mesh: a mesh or a number of devices; by default the active mesh (:func:`set_mesh`), else all devices.
+        n_devices: the number of devices, by name.
 
     Raises:
         ValueError: there are fewer devices, or they were given twice; one line.
@@ -58,7 +58,7 @@ def split_key_across_devices(key: Array, n: int | None = None, *, n_devices: int
 
     Args:
         key: typed (``jax.random.key``) or raw (``jax.random.PRNGKey``), the same in every process.
-        n: how many devices; all those of the active mesh by default, else all there are.
+        n: number of devices; by default those of the active mesh, else all.
         n_devices: the same, by another name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a runner asks for between updates: evaluations, checkpoints, a line now and then, a picture at the end."""
+"""Does what a runner asks for between updates and at the end: evaluations, checkpoints, progress lines, a plot."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Duties:
     """Does what a :class:`RunnerConfig` asks for between a training's updates.
 
     Attributes:
-        marks: updates after which the state is looked at.
+        marks: numbers of updates after which the state is needed.
 
     Raises:
-        ValueError: see :class:`CheckpointFolder`; a picture is asked for and matplotlib isn't installed; one line.
+        ValueError: :class:`CheckpointFolder` raises it, or a plot is asked for without matplotlib; one line.
     """
 
     def __init__(self, training: Training, runner: RunnerConfig) -> None:
@@ -44,7 +44,7 @@ class Duties:
         self.marks = [n for n in range(1, self._total) if self._evaluates(n) or self._saves(n)]
 
     def _crosses(self, updates: int, interval: int | None) -> bool:
-        """Says whether a multiple of an interval, in steps, lies within an update."""
+        """Returns whether an update passes a multiple of an interval, in steps."""
         steps = updates * self._steps
         return interval is not None and steps // interval > (steps - self._steps) // interval
 
@@ -57,7 +57,7 @@ class Duties:
 
     @without_mesh()
     def found(self) -> Found | None:
-        """Finds what to go on from.
+        """Returns the checkpoint to resume from, or None.
 
         Raises:
             ValueError: it is of another training, or has more updates than are asked for; one line.
@@ -78,7 +78,7 @@ class Duties:
 
     @without_mesh()
     def after(self, rows: list[Metrics], seconds: float) -> None:
-        """Looks at the newest update: evaluates, saves, says; its row gets what an evaluation found."""
+        """Evaluates, saves and prints after the newest update, as is due; adds an evaluation's means to its row."""
         updates, row = len(rows), rows[-1]
         if self._evaluator is not None:
             means = (math.nan, math.nan)
@@ -98,7 +98,7 @@ class Duties:
         return self._training.run.before
 
     def end(self, history: PPOMetricsHistory) -> None:
-        """Draws the picture, if one is asked for; in one process."""
+        """Saves the plot, if one is asked for, in one process."""
         if self._runner.plot and self._folder is not None and is_writer(this_process()):
             from matplotlib.figure import Figure
 
@@ -111,7 +111,7 @@ class Duties:
 
 
 def progress_line(row: Metrics, updates: int, total: int, steps: int, seconds: float) -> str:
-    """Says how far training is: steps, return, loss, and steps a second of an update."""
+    """Returns a progress line: steps, return, loss, and steps per second of an update."""
     parts = [f"step {updates * steps} of {total * steps} ({100 * updates // total} %)"]
     for name, what in (("episode_return", "return"), ("eval_return", "evaluated"), ("total_loss", "loss")):
         if not math.isnan(row.get(name, math.nan)):

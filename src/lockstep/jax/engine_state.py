@@ -1,4 +1,4 @@
-"""A train state from and to the engine's: agent, environments, and what makes training go on exactly."""
+"""Converts a train state from and to the engine's: agent, environments, and what makes resuming exact."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from lockstep.jax_engine.shards.rows import ShardRows
 from lockstep.jax_engine.state import EnvCarry, TrainState
 
 NORMALIZERS = {"observations": "observation_normalizer", "returns": "return_normalizer"}
-"""Fields of a user's state, and of the engine's."""
+"""Maps fields of a user's state to fields of the engine's."""
 
 
 def user_rng(seed: int, updates: int) -> np.ndarray:
-    """Gives the words of a key for a user's own draws after some updates, uint32 ``[2]``."""
+    """Returns the words of a key for a user's own draws after ``updates`` updates, uint32 ``[2]``."""
     return np.asarray(jax.random.key_data(keyed(key_of(key_words(seed, "user")), updates)))
 
 
@@ -35,7 +35,7 @@ def user_rng(seed: int, updates: int) -> np.ndarray:
 
 
 def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, updates: int, mesh: Any) -> PPOTrainState:
-    """Turns the engine's agent into a library user's; arrays stay where they are."""
+    """Converts the engine's agent into a library user's; arrays stay where they are."""
     optimizer = state.optimizer
     params, mu, nu = (layout.placed(held) for held in (state.parameters, optimizer.mu, optimizer.nu))
     return PPOTrainState(
@@ -51,7 +51,7 @@ def of_engine(state: TrainState, layout: ParameterLayout, net: PolicyNet, update
 def with_environments(
     agent: PPOTrainState, state: TrainState, seed: int, mesh: Any, shard_rows: ShardRows
 ) -> PPOTrainState:
-    """Adds what training goes on with; environments are copied, for the engine uses its own arrays up."""
+    """Adds what training needs to go on; copies the environments, because the engine consumes its own arrays."""
     assert state.envs is not None
     held = {name: getattr(state, attribute) for name, attribute in NORMALIZERS.items()}
     moments = {
@@ -69,7 +69,7 @@ def with_environments(
 
 
 def template_of(agent: PPOTrainState, shapes: EnvCarry) -> PPOTrainState:
-    """Gives what a checkpoint of a training with such environments is loaded into: an agent, and shapes."""
+    """Returns a template for checkpoints of a training with such environments: an agent, and shapes."""
 
     def words(size: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((2 * size,), np.uint32)
@@ -89,7 +89,7 @@ def _copied(tree: Any) -> Any:
 
 
 def _shards_alone(envs: EnvCarry, shard_rows: ShardRows, mesh: Any) -> Any:
-    """Takes the shards out of rows, whole on every device: shards that don't divide can't be cut over devices."""
+    """Takes the shards out of rows, whole on every device, because uneven shards can't be cut over devices."""
     return _taking_shards(shard_rows, mesh)(envs)
 
 
@@ -118,7 +118,7 @@ def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout, 
     """Puts a user's parameters, moments and normalisers into the engine's state of host arrays.
 
     Raises:
-        ValueError: they don't fit the networks, or what is normalised; one line.
+        ValueError: they don't fit the networks or the normalisation; one line.
     """
     shapes = {name: tuple(np.shape(x)) for name, x in given.params.items()}
     for name in [*layout.shapes, *shapes]:
@@ -152,7 +152,7 @@ def to_engine(given: PPOTrainState, state: TrainState, layout: ParameterLayout, 
 
 
 def _moments(given: PPOTrainState, name: str) -> Moments | None:
-    """Reads a normaliser: the exact moments, if the state has them and the statistics are still theirs."""
+    """Returns a normaliser's moments: the exact ones, if the state has them and its statistics are still theirs."""
     seen = getattr(given, name)
     if seen is None:
         return None
@@ -168,14 +168,14 @@ def _moments(given: PPOTrainState, name: str) -> Moments | None:
 
 
 def environments_of(given: PPOTrainState, shapes: EnvCarry) -> tuple[EnvCarry | None, str | None]:
-    """Gives a state's environments on the host, cut into the shards of a run.
+    """Returns a state's environments on the host, cut into the shards of a run.
 
     Args:
-        given: of a training, or without environments.
-        shapes: of the run's environments, ``[num_shards, environments of each, …]``.
+        given: a state of a training, or one without environments.
+        shapes: shapes of the run's environments, ``[num_shards, environments of each, …]``.
 
     Returns:
-        The environments, or None and why they don't go on, if they could be expected to.
+        The environments, or None and why they can't go on; both are None if the state has none.
     """
     if given.envs is None:
         return None, None
@@ -192,10 +192,10 @@ def environments_of(given: PPOTrainState, shapes: EnvCarry) -> tuple[EnvCarry | 
 
 
 def replaced_environments(shapes: EnvCarry, observation_rows: Array, state: Any) -> EnvCarry:
-    """Gives first episodes that begin with a user's own states and observation rows, both ``[num_envs, …]``.
+    """Returns first episodes that begin with a user's own states and observation rows, both ``[num_envs, …]``.
 
     Raises:
-        ValueError: they aren't of the structure and shapes of the environment's own; one line.
+        ValueError: they don't have the structure and shapes of the environment's own; one line.
     """
     given = shapes._replace(state=state, rows=observation_rows)
     if jax.tree.structure(given) != jax.tree.structure(shapes):

@@ -1,4 +1,4 @@
-"""Is what a library user gave an environment that JAX can step? Said in one line, if it isn't."""
+"""Checks that what a library user gave is an environment that JAX can step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ HOST = (gymnasium.Env, gymnasium.vector.VectorEnv)
 
 
 def check_environment(env: Any, name: str = "env", how: str = "given") -> None:
-    """Raises a one-line error for what is no environment of the functional API.
+    """Raises a one-line error if ``env`` is no environment of the functional API.
 
     Args:
         env: what was given, in our wrappers or not.
-        name: of the argument, or of the hook that returned it.
-        how: it was ``given``, or ``returned``.
+        name: name of the argument, or of the hook that returned it.
+        how: ``given`` or ``returned``.
 
     Raises:
-        SettingError: a class and no instance, an environment of Gymnasium, or something without ``reset`` and ``step``.
+        SettingError: it is a class, an environment of Gymnasium, or something without ``reset`` and ``step``.
     """
     give = "give" if how == "given" else "return"
     env = innermost(env)

@@ -1,4 +1,4 @@
-"""Evaluation between updates: whole episodes of the likeliest actions, the same ones each time, on one device."""
+"""Evaluates between updates: whole episodes with the likeliest actions, the same ones each time, on one device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
 
 
 class _Running(NamedTuple):
-    """Episodes under way: ``over`` says which have ended; returns and lengths so far, ``[episodes]``."""
+    """The running episodes: which are ``over``, and returns and lengths so far, ``[episodes]``."""
 
     time: Array
     state: Any
@@ -28,9 +28,10 @@ class _Running(NamedTuple):
 
 
 class Evaluator:
-    """Runs ``episodes`` episodes of a program's environment, keyed by ``(seed, "eval")``, at most ``max_steps`` long.
+    """Runs ``episodes`` episodes of a program's environment, keyed by ``(seed, "eval")``.
 
-    Every process runs them by itself, so that their bits are the same on any number of devices.
+    An episode ends at the environment's time limit, or else after ``EvalConfig.max_steps``. Every process runs all of
+    them, so that their bits are the same on any number of devices.
     """
 
     def __init__(self, program: Program, episodes: int) -> None:
@@ -41,7 +42,7 @@ class Evaluator:
         self._run = jax.jit(self._whole_episodes)
 
     def __call__(self, state: PPOTrainState) -> tuple[float, float]:
-        """Gives the episodes' mean return and mean length."""
+        """Returns the episodes' mean return and mean length."""
         agent = jax.tree.map(gathered, state.agent_state)
         returns, lengths = (np.asarray(x, np.float64) for x in self._run(agent, self._words))
         return float(returns.mean()), float(lengths.mean())

@@ -1,4 +1,4 @@
-"""``PPOMetricsHistory``: what a training tells of each update, as a named tuple and as a mapping."""
+"""Defines ``PPOMetricsHistory``, the metrics of all updates as a named tuple and as a mapping."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import jax
 import numpy as np
 
 FIELDS = ("total_loss", "actor_loss", "critic_loss", "entropy", "approx_kl")
-"""Come first, in this order."""
+"""Metrics that come first, in this order."""
 
 
 class PPOMetricsHistory(tuple):
-    """Arrays ``[n_updates]`` by name: ``history.total_loss``, ``history["total_loss"]`` and ``history[0]`` are one.
+    """The metrics of a training, arrays ``[n_updates]`` by name.
 
-    It is a tuple of its arrays with ``_fields``, ``_asdict``, ``_replace`` and ``_make``, and a pytree of them. As a
-    mapping it has ``keys``, ``values``, ``items``, ``get`` and ``in``, and a loop over it gives names: ``values()`` are
-    the arrays. Names that are no identifiers, such as ``reward/height``, are items only.
+    ``history.total_loss``, ``history["total_loss"]`` and ``history[0]`` are the same array. A history is a tuple of its
+    arrays with ``_fields``, ``_asdict``, ``_replace`` and ``_make``, and a pytree of them. As a mapping it has
+    ``keys``, ``values``, ``items``, ``get`` and ``in``. A loop over it gives names; ``values()`` gives the arrays.
+    Names that aren't identifiers, such as ``reward/height``, are items only.
     """
 
     _fields: tuple[str, ...]
 
     def __new__(cls, *values: Any, **metrics: Any) -> PPOMetricsHistory:
-        """Makes one of arrays by name; those without a name are the first of ``FIELDS``.
+        """Makes a history of arrays by name; arrays without a name are the first of ``FIELDS``.
 
         Raises:
             ValueError: there are more of them than names, or one was given twice; one line.
@@ -84,19 +85,19 @@ class PPOMetricsHistory(tuple):
         return name in self._fields
 
     def keys(self) -> KeysView[str]:
-        """Gives the names."""
+        """Returns the names."""
         return self._asdict().keys()
 
     def values(self) -> ValuesView[Any]:
-        """Gives the arrays."""
+        """Returns the arrays."""
         return self._asdict().values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Gives names and arrays."""
+        """Returns names and arrays."""
         return self._asdict().items()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Gives the array of a name, or the default."""
+        """Returns the array of a name, or the default."""
         return self[name] if name in self._fields else default
 
     def __eq__(self, other: object) -> bool:

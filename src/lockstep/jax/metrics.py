@@ -1,4 +1,4 @@
-"""What an update tells a library user: a row of the history, and lines on the terminal."""
+"""Makes the history's row of an update, and prints lines on the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HISTORY = {
     "train/policy_loss": "actor_loss",
     "train/value_loss": "critic_loss",
 }
-"""What users of JAX trainers call them; other ``train/…`` metrics keep the rest of their names."""
+"""Maps metrics to their names in JAX trainers; other ``train/…`` metrics only lose that prefix."""
 
 Metrics = dict[str, float]
 """A row of the history by name."""
@@ -31,16 +31,16 @@ def say(line: str) -> None:
 
 
 def history_of(rows: Sequence[Metrics]) -> PPOMetricsHistory:
-    """Makes the history of updates' rows, which may have further names later on: NaN where one is missing."""
+    """Makes the history of updates' rows; a name that a row doesn't have is NaN there."""
     names = dict.fromkeys(name for row in rows for name in row)
     return PPOMetricsHistory(**{name: np.array([row.get(name, np.nan) for row in rows]) for name in names})
 
 
 def metrics_of(iteration: Iteration, config: Config) -> Metrics:
-    """Makes a history's row of an update.
+    """Returns the history's row of an update.
 
-    ``episode_return`` and ``episode_length`` are means over the episodes that ended in it (the newest hundred), NaN
-    where none did; ``episodes`` is their number.
+    ``episode_return`` and ``episode_length`` are means over the episodes that ended in it (the newest hundred), NaN if
+    none did; ``episodes`` is their number.
     """
     out: Metrics = {}
     for name, value in numbers_of(iteration, config).items():

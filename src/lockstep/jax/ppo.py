@@ -1,4 +1,4 @@
-"""A policy in a library user's hands: its training state as a pytree, and what it makes of observations."""
+"""Defines the train state of PPO as a pytree, and functions that make it and apply its policy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Normalizer(NamedTuple):
 
 
 CARRIED = ("envs", "moments", "rng")
-"""Parts of a train state that one of :meth:`PPO.init` hasn't: what training goes on with, beside the agent."""
+"""Parts of a train state that :meth:`PPO.init` leaves out: what training needs to go on, beside the agent."""
 
 
 @partial(
@@ -54,21 +54,21 @@ CARRIED = ("envs", "moments", "rng")
 class PPOTrainState:
     """The state of training: a pytree for ``jax.jit``, ``save_checkpoint``, ``replicate``.
 
-    That of a training holds its environments too, as :class:`~lockstep.jax_engine.state.EnvCarry`, and goes on exactly;
-    ``agent_state`` is it without them, as :meth:`PPO.init` makes one.
+    The state of a training also holds its environments, as :class:`~lockstep.jax_engine.state.EnvCarry`, so that
+    training goes on exactly. ``agent_state`` is the state without them, such as :meth:`PPO.init` makes.
 
     Attributes:
         params: float32 arrays by name, such as ``actor.0.weight`` ``[out, in]``.
-        opt_state: Adam's, of optax: ``count``, ``mu`` and ``nu`` (by name).
-        step: updates done, int32 ``[]``.
+        opt_state: state of optax's Adam: ``count``, ``mu`` and ``nu`` (by name).
+        step: number of updates done, int32 ``[]``.
         observations: statistics of observations, or None.
         returns: statistics of discounted returns, or None.
         net: shapes of the networks; no array.
         envs: what environments carry from step to step, arrays ``[num_shards, environments of each, …]``, or None.
         moments: the normalisers' float64 moments as words, uint32, by name; or None.
-        rng: uint32 ``[2]``: a key of the run's seed and ``step``, for draws of one's own (Lockstep's are keyed by the
-            seed and what they are for), or None.
-        num_devices: that :attr:`env_obs` and :attr:`env_state` are laid out for; no array.
+        rng: uint32 ``[2]``: a key made of the run's seed and ``step`` for your own draws, or None. Lockstep's own draws
+            don't use it: they are keyed by the seed and their purpose.
+        num_devices: number of devices for which :attr:`env_obs` and :attr:`env_state` are laid out; no array.
     """
 
     left_out_of_checkpoints: ClassVar[tuple[str, ...]] = CARRIED
@@ -87,17 +87,17 @@ class PPOTrainState:
 
     @property
     def agent_state(self) -> PPOTrainState:
-        """Parameters, optimiser, step and statistics alone."""
+        """The state with parameters, optimiser, step and statistics alone."""
         return replace(self, envs=None, moments=None, rng=None, num_devices=1)
 
     @property
     def env_obs(self) -> Any:
-        """What each environment last observed, as it gives it, ``[num_devices, num_envs, *obs_shape]``; or None.
+        """The last observation of each environment, as it returns it, ``[num_devices, num_envs, *obs_shape]``; or None.
 
-        A Tuple comes as a dict with keys ``"0"``, ``"1"`` and so on, which :meth:`PPO.apply` takes as well.
+        A Tuple becomes a dict with keys ``"0"``, ``"1"`` and so on, which :meth:`PPO.apply` takes as well.
 
-        Environments stand in the order of their ids. Where a run's ``num_shards`` is no multiple of ``num_devices``,
-        some devices step more of them than others, and rows of equal length are no longer what each device steps.
+        Environments are in the order of their ids. If a run's ``num_shards`` isn't a multiple of ``num_devices``, some
+        devices step more of them than others, and a row here isn't what one device steps.
         """
         if self.envs is None:
             return None
@@ -115,7 +115,7 @@ class PPOTrainState:
         return jax.tree.map(lambda x: x.reshape(self.num_devices, -1, *x.shape[1:]), tree)
 
     def replace(self, **changes: Any) -> PPOTrainState:
-        """Makes a copy with some parts changed; ``agent_state`` changes all of the agent's.
+        """Returns a copy with some parts changed; ``agent_state`` changes all of the agent's.
 
         Raises:
             ValueError: there is no such part; one line.
@@ -136,17 +136,17 @@ class PPOTrainState:
 
 
 class PPO:
-    """Functions of a :class:`PPOTrainState`; but for :meth:`init` they may stand inside ``jax.jit``."""
+    """Functions of a :class:`PPOTrainState`; all except :meth:`init` may be called inside ``jax.jit``."""
 
     @staticmethod
     def init(key: Array, obs_shape: Any, n_actions: Any, config: PPOConfig | None = None) -> PPOTrainState:
-        """Makes a state before training; ``jax.random.key(s)`` gives what a run with seed ``s`` begins with.
+        """Makes a state before training; ``jax.random.key(s)`` gives the state that a run with seed ``s`` begins with.
 
         Args:
-            key: of ``jax.random``, typed or raw.
-            obs_shape: of one observation (numbers): a tuple or a whole number; or its space, for anything else.
-            n_actions: how many discrete actions; or the space of actions, for anything else.
-            config: sizes of the networks, and what is normalised.
+            key: typed or raw key of ``jax.random``.
+            obs_shape: shape of one observation (numbers), a tuple or a whole number; for anything else its space.
+            n_actions: number of discrete actions; for anything else the space of actions.
+            config: settings of networks and normalisation; by default those of ``PPOConfig()``.
 
         Raises:
             ValueError: the key is being traced, or spaces aren't supported; one line.
@@ -170,10 +170,10 @@ class PPO:
 
     @staticmethod
     def apply(state: PPOTrainState, observations: Any) -> tuple[Array, Array]:
-        """Runs the networks on observations, as the environment gives them: one, or ``[…, *obs_shape]``.
+        """Applies the networks to observations as the environment returns them: one, or ``[…, *obs_shape]``.
 
         Returns:
-            Logits or means float32 ``[…, outputs]``, and values ``[…]``.
+            Logits or means, float32 ``[…, outputs]``, and values ``[…]``.
         """
         rows, lead = _rows(state, observations)
         output, values = nets.actor_critic(state.net, state.params, rows)
@@ -182,7 +182,7 @@ class PPO:
 
     @staticmethod
     def act(state: PPOTrainState, observations: Any, key: Array | None = None) -> Array:
-        """Actions ``[…]`` or ``[…, *shape]`` as the environment takes them: sampled with ``key``, else likeliest."""
+        """Returns actions ``[…]`` or ``[…, *shape]`` for the environment: sampled, or the likeliest without ``key``."""
         if key is not None and not hasattr(key, "dtype"):
             raise SettingError(
                 f"key: {type(key).__name__} was given; give one of jax.random.key, or none for the likeliest actions"
@@ -200,7 +200,7 @@ class PPO:
 
 
 def _seed_of(key: Array) -> int:
-    """Gives the number that ``jax.random.key`` makes this key of; of a key that was split off, all its words."""
+    """Returns the seed that ``jax.random.key`` made a key from; for a key that was split off, all its words."""
     if not hasattr(key, "dtype"):
         raise SettingError(f"PPO.init: key: {type(key).__name__} was given; give one of jax.random.key")
     words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
@@ -218,7 +218,7 @@ def _observations(shape: Any) -> gymnasium.Space:
 
 
 def _shape(given: Any) -> tuple[int, ...]:
-    """Reads an observation's shape, of a tuple or a whole number."""
+    """Returns an observation's shape, given as a tuple or a whole number."""
     try:
         return (int(given),) if isinstance(given, int | np.integer) else tuple(int(n) for n in given)
     except (TypeError, ValueError):
@@ -230,7 +230,7 @@ def _actions(count: Any) -> gymnasium.Space:
 
 
 def _rows(state: PPOTrainState, observations: Any) -> tuple[Array, tuple[int, ...]]:
-    """Rows ``[n, width]`` as the networks see them, and the axes that came before an observation's own."""
+    """Returns rows ``[n, width]`` as the networks see them, and the axes before an observation's own."""
     if not isinstance(state, PPOTrainState):
         raise SettingError(f"state: {type(state).__name__} was given; give a PPOTrainState")
     layout = state.net.observation
@@ -251,7 +251,7 @@ def _rows(state: PPOTrainState, observations: Any) -> tuple[Array, tuple[int, ..
 
 
 def check_state(given: Any) -> None:
-    """Raises a one-line ``ValueError`` for what is neither a train state to go on from nor None."""
+    """Raises a one-line ``ValueError`` unless ``given`` is a train state to go on from, or None."""
     if given is None:
         return
     if not isinstance(given, PPOTrainState):
@@ -267,12 +267,12 @@ def check_state(given: Any) -> None:
 
 
 def nothing_seen(size: int) -> Normalizer:
-    """Statistics of nothing."""
+    """Returns the statistics of no samples."""
     return Normalizer(jnp.zeros(()), jnp.zeros(size), jnp.zeros(size))
 
 
 def check_spaces(config: Config, net: PolicyNet, obs_shape: Any, n_actions: int | None) -> None:
-    """Compares what a user says of an environment with what it is.
+    """Compares the shape and number of actions that a user gave with the environment's.
 
     Raises:
         ValueError: they contradict one another; one line with both.

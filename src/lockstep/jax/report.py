@@ -1,4 +1,4 @@
-"""Who does what: devices, mesh and environments of a run, and what each device did in an update."""
+"""Reports devices, mesh and environments of a run, and what each device did in an update."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
 
 WRONG = 0.1
-"""Gradients that are this far off the mean over devices weren't only made smaller."""
+"""Gradients that are further off the mean over devices were not merely compressed."""
 
 
 @dataclass(frozen=True)
 class DistributedSetup:
-    """How a run lies on its devices, as found after one update.
+    """The layout of a run on its devices, as found after one update.
 
     Attributes:
-        devices: in the order of the mesh, as JAX calls them.
+        devices: JAX's names of the devices, in the order of the mesh.
         mesh: length of each axis by name.
         environments: global ids of each device's environments, in the order of devices.
         fingerprints: each device's digest of parameters, moments and normalisers, 16 hex digits.
-        in_sync: whether the fingerprints are one.
+        in_sync: whether all fingerprints are equal.
         gradient_error: greatest difference of ``sync_gradients`` from the mean over devices, relative to its largest
-            component, on known numbers; 0 where the engine's own reduction is used.
-        summary: all this in lines.
+            component, for known numbers; 0 if the engine's own reduction is used.
+        summary: all this as lines of text.
     """
 
     devices: tuple[str, ...]
@@ -46,7 +46,7 @@ class DistributedSetup:
 
 
 def distributed_setup(program: Program, fingerprints: np.ndarray, gradient_error: float) -> DistributedSetup:
-    """Gives the report of a program, of fingerprints of every device's arrays, int64 ``[devices, arrays]``."""
+    """Returns the report of a program, from fingerprints of every device's arrays, int64 ``[devices, arrays]``."""
     devices = tuple(str(device) for device in program.mesh.devices.flat)
     digests, rows = tuple(map(_digest, fingerprints)), program.blocks.rows
     environments = tuple(range(own.start * rows, own.stop * rows) for own in program.tree.owned)
@@ -68,7 +68,7 @@ def distributed_setup(program: Program, fingerprints: np.ndarray, gradient_error
 
 
 def _digest(row: np.ndarray) -> str:
-    """Mixes a row into one digest: words are mixed in order, so that equal sums don't hide differences."""
+    """Mixes the words of a row, in order, into one digest, so that equal sums don't hide differences."""
     total = 0
     for word in row.astype(np.uint64).tolist():
         total = (total * 6364136223846793005 + word + 1442695040888963407) % 2**64
@@ -80,12 +80,12 @@ class DeviceMetrics:
     """What one device did in an update.
 
     Attributes:
-        update: counted from 1.
-        device: as JAX calls it.
-        num_envs: environments that it steps.
-        steps_per_second: of those.
-        memory_bytes: in use on it: as the device says, or on a CPU of JAX's arrays that lie there.
-        episode_return: mean over its episodes that ended in the update; NaN where none did.
+        update: number of the update, from 1.
+        device: JAX's name of the device.
+        num_envs: number of environments that it steps.
+        steps_per_second: steps of those per second.
+        memory_bytes: bytes in use on it, as the device reports them; on a CPU those of JAX's arrays.
+        episode_return: mean over its episodes that ended in the update; NaN if none did.
     """
 
     update: int
@@ -108,7 +108,7 @@ class DeviceMetrics:
 
 
 def device_metrics(program: Program, iteration: Iteration, call: Pending) -> list[DeviceMetrics]:
-    """Measures this process's devices, in the order of the mesh."""
+    """Returns the metrics of this process's devices, in the order of the mesh."""
     number, mesh = iteration.number - call.first, program.mesh
     returns, marks = (fetch_rows(x, axis=1)[number] for x in (call.outputs.returns, call.outputs.marks))
     mine = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
@@ -131,7 +131,7 @@ def device_metrics(program: Program, iteration: Iteration, call: Pending) -> lis
 
 
 def _memory_in_use(devices: list[Any]) -> dict[Any, int]:
-    """Returns the bytes in use on each device: as it says itself, or on a CPU of JAX's arrays that lie there."""
+    """Returns the bytes in use on each device, as it reports them; on a CPU those of JAX's arrays there."""
     stats = {device: (device.memory_stats() or {}).get("bytes_in_use") for device in devices}
     if None not in stats.values():
         return {device: int(used or 0) for device, used in stats.items()}

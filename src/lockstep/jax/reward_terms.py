@@ -1,4 +1,4 @@
-"""Rewards as weighted sums of named terms, each logged on its own as ``reward/<name>``."""
+"""Computes rewards as weighted sums of named terms, each logged on its own as ``reward/<name>``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Transition(NamedTuple):
     """One environment's step, as a reward term sees it.
 
     Attributes:
-        state: before the step.
-        action: that was taken.
-        next_state: after the step.
-        observation: that it led to.
-        reward: the environment's own.
-        terminated: whether it ended the episode.
-        info: the environment's own.
+        state: state before the step.
+        action: action taken.
+        next_state: state after the step.
+        observation: observation after the step.
+        reward: the environment's own reward.
+        terminated: whether the step ended the episode.
+        info: the environment's own info.
     """
 
     state: Tree
@@ -38,21 +38,21 @@ class Transition(NamedTuple):
 
 
 Terms = Mapping[str, tuple[float, Callable[[Transition], Any]]]
-"""A weight and a function, which gives a number, by name."""
+"""Maps names to a weight and a function that returns a number."""
 
 
 class RewardTermsWrapper(Wrapper):
-    """The reward is the sum of ``weight * function(transition)`` over named terms.
+    """Replaces the reward by the sum of ``weight * function(transition)`` over named terms.
 
     ``info["reward_terms"]`` holds the weighted terms, which add up to the reward; the engine logs their means over all
     steps.
 
     Args:
-        env: one that doesn't reset by itself (terms see the state that a step led to).
+        env: an environment that doesn't reset by itself, because terms see the state after a step.
         terms: at least one.
 
     Raises:
-        ValueError: the environment resets by itself; a term's name, weight or function is none; one line.
+        ValueError: the environment resets by itself, or a term's name, weight or function is invalid; one line.
     """
 
     def __init__(self, env: Any, terms: Terms) -> None:
@@ -83,10 +83,10 @@ class RewardTermsWrapper(Wrapper):
 
 
 def _number(name: str, function: Callable[[Transition], Any], seen: Transition) -> Array:
-    """Calls a term's function.
+    """Calls a term's function and returns its number.
 
     Raises:
-        UsersFunctionError: it failed or gave something else than a number; one line that names the term.
+        UsersFunctionError: it failed or returned something else than a number; one line that names the term.
     """
     try:
         value = jnp.asarray(function(seen), jnp.float32)
@@ -110,5 +110,5 @@ def _check(name: str, term: Any) -> None:
 
 
 def _plain(weight: Any) -> Any:
-    """Gives a number of NumPy's as one of Python's; anything else as it is."""
+    """Returns a NumPy number as a Python number, and anything else as it is."""
     return weight.item() if hasattr(weight, "item") and getattr(weight, "ndim", 0) == 0 else weight

@@ -1,4 +1,4 @@
-"""Other names of settings, and one line for a keyword that is none, of dataclasses of settings."""
+"""Gives dataclasses of settings further names for their settings, and one-line errors for unknown keywords."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _made: ContextVar[bool] = ContextVar("lockstep_settings_made", default=True)
-"""Whether no settings are being made right now."""
+"""False while settings are being made."""
 
 
 class SettingError(ValueError, TypeError):
-    """A keyword is no setting, or an argument is of another type; one line, caught as either of its two kinds."""
+    """Raised if a keyword is no setting or an argument has the wrong type; one line, caught as either base class."""
 
 
 class Settings(type):
-    """The class of a dataclass, and of those derived from it, that takes settings by further names as well.
+    """Metaclass of a dataclass, and of its subclasses, that takes settings by further names as well.
 
-    ``ALSO`` of such a dataclass has the setting of each further name, which can be read too; ``ELSEWHERE`` says of
-    keywords that other classes have where they are.
+    ``ALSO`` of the dataclass maps each further name, by which the setting can be read too, to the setting.
+    ``ELSEWHERE`` says where keywords belong that other classes have.
     """
 
     ALSO: ClassVar[Mapping[str, str]] = {}
@@ -35,16 +35,16 @@ class Settings(type):
         for further, setting in namespace.get("ALSO", {}).items():
             setattr(cls, further, property(lambda self, setting=setting: getattr(self, setting), doc=f"``{setting}``."))
 
-    if not TYPE_CHECKING:  # which knows the dataclass's own signature
+    if not TYPE_CHECKING:  # type checkers read the dataclass's own signature
 
         @property
         def __signature__(cls) -> inspect.Signature:
-            """The dataclass's own, for ``help`` and editors."""
+            """The dataclass's own signature, for ``help`` and editors."""
             _, *parameters = inspect.signature(cls.__init__).parameters.values()
             return inspect.Signature(parameters)
 
         def __call__(cls, *values: Any, **settings: Any) -> Any:
-            """Makes settings; raises a :class:`SettingError` for what is none."""
+            """Makes settings; raises a :class:`SettingError` for unknown keywords."""
             known = [field.name for field in dataclasses.fields(cls)]
             if len(values) > len(known):
                 raise SettingError(f"{cls.__name__}: {len(values)} values for {len(known)} settings; name them")
@@ -60,7 +60,7 @@ class Settings(type):
                     raise SettingError(f"{name}: given twice, by place and by name; leave one out")
                 elif name not in known:
                     raise SettingError(_unknown(cls.__name__, name, [*known, *cls.ALSO], cls.ELSEWHERE))
-            token = _made.set(False)  # a class of one's own may add attributes while it is made
+            token = _made.set(False)  # a user's subclass may add attributes while it is made
             try:
                 return super().__call__(*values, **settings)
             finally:
@@ -68,7 +68,7 @@ class Settings(type):
 
 
 def check_attribute(settings: Any, name: str) -> None:
-    """Refuses an attribute that settings which were made haven't, as a keyword that is none.
+    """Raises if settings that are already made have no such attribute, as for an unknown keyword.
 
     Raises:
         SettingError: there is no such setting; one line.
@@ -79,15 +79,15 @@ def check_attribute(settings: Any, name: str) -> None:
 
 
 def names_of(kind: Settings) -> list[str]:
-    """Names the settings of a dataclass of settings, further names too."""
+    """Lists the settings of a dataclass of settings, with their further names."""
     return [*(field.name for field in dataclasses.fields(kind)), *kind.ALSO]  # pyright: ignore[reportArgumentType]
 
 
 def in_one_line(elsewhere: Mapping[str, str]) -> Callable[[Function], Function]:
-    """Makes a function say in one line which of its arguments it doesn't know; ``elsewhere`` says where those are.
+    """Makes a function report unknown arguments in one line; ``elsewhere`` says where those belong.
 
     Raises:
-        SettingError: as :class:`Settings`.
+        SettingError: an argument is unknown, or too many are given by place; one line.
     """
 
     def of(function: Function) -> Function:
@@ -114,7 +114,7 @@ def in_one_line(elsewhere: Mapping[str, str]) -> Callable[[Function], Function]:
 
 
 def _take(settings: dict[str, Any], name: str, setting: str, positional: list[str]) -> None:
-    """Moves a value to the setting's own name."""
+    """Moves a value from a further name to the setting's own name."""
     value = settings.pop(name)
     if setting in positional or setting in settings:
         raise SettingError(f"{name}: {value!r}, and {setting} is the same setting and was given too; leave one out")

@@ -1,4 +1,4 @@
-"""A task of one's own as a class: environment, reward terms, networks, initial state, gradient synchronisation."""
+"""Defines a training task by hooks: environment, reward terms, networks, initial state, gradient synchronisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax import numpy as jnp
 
 from lockstep.config.users_code import users_error
 from lockstep.core.fingerprint import compare_ranks
-from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names
+from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, whole_number
 from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
@@ -34,21 +34,21 @@ Gradients = dict[str, Array]
 
 
 class Task:
-    """What to train, on how many devices; a class of one's own overrides hooks, of which only the first is needed.
+    """A training task; subclasses override its hooks, of which only :meth:`environment` is required.
 
-    It is trained by the same engine as everything else: one compiled program over a mesh.
+    The engine trains it in the same way as everything else: one compiled program over a mesh.
 
     Args:
-        ppo_config: the algorithm; ``n_minibatches`` follows from ``batch_size`` or ``num_batches`` if they are given.
-        runner_config: how long and on what devices.
-        axis_name: of the mesh's axis of devices, for collectives in :meth:`sync_gradients`.
-        sync_period: optimiser steps that a device takes by itself before parameters *and moments* are averaged; 1:
+        ppo_config: settings of the algorithm; ``batch_size`` or ``num_batches``, if given, replace ``n_minibatches``.
+        runner_config: length and devices of the run.
+        axis_name: name of the mesh's axis of devices, for collectives in :meth:`sync_gradients`.
+        sync_period: optimiser steps that a device takes alone before parameters *and moments* are averaged; 1:
             gradients are reduced at every step (default: the runner's).
-        batch_size: environments of a device whose samples make one minibatch, by number: minibatches are drawn from
-            all samples of the device, ``batch_size * n_steps`` each.
+        batch_size: size of a device's minibatch in environments: minibatches are drawn from all samples of the device,
+            ``batch_size * n_steps`` each.
         num_batches: minibatches of a device; ``batch_size * num_batches`` is the runner's ``num_envs``.
-        log_devices_every: updates between lines about every device: environments, steps/s, memory, return; 0: none.
-            What they say is in ``device_log`` too.
+        log_devices_every: updates between lines about every device: environments, steps/s, memory, return; 0: no lines.
+            ``device_log`` keeps what they say.
 
     Attributes:
         device_log: see ``log_devices_every``.
@@ -70,8 +70,7 @@ class Task:
     ) -> None:
         if not axis_name.isidentifier() or axis_name == FSDP_AXIS:
             raise ValueError(f"axis_name: {axis_name!r} must be an identifier, and {FSDP_AXIS!r} is taken")
-        if log_devices_every < 0:
-            raise ValueError(f"log_devices_every: {log_devices_every} must be at least 0")
+        log_devices_every = whole_number("log_devices_every", log_devices_every, 0)
         batches = _batches(batch_size, num_batches, runner_config.num_envs)
         self.ppo_config = ppo_config if batches is None else replace(ppo_config, n_minibatches=batches)
         self.runner_config = runner_config if sync_period is None else replace(runner_config, sync_period=sync_period)
@@ -83,47 +82,48 @@ class Task:
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def environment(self) -> tuple[Any, Any]:
-        """Gives the environment and its parameters (or None), see :func:`lockstep.jax.train_ppo_multigpu`."""
+        """Returns the environment and its parameters (or None), see :func:`lockstep.jax.train_ppo_multigpu`."""
         raise TypeError(f"{type(self).__name__} has no environment() -> (env, env_params)")
 
     def reward_terms(self) -> Terms:
-        """Weights and functions of a :class:`~lockstep.jax.reward_terms.Transition` by name.
+        """Returns weights and functions of a :class:`~lockstep.jax.reward_terms.Transition` by name.
 
-        The reward is their weighted sum, in place of the environment's own (which a term may use); each is logged as
-        ``reward/<name>``, weighted, as a mean over steps: they add up. Empty: the environment's own reward.
+        The reward is their weighted sum. It replaces the environment's own reward, which a term may use. Each weighted
+        term is logged as ``reward/<name>``, a mean over steps, so that they add up. Empty: the environment's own
+        reward.
         """
         return {}
 
     def policy_network(self, observations: Any, num_outputs: int, key: Array) -> Any:
-        """Makes an ``equinox.Module``, as ``network.custom`` takes it; None: the networks of ``ppo_config``.
+        """Returns an ``equinox.Module``, as ``network.custom`` takes it; None: the networks of ``ppo_config``.
 
         Args:
             observations: a batch of two, for shapes.
-            num_outputs: logits, or components of a continuous action.
-            key: for its parameters.
+            num_outputs: number of logits, or of components of a continuous action.
+            key: random key for the module's parameters.
 
         Returns:
-            Called with observations ``[n, …]`` and a keyword ``key`` (of dropout, or None), it gives the actor's output
-            ``[n, num_outputs]`` and values ``[n]``.
+            A module that is called with observations ``[n, …]`` and a keyword ``key`` (for dropout, or None), and
+            returns the actor's output ``[n, num_outputs]`` and values ``[n]``.
         """
         return None
 
     def initial_state(self, state: PPOTrainState) -> PPOTrainState:
-        """Chooses what training begins with, of a fresh state: itself, or with parameters of a checkpoint."""
+        """Returns the state that training begins with: the fresh ``state``, or one with other parameters."""
         return state
 
     def sync_gradients(self, grads: Gradients, axis_name: str) -> Gradients:
-        """Gradients of all devices' samples from those of this device's, inside the compiled program.
+        """Returns the gradients of all devices' samples from those of this device's, inside the compiled program.
 
-        Not overridden, this isn't called: the engine reduces gradients itself, exactly. An override is called at every
-        optimiser step, on every device, and needs ``reduction`` fast (which it is by itself then). Every device must
-        return the same; it is found out at the end of the first call if they don't.
+        If it isn't overridden, it isn't called: the engine reduces gradients itself, exactly. An override is called at
+        every optimiser step, on every device, and needs ``reduction`` fast, which is then the default. It must return
+        the same on every device; the end of the first call raises an error if it doesn't.
 
         Args:
-            grads: of the mean loss over this device's samples of the minibatch, by name: ``lax.pmean`` over devices is
-                the gradient of the global minibatch. (Devices own equally many samples, unless ``num_shards`` was
-                given and doesn't come out even; a device with more shards has a larger gradient then.)
-            axis_name: of the devices.
+            grads: gradients, by name, of the mean loss over this device's samples of the minibatch: ``lax.pmean`` over
+                devices is the gradient of the global minibatch. (Devices own equally many samples, unless a given
+                ``num_shards`` isn't a multiple of the devices; a device with more shards has a larger gradient then.)
+            axis_name: name of the axis of devices.
 
         Returns:
             Arrays of the same names, shapes and dtypes; clipping by norm and Adam follow.
@@ -131,18 +131,18 @@ class Task:
         return lax.pmean(grads, axis_name)
 
     def on_update(self, update: int, metrics: Metrics) -> None:
-        """Looks at an update's metrics (a history's row) on the host; ``update`` counts from 1."""
+        """Receives an update's metrics (a row of the history) on the host; ``update`` counts from 1."""
 
     # --- what it does -----------------------------------------------------------------------------------------------
 
     def train(self) -> tuple[PPOTrainState, PPOMetricsHistory]:
-        """Trains from the beginning; state, history and errors as of :func:`lockstep.jax.train_ppo_multigpu`."""
+        """Trains the task; returns and raises the same as :func:`lockstep.jax.train_ppo_multigpu`."""
         self.device_log = []
         return self._training.train(self._first_state(), self._look)
 
     @without_mesh()
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
-        """Takes one update, and says (prints, if ``verbose``) which devices there are, and that their copies are equal.
+        """Takes one update, and reports (prints, if ``verbose``) the devices and whether their copies are equal.
 
         Raises:
             DesyncError: copies of the training state differ between devices.
@@ -162,7 +162,7 @@ class Task:
     # --- how ----------------------------------------------------------------------------------------------------------
 
     def _customs(self) -> Customs:
-        """Gives what a task has of its own beside networks and gradients."""
+        """Returns what a task customises beside networks and gradients."""
         return Customs(axis_name=self.axis_name)
 
     def _in_users_names(self, message: str) -> str:
@@ -196,7 +196,7 @@ class Task:
             raise ValueError(self._in_users_names(str(error))) from users_error(error)
 
     def _first_state(self) -> PPOTrainState | None:
-        """Gives what :meth:`initial_state` makes of a fresh state; None where it is that."""
+        """Returns what :meth:`initial_state` makes of a fresh state; None if it isn't overridden."""
         return self.initial_state(self._training.fresh()) if self._overrides("initial_state") else None
 
     def _synchronized(self, local: Mapping[str, Array]) -> Gradients:
@@ -243,9 +243,8 @@ class Task:
 
 
 def _batches(batch_size: int | None, num_batches: int | None, num_envs: int) -> int | None:
-    for name, value in (("batch_size", batch_size), ("num_batches", num_batches)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}: {value} must be at least 1")
+    batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+    num_batches = None if num_batches is None else whole_number("num_batches", num_batches, 1)
     if batch_size is None:
         return num_batches
     if num_batches is None:

@@ -1,4 +1,4 @@
-"""``train_ppo_multigpu``: the engine for an environment in a library user's hands."""
+"""Trains a library user's environment with the engine: ``train_ppo_multigpu``."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ from lockstep.training.rank_environment import NO_SWITCH_SUMS, apply
 
 @dataclasses.dataclass(frozen=True)
 class Customs:
-    """What a task has of its own: a maker of an Equinox module, its reduction of gradients, the name of the batch axis.
+    """What a task customises: a maker of an Equinox module, its reduction of gradients, the name of the batch axis.
 
-    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`; ``collect`` is of
-    :class:`lockstep.jax_engine.program.program.Program`, and ``first_envs`` makes observations and states ``[num_envs,
-    …]`` that first episodes begin with.
+    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`; ``collect`` is
+    that of :class:`lockstep.jax_engine.program.program.Program`, and ``first_envs`` returns observations and states
+    ``[num_envs, …]`` that first episodes begin with.
     """
 
     policy: Callable[..., Any] | None = None
@@ -74,10 +74,10 @@ class Customs:
 class Training:
     """An environment and settings with everything that is compiled for them; it can train any number of times.
 
-    Arguments are those of :func:`train_ppo_multigpu`, and what a task has of its own.
+    Arguments are those of :func:`train_ppo_multigpu`, and what a task customises.
 
     Raises:
-        ValueError: something doesn't fit; one line.
+        ValueError: settings, environment or devices don't fit; one line.
     """
 
     @without_mesh()
@@ -95,7 +95,7 @@ class Training:
         prepared = prepare_jax()
         devices, fsdp = devices_of(runner)
         if jax.default_backend() == "gpu":
-            apply((NO_SWITCH_SUMS,))  # which NCCL asks for when devices meet
+            apply((NO_SWITCH_SUMS,))  # NCCL reads it when devices meet
         config = run_config(ppo, runner, name, devices, jax.default_backend(), customs.synchronize is not None)
         if devices > 1 and not prepared:
             say(
@@ -124,12 +124,12 @@ class Training:
 
     @property
     def config(self) -> Config:
-        """The engine's."""
+        """The engine's config."""
         return self.program.config
 
     @without_mesh()
     def begin(self, given: PPOTrainState | None = None, done: int = 0) -> None:
-        """Begins with a given state and its environments; without, with the config's parameters and first episodes.
+        """Begins with a given state and its environments; else with the config's parameters and first episodes.
 
         ``done`` of the given state's updates belong to this training: random numbers and schedules go on after them.
         """
@@ -155,7 +155,7 @@ class Training:
             observation, states = first
             rows = encode_rows(program.net.observation, observation)
             run.replace_environments(replaced_environments(run.env_shapes, rows, states))
-        if given is not None:  # normalisers that have seen something, without the random policy's samples
+        if given is not None:  # keep its normalisers, without the random policy's samples
             kept = place_state(state, specs, program.mesh)
             if given.observations is not None and float(given.observations.count):
                 run.state = run.state._replace(observation_normalizer=kept.observation_normalizer)
@@ -168,10 +168,10 @@ class Training:
             say(f"train_state: it is of another seed; random numbers are those of seed {self.config.seed} from here on")
 
     def iterations(self, done: int = 0, marks: Collection[int] = ()) -> Iterator[tuple[Iteration, Pending]]:
-        """Gives every update after ``done`` in order, with the call that it was part of; the next one is under way.
+        """Yields every update after ``done`` in order, with the call that it was part of, while the next call runs.
 
-        At a mark, a number of updates, none is under way: :meth:`state` is the state after that many. After the first
-        call and at the end all devices' copies of the state are compared.
+        No call runs at a mark, which is a number of updates: :meth:`state` is then the state after that many. All
+        devices' copies of the state are compared after the first call and at the end.
 
         Raises:
             NonFiniteError: a loss or gradient was not finite.
@@ -196,7 +196,7 @@ class Training:
 
     @without_mesh()
     def fresh(self) -> PPOTrainState:
-        """Gives the state before training."""
+        """Returns the state before training."""
         program = self.program
         state = init_state(program.config, program.net, program.layout)
         placed = place_state(state, state_specs(state, program.layout.specs), program.mesh)
@@ -204,20 +204,20 @@ class Training:
 
     @without_mesh()
     def state(self, updates: int) -> PPOTrainState:
-        """Gives the state as it stands, after that many updates, with its environments."""
+        """Returns the current state, after ``updates`` updates, with its environments."""
         program, state = self.program, self.run.state
         return with_environments(self.agent(updates), state, self.config.seed, program.mesh, program.rows)
 
     @without_mesh()
     def agent(self, updates: int) -> PPOTrainState:
-        """Gives the state as it stands, after that many updates, without environments."""
+        """Returns the current state, after ``updates`` updates, without environments."""
         program = self.program
         return of_engine(self.run.state, program.layout, program.net, updates, program.mesh)
 
     def train(
         self, given: PPOTrainState | None = None, look: Callable[[Iteration, Pending, Metrics], None] | None = None
     ) -> tuple[PPOTrainState, PPOMetricsHistory]:
-        """Trains from the beginning; ``look`` sees every update as it is fetched."""
+        """Trains from the beginning or from a checkpoint; ``look`` sees every update as it is fetched."""
         check_state(given)
         duties = Duties(self, self.runner)
         found = duties.found()
@@ -234,17 +234,17 @@ class Training:
         return self.state(self.run.before + len(rows)), history
 
     def rounding(self) -> contextlib.AbstractContextManager[Any]:
-        """Asks on accelerators for products of matrices in float32 (no TF32, no bfloat16)."""
+        """Returns a context in which accelerators multiply matrices in float32 (no TF32, no bfloat16)."""
         if jax.default_backend() == "cpu":
             return contextlib.nullcontext()
         return jax.default_matmul_precision("highest")
 
 
 def devices_of(runner: RunnerConfig) -> tuple[int, int]:
-    """Devices of a run, and of its fsdp axis; one line if many were meant and there is a single one.
+    """Returns the number of devices of a run and of its fsdp axis; prints a line if the default is a single device.
 
     Raises:
-        ValueError: there are fewer than were asked for, or FSDP can't have its part of them.
+        ValueError: there are fewer than were asked for, or ``fsdp_devices`` doesn't divide them.
     """
     devices = get_num_devices(runner.num_devices)
     check_divisible("fsdp_devices", runner.fsdp_devices, devices)
@@ -254,7 +254,7 @@ def devices_of(runner: RunnerConfig) -> tuple[int, int]:
 
 
 class _NoNetworkError(Exception):
-    """A hook ``policy_network`` gave None: networks are those of the settings."""
+    """A hook ``policy_network`` returned None: networks are those of the settings."""
 
 
 def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Config) -> PolicyNet:
@@ -295,7 +295,7 @@ ELSEWHERE = {
         "policy_network",
     ),
 }
-"""Where to give what isn't :func:`train_ppo_multigpu`'s, by name."""
+"""Says where to give arguments that aren't :func:`train_ppo_multigpu`'s, by name."""
 
 
 @in_one_line(ELSEWHERE)
@@ -315,25 +315,25 @@ def train_ppo_multigpu(
         env: one environment of the functional API: of :func:`lockstep.jax.make`, of gymnax, in our wrappers, or any
             class with ``reset``, ``step`` and spaces (:class:`lockstep.jax.Environment`).
         env_params: its parameters; None: its ``default_params``.
-        ppo_config: the algorithm.
-        runner_config: how long and on what devices.
-        obs_shape: of one observation, checked if given.
+        ppo_config: settings of the algorithm.
+        runner_config: length and devices of the run.
+        obs_shape: shape of one observation, checked if given.
         n_actions: number of discrete actions (or components of continuous ones), checked if given.
-        train_state: to go on from, such as a loaded checkpoint: with the settings that it was made with, training
-            goes on exactly. Without environments, or where they are of another number, episodes begin anew. Random
-            numbers are those of the updates after its ``step``, so that nothing is drawn twice; a falling learning
-            rate (``anneal_lr``) begins anew and is 0 at the end of this call.
+        train_state: state to go on from, such as a loaded checkpoint; with the settings that it was made with, training
+            goes on exactly. If it has no environments, or another number of them, episodes begin anew. Random numbers
+            are those of the updates after its ``step``, so that nothing is drawn twice. A falling learning rate
+            (``anneal_lr``) begins anew and is 0 at the end of this call.
 
     Returns:
-        The state on the mesh, and a :class:`PPOMetricsHistory` of arrays ``[n_updates]``, where ``n_updates =
-        total_timesteps // (num_devices * num_envs * n_steps)``: ``total_loss``, ``actor_loss``, ``critic_loss``
-        (``0.5 * (v - return)^2``), ``entropy``, ``approx_kl`` and others, means over an update's minibatches;
-        ``episode_return`` and ``episode_length``, means over the episodes that ended in an update, NaN where none did;
-        ``reward/<name>`` of named reward terms; ``eval_return`` and ``eval_length`` of evaluations.
+        The state on the mesh, and a :class:`PPOMetricsHistory` of arrays ``[n_updates]``, where
+        ``n_updates = total_timesteps // (num_devices * num_envs * n_steps)``: ``total_loss``, ``actor_loss``,
+        ``critic_loss`` (``0.5 * (v - return)^2``), ``entropy``, ``approx_kl`` and others, means over an update's
+        minibatches; ``episode_return`` and ``episode_length``, means over the episodes that ended in an update, NaN if
+        none did; ``reward/<name>`` of named reward terms; ``eval_return`` and ``eval_length`` of evaluations.
 
     Raises:
         ValueError: there is no whole update, something doesn't divide or contradicts the environment; one line.
-        TypeError: an argument is none of these, or of another type; one line that says where it belongs.
+        TypeError: an argument is unknown or has the wrong type; one line that says where it belongs.
         NonFiniteError: a loss or gradient was not finite.
         DesyncError: devices hold different bytes.
     """

@@ -1,1 +1,1 @@
-"""The JAX engine: the whole iteration in one compiled program. Nothing here imports the PyTorch engine."""
+"""The JAX engine, which runs a whole iteration in one compiled program. Nothing here imports the PyTorch engine."""

@@ -9,7 +9,7 @@ from jax import numpy as jnp
 from lockstep.training.limits import GROUP_EPSILON
 
 UNROLLED_SHARDS = 64
-"""Moments of more shards are merged in a loop: unrolled, those of hundreds take minutes to compile."""
+"""Moments of more shards than this are merged in a loop, because unrolled merges of hundreds compile slowly."""
 
 
 def gae(
@@ -23,8 +23,9 @@ def gae(
 ) -> tuple[Array, Array]:
     """Computes advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
 
-    ``bootstrap_values`` are V of what followed: of the final observation where an episode was truncated. Nothing is
-    bootstrapped where an episode ``terminated``, nothing flows back where it is ``done`` (each true or 1.0).
+    ``values`` are V of the observations acted on. ``bootstrap_values`` are V of the observations that followed; where
+    an episode was truncated, V of its final observation. Nothing is bootstrapped where ``terminated`` is true or 1.0.
+    No advantage flows back across a step where ``done`` (terminated or truncated) is.
     """
     deltas = rewards + gamma * jnp.where(terminated > 0, 0.0, bootstrap_values) - values
 
@@ -38,9 +39,10 @@ def gae(
 
 
 def group_advantages(returns: Array, normalize_std: bool) -> Array:
-    """Computes group-relative advantages (Shao et al. 2024, section 4.1.2; undivided: Liu et al. 2025, section 3.2).
+    """Computes group-relative advantages of returns ``[groups, group_size]``, float64.
 
-    Of returns ``[groups, group_size]``, float64; divided by the group's population standard deviation if asked to.
+    The source is Shao et al. 2024, section 4.1.2. ``normalize_std`` says whether to divide by the group's population
+    standard deviation; Liu et al. 2025, section 3.2, don't.
     """
     with jax.enable_x64(True):
         returns = returns.astype(jnp.float64)
@@ -51,7 +53,7 @@ def group_advantages(returns: Array, normalize_std: bool) -> Array:
 
 
 def moments(x: Array) -> Array:
-    """Computes mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
+    """Computes the mean and the sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
     with jax.enable_x64(True):
         x = x.astype(jnp.float64)
         mean = x.mean(-1, keepdims=True)
@@ -59,9 +61,9 @@ def moments(x: Array) -> Array:
 
 
 def counted_moments(x: Array, valid: Array | None) -> Array:
-    """Computes count, mean and M2 over the last axis in float64 of what is valid (true or 1.0; None: all).
+    """Computes count, mean and M2 over the last axis in float64: ``[…, n]`` to ``[…, 3]``.
 
-    ``[…, n]`` to ``[…, 3]``. What isn't valid may be anything, NaN too.
+    ``valid`` is true or 1.0 where an entry counts; None: all count. Entries that don't count may be anything, even NaN.
     """
     with jax.enable_x64(True):
         if valid is None:
@@ -76,9 +78,13 @@ def counted_moments(x: Array, valid: Array | None) -> Array:
 
 
 def merge_counts(parts: Array) -> tuple[Array, Array, Array]:
-    """Computes count, mean and population standard deviation of the union of shards, in their order (Chan et al. 1983).
+    """Merges the moments of shards into those of their union, in shard order (Chan et al. 1983).
 
-    Of each shard's count, mean and M2 ``[num_shards, …, 3]``, float64; 0 where nothing counts.
+    Args:
+        parts: each shard's count, mean and M2, float64 ``[num_shards, …, 3]``.
+
+    Returns:
+        Count, mean and population standard deviation ``[…]``, float64; 0 where nothing counts.
     """
 
     def add(merged: tuple[Array, Array, Array], part: Array) -> tuple[tuple[Array, Array, Array], None]:

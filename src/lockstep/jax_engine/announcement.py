@@ -1,4 +1,4 @@
-"""What a run of this engine says before it trains."""
+"""Writes the lines that a run of this engine prints before it trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockstep.training.announcement import counted, shards_each
 
 
 def start_lines(session: Session, options: RunOptions) -> list[str]:
-    """Confirms the set-up in one line, and lists what leaves the promise; a collective."""
+    """Returns the line that describes the set-up, and those that say what leaves the promise; a collective."""
     return announcement.start_lines(session, options, "devices", _set_up(session), _own_notes(session))
 
 

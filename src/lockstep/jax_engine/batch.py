@@ -1,4 +1,4 @@
-"""Makes of a rollout what the update trains on: values, log-probabilities, advantages and returns, block by block."""
+"""Turns a rollout into what the update trains on: values, log-probabilities, advantages and returns of each block."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from lockstep.jax_engine.shards.normalizers import Scale, scaled_rewards
 
 
 class Batch(NamedTuple):
-    """Holds a block's samples, each ``[units, …]``.
+    """Holds a block's samples, each array ``[units, …]``.
 
-    A unit is a sample, or with a recurrent policy a sequence ``[L, …]``.
+    A unit is a sample, or with a recurrent policy a sequence of ``L`` steps ``[L, …]``.
 
     Attributes:
         observations: rows.
-        actions: as :func:`lockstep.jax_engine.nets.distributions.sample` gives them; ``log_probs`` before the update.
+        actions: in the form of :func:`lockstep.jax_engine.nets.distributions.sample`.
+        log_probs: of the actions, before the update.
         advantages: not normalised over minibatches yet.
-        values: before the update, and ``returns`` what they should be; None without a critic.
-        valid: 1.0 where a sample counts, None where all do.
-        reference_log_probs: of the actions under the reference policy.
+        values: before the update; ``returns`` are the critic's targets. Both are None without a critic.
+        valid: 1.0 where a sample counts; None if all count.
+        reference_log_probs: of the actions, under the reference policy.
         recurrent_state: of a recurrent policy before each sequence, ``[units, carry_size]``.
         resets: 1.0 where an episode begins within a sequence.
     """
@@ -46,12 +47,12 @@ class Batch(NamedTuple):
     resets: Array | None = None
 
     def columns(self) -> dict[str, Array]:
-        """Collects what there is of them by name."""
+        """Returns the arrays that are not None, by name."""
         return {name: x for name, x in self._asdict().items() if x is not None}
 
 
 class PolicyOutputs(NamedTuple):
-    """What the networks say of a rollout.
+    """What the networks compute for a rollout.
 
     Attributes:
         log_probs: of the actions, float32 ``[T, n]``.
@@ -65,7 +66,7 @@ class PolicyOutputs(NamedTuple):
 
 
 def begins(rollout: Rollout) -> Array:
-    """Marks with 1.0 where an observation begins an episode, ``[T+1, n]``; what is before the rollout isn't asked."""
+    """Returns 1.0 where an observation begins an episode within the rollout, else 0.0, ``[T+1, n]``."""
     done = rollout.done.astype(jnp.float32)
     return jnp.concatenate([jnp.zeros_like(done[:1]), done])
 
@@ -73,9 +74,9 @@ def begins(rollout: Rollout) -> Array:
 def policy_outputs(
     net: PolicyNet, parameters: Parameters, rollout: Rollout, acted: Array | None, platform: str
 ) -> PolicyOutputs:
-    """Computes log-probabilities and values of a rollout ``[T, n, …]``; ``acted`` are the actor's outputs, if known.
+    """Computes log-probabilities and values of a rollout ``[T, n, …]``.
 
-    ``platform`` is of the mesh.
+    ``acted`` are the actor's outputs if they are known, else None; ``platform`` is the mesh's.
     """
     (steps, n), rows = rollout.rewards.shape, rollout.observations
     if net.core is not None:
@@ -86,7 +87,7 @@ def policy_outputs(
         log_probs = distributions.log_prob_and_entropy(net, parameters, known, rollout.actions)[0]
         return PolicyOutputs(log_probs, values, recurrent_states)
     flat, most = rows.reshape((steps + 1) * n, -1), most_images(net, platform)
-    if acted is None and most is not None:  # one pass, of which actor and critic may share the convolutions
+    if acted is None and most is not None:  # one pass, so that actor and critic can share the convolutions
         both = in_chunks(partial(nets.actor_critic, net, parameters), flat, most)
         acted, values = both[0][: steps * n].reshape(steps, n, -1), both[1]
     else:
@@ -98,14 +99,14 @@ def policy_outputs(
 
 
 def _values(net: PolicyNet, parameters: Parameters, rows: Array, platform: str) -> Array:
-    """Computes values ``[n]`` of rows ``[n, width]``, of images in chunks."""
+    """Computes values ``[n]`` of rows ``[n, width]``, images in chunks."""
     return in_chunks(partial(nets.critic, net, parameters), rows, most_images(net, platform))
 
 
 def bootstrap_values(
     net: PolicyNet, parameters: Parameters, rollout: Rollout, outputs: PolicyOutputs, platform: str
 ) -> Array:
-    """Computes V of what each step led to ``[T, n]``: of its own last observation where an episode was truncated."""
+    """Computes V of what followed each step, ``[T, n]``; of the final observation where an episode was truncated."""
     assert outputs.values is not None
     steps, n = rollout.rewards.shape
 
@@ -125,9 +126,9 @@ def bootstrap_values(
 
 
 def to_units(x: Array, length: int | None) -> Array:
-    """Lays ``[T, n, …]`` out as samples ``[T·n, …]``, or as sequences of one environment each, ``[T/L·n, L, …]``.
+    """Reshapes ``[T, n, …]`` to samples ``[T·n, …]``, or to sequences of one environment each, ``[T/L·n, L, …]``.
 
-    ``length`` is L, None for samples.
+    ``length`` is L; None for samples.
     """
     steps, n = x.shape[:2]
     if length is None:
@@ -147,8 +148,8 @@ def make_batch(
 ) -> tuple[Batch, Array]:
     """Computes values, log-probabilities, advantages and returns of a block's rollout ``[T, n, …]``.
 
-    ``reference`` are the parameters of GRPO's reference policy, or None; ``scale`` is of rewards, or None;
-    ``platform`` is of the mesh.
+    ``reference`` are the parameters of GRPO's reference policy, or None; ``scale`` scales rewards, or None;
+    ``platform`` is the mesh's.
 
     Returns:
         The batch, and the recurrent state before the next rollout ``[n, carry_size]``: zeros where an episode begins.

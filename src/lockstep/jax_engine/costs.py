@@ -1,4 +1,4 @@
-"""What an iteration costs a device of the JAX engine: read from the program that XLA compiles for it."""
+"""Counts what an iteration costs a device of the JAX engine, by reading the program that XLA compiles for it."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from lockstep.training.limits import scheduled_coefficients
 
 
 def can_compile(platform: str) -> bool:
-    """Whether XLA's compiler for a platform is installed: libtpu, or JAX's plugin for CUDA."""
+    """Returns whether XLA's compiler for a platform is installed: libtpu, or JAX's plugin for CUDA."""
     if platform == "tpu":
         return importlib.util.find_spec("libtpu") is not None
     return any(importlib.util.find_spec(f"jax_cuda{version}_plugin") is not None for version in (12, 13))
 
 
 def start_compiler(platform: str) -> None:
-    """Starts JAX on this machine's CPU, with the compiler for a platform beside it."""
+    """Starts JAX on this machine's CPU, together with the compiler for a platform."""
     os.environ.update(VARIABLES)
     if platform != "cuda":
         set_up_jax(1, "cpu", 1, Topology())
     else:
         add_xla_flags(GPU_FLAGS)
-        jax.config.update("jax_platforms", "")  # the plugin is known only so; devices needn't be there
+        jax.config.update("jax_platforms", "")  # else JAX doesn't load the plugin; it needs no devices
     settle_numbers(platform)
 
 
@@ -61,13 +61,12 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     Args:
         config: resolved for that many devices.
         platform: ``cpu``, ``cuda`` or ``tpu``.
-        shape: the topology that the devices are, as its compiler names it; None: the program of this machine's CPU is
-            compiled instead, of what the ``platform`` would compute, for one device with as many shards as the first of
-            ``devices`` owns.
-        devices: of the mesh.
+        shape: topology of the devices, as their compiler names it. None: a program for this machine's CPU stands in for
+            the ``platform``'s; it is compiled for one device with as many shards as the first of ``devices`` owns.
+        devices: number of devices in the mesh.
 
     Raises:
-        ValueError: the networks don't fit the environment, or there is no such compiler; one line.
+        ValueError: if the networks don't fit the environment, or there is no such compiler; the message is one line.
     """
     description, given = describe(config.env), config
     if shape is None:
@@ -97,9 +96,9 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
 
 
 def needed_bytes(message: str, held: float) -> float | None:
-    """Reads what a program needs of a device's memory, of the message that it can't be had; None: it says nothing.
+    """Reads the bytes that a program needs on a device from XLA's out-of-memory message; None if it doesn't say.
 
-    Some say what is needed in all, others what beside the ``held`` bytes of parameters and moments.
+    Some messages give the total, others what is needed beside the ``held`` bytes of parameters and moments.
     """
     everything = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
     beside = re.search(r"temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM", message)
@@ -110,14 +109,14 @@ def needed_bytes(message: str, held: float) -> float | None:
 
 
 def _too_large(counted: Costs, used: float, kind: str) -> Costs:
-    """Puts what a compiler says that a program needs, and can't have, into costs that were counted otherwise."""
+    """Adds the bytes that a compiler says a program needs, and can't have, to costs that were counted without it."""
     rest = max(0.0, used - sum(counted.memory.values()))
     memory = counted.memory | {"activations": counted.memory["activations"] + rest}
     return replace(counted, memory=memory, source=f"{counted.source}; {kind} it needs {used / 1e9:.1f} GB")
 
 
 def _alone_config(config: Config, devices: int) -> Config:
-    """The part of a run that the first of ``devices`` devices owns, as a run of its own."""
+    """Returns the config of a run that has just the shards of the first of ``devices`` devices."""
     shards = -(-config.shards // devices)
     envs = config.envs // config.shards * shards
     return config.model_copy(update={"num_envs": envs, "num_shards": shards, "collectives": "auto"})
@@ -136,7 +135,7 @@ def _times(kernel: Kernel, count: int) -> Kernel:
 
 
 def _parts(ran: list[Ran], grows: Grows) -> tuple[Part, ...]:
-    """Gathers the kernels that ran by the engine's names; the optimiser is the same whatever a device owns."""
+    """Sorts the kernels that ran into the engine's parts; the optimiser costs the same whatever a device owns."""
     kernels = {name: [x.kernel for x in ran if x.part == name and x.collective is None] for name in PARTS}
     return tuple(Part(name, merged(own), "not" if name == "optimizer" else grows) for name, own in kernels.items())
 
@@ -149,9 +148,9 @@ def _struct(mesh: Mesh, shape: tuple[int, ...], dtype: Any, spec: Specs = REPLIC
 
 
 def state_shapes(program: Program, envs: Any = None) -> tuple[TrainState, TrainState]:
-    """Gives a state's shapes as they lie on the mesh, and its specs; ``envs`` as one device carries them, or None."""
+    """Returns the shapes of a state on the mesh, and its specs; ``envs`` are one device's environments, or None."""
     layout = program.layout
-    held: Any = np.broadcast_to(np.float32(0.0), (layout.size,))  # without memory
+    held: Any = np.broadcast_to(np.float32(0.0), (layout.size,))  # allocates no memory
     if layout.axes:
         held = {name: np.broadcast_to(np.float32(0.0), shape) for name, shape in layout.shapes.items()}
     state = state_of(program.config, program.net, held, held)
@@ -171,7 +170,7 @@ def _inputs(program: Program, *shape: int) -> Inputs:
 
 
 def _traced(program: Program) -> list[Any]:
-    """Traces what an iteration calls: the whole of it, or the update and the policy that a host calls at each step."""
+    """Traces what an iteration calls: the whole iteration, or the update and the policy that the host calls."""
     mesh, each = program.mesh, _struct(program.mesh, (program.mesh.size,), np.int32, SHARDED)
     if program.env is not None:
         compiled = DeviceProgram(program)
@@ -185,7 +184,7 @@ def _traced(program: Program) -> list[Any]:
 
 
 def _rollout_shapes(program: Program) -> tuple[Rollout, jax.ShapeDtypeStruct]:
-    """Gives the shapes of a rollout that was collected on the host, and of the discounted returns before it."""
+    """Returns the shapes of a rollout that was collected on the host, and of the discounted returns before it."""
     config, net, layout = program.config, program.net, program.net.observation
     rows, shards = config.envs // config.shards, program.rows.count
 
@@ -217,7 +216,7 @@ def _rollout_shapes(program: Program) -> tuple[Rollout, jax.ShapeDtypeStruct]:
 
 
 def _action_of(net: Any) -> tuple[tuple[int, ...], Any]:
-    """Shape and dtype of an action as the policy takes it."""
+    """Returns shape and dtype of an action as the policy takes it."""
     named = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in net.shapes().items()}
     outputs = jax.ShapeDtypeStruct((1, net.outputs), np.float32)
     noise = jax.ShapeDtypeStruct((1, net.action.outputs), np.float32)
@@ -226,7 +225,7 @@ def _action_of(net: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _traced_policy(program: Program) -> Any:
-    """Traces the policy as a host calls it at each step, for the shards of one device."""
+    """Traces the policy as the host calls it at each step, for the shards of one device."""
     config, net, shards = program.config, program.net, program.blocks.shards
     rows = config.envs // config.shards
     one = mesh_of([program.mesh.devices.flat[0]])
@@ -250,10 +249,11 @@ def _traced_policy(program: Program) -> Any:
 
 
 def _memory(program: Program, analyses: list[Any]) -> dict[str, float]:
-    """Bytes that a device holds, by kind.
+    """Returns the bytes that a device holds, by kind.
 
-    What the compiled programs need beside the state is parted by shapes: the rollout, then what the loss of a minibatch
-    keeps until its gradient is taken; the rest is the shards' gradients and what else is as large as the parameters.
+    Memory that the compiled programs need beside the state is divided by shapes: first the rollout, then what the loss
+    of a minibatch keeps until its gradient is taken. The rest is the shards' gradients and whatever else is as large as
+    the parameters.
     """
     held = FLOAT * program.layout.size / (program.mesh.size if program.config.fsdp else 1)
     given = max(x.argument_size_in_bytes for x in analyses)
@@ -274,7 +274,7 @@ def _memory(program: Program, analyses: list[Any]) -> dict[str, float]:
 
 
 def _activation_bytes(program: Program) -> float:
-    """Bytes of all results of one pass over a part of a minibatch, as far as they grow with its rows."""
+    """Returns the bytes of all results of one pass over a part of a minibatch, as far as they grow with its rows."""
     config, blocks = program.config, program.blocks
     samples = blocks.size * config.num_steps // config.ppo.num_minibatches
     rows = samples // gradient_parts(program.net, config, samples, program.platform)
@@ -297,7 +297,7 @@ def _pass_bytes(program: Program, rows: int) -> int:
 
 
 def _result_bytes(jaxpr: Any) -> int:
-    """Sums the bytes of all results in a program, those of programs inside of it too."""
+    """Sums the bytes of all results in a program, including the programs inside it."""
     total = 0
     for equation in jaxpr.eqns:
         inner = [getattr(x, "jaxpr", x) for x in equation.params.values() if hasattr(getattr(x, "jaxpr", x), "eqns")]

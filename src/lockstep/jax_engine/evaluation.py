@@ -1,4 +1,4 @@
-"""Evaluation during training: whole episodes of the most likely actions."""
+"""Evaluates the policy during training: it plays whole episodes with its most likely actions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from lockstep.policies.evaluation import COLUMNS, run_episodes
 
 
 def evaluate_policy(session: Session) -> np.ndarray:
-    """Runs an evaluation: return, length, success and score of each episode ``[episodes, 4]``, with likeliest actions.
+    """Runs an evaluation; returns return, length, success and score of each episode, ``[episodes, 4]``.
 
-    Each shard's episodes go through the networks as one batch of fixed shape, whatever the number of devices.
+    Actions are the most likely ones. Each shard's episodes go through the networks as one batch of fixed shape,
+    whatever the number of devices.
     """
     policy, envs = session.policy, session.eval_envs()
     shards, net = session.plan.local_num_shards, session.program.net

@@ -1,4 +1,4 @@
-"""The gradient of a block's samples of a minibatch, part by part."""
+"""Computes the gradient of a block's samples of a minibatch, part by part."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def minibatch_loss(
     key: Array | None,
     most_rows: int | None = None,
 ) -> tuple[Array, Array]:
-    """Loss ``[]`` and terms ``[T]`` of columns ``[units, …]``; see :class:`lockstep.jax_engine.batch.Batch`.
+    """Computes loss ``[]`` and terms ``[T]`` of columns ``[units, …]``; see :class:`lockstep.jax_engine.batch.Batch`.
 
-    ``most_rows`` is of :func:`.nets.unroll`.
+    ``most_rows`` is that of :func:`.nets.unroll`.
     """
     rows, actions = columns["observations"], columns["actions"]
     if net.core is None:
@@ -65,10 +65,10 @@ _COLUMNS = ("log_probs", "advantages", "values", "returns", "valid", "reference_
 
 
 def gradient_parts(net: PolicyNet, config: Config, rows: int, platform: str) -> int:
-    """Chooses in how many parts the gradient of a block's ``rows`` samples is computed, one after the other.
+    """Returns the number of parts in which the gradient of a block's ``rows`` samples is computed, one after the other.
 
-    ``ppo.gradient_accumulation``, and on a CPU so many more, for feed-forward networks, that what lies between layers
-    stays in its cache. It depends on the shape of a block and the mesh's ``platform`` alone.
+    It is ``ppo.gradient_accumulation``. On a CPU, feed-forward networks take a multiple of it, so that activations stay
+    in the cache. It depends on nothing but the shape of a block and the mesh's ``platform``.
     """
     parts = config.ppo.gradient_accumulation
     return parts if net.core is not None else parts * equal_chunks(net, platform, rows // parts)
@@ -82,9 +82,9 @@ def part_gradient(
     key: Array | None,
     platform: str,
 ) -> tuple[Named, Array]:
-    """Computes gradient by name and loss terms ``[T]`` of one part of a block, of its samples' columns ``[units, …]``.
+    """Computes gradient by name and loss terms ``[T]`` of one part of a block, from its columns ``[units, …]``.
 
-    ``key`` is of dropout; None: there is none. ``platform`` is of the mesh.
+    ``key`` is for dropout; None: there is none. ``platform`` is the mesh's.
     """
     most_rows = most_images(net, platform)
 

@@ -1,4 +1,4 @@
-"""GRPO's groups: environments of one start, of which the first episode of a rollout counts."""
+"""GRPO's groups: their environments begin in the same state, and only their first episodes in a rollout count."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lockstep.jax_engine.rollout import Rollout
 
 
 def mark_first_episodes(rollout: Rollout) -> Array:
-    """Marks where no episode of the environment had ended before in this rollout, bool ``[T, n]``."""
+    """Returns True where no episode of the environment has ended before in this rollout, bool ``[T, n]``."""
     over = rollout.over.astype(jnp.int32)
     return jnp.cumsum(over, 0) - over == 0
 
 
 def mark_finished_episodes(rollout: Rollout) -> Array:
-    """Marks where an environment's first episode ended, or the rollout cut it, bool ``[T, n]``."""
+    """Returns True where an environment's first episode ended, or was cut by the rollout's end, bool ``[T, n]``."""
     over = rollout.over
     last = jnp.arange(over.shape[0])[:, None] == over.shape[0] - 1
     return mark_first_episodes(rollout) & (over | last)
@@ -27,7 +27,7 @@ def mark_finished_episodes(rollout: Rollout) -> Array:
 def group_columns(rollout: Rollout, config: Config) -> dict[str, Array]:
     """Compares each environment's first episode with its group's: ``advantages`` and ``valid``, float32 ``[T, n]``.
 
-    What follows the first episode doesn't count.
+    Steps after the first episode don't count.
     """
     valid = mark_first_episodes(rollout)
     with jax.enable_x64(True):

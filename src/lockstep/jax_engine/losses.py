@@ -1,4 +1,4 @@
-"""The losses of PPO and GRPO as sums over a shard and a global count; references in :mod:`lockstep.reference`."""
+"""The losses of PPO and GRPO: sums over a shard divided by a global count. :mod:`lockstep.reference` has references."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from lockstep.training.losses import LossSample, LossSettings, check_shape
 
 
 def value_loss(values: Array, old_values: Array, returns: Array, clip_range: float | None) -> Array:
-    """Computes half the squared error, with a clip range at least the clipped one's (Huang et al. 2022, detail 9)."""
+    """Computes half the squared error; with a clip range, half the larger of it and the clipped one.
+
+    The clipping is that of Huang et al. 2022, detail 9.
+    """
     error = jnp.square(values - returns)
     if clip_range is not None:
         clipped = old_values + jnp.clip(values - old_values, -clip_range, clip_range)
@@ -27,7 +30,8 @@ def k3(log_ratio: Array) -> Array:
 def surrogate(ratio: Array, advantages: Array, clip_range: float) -> Array:
     """Computes the clipped surrogate objective, negated (Schulman et al. 2017, eq. 7).
 
-    The larger of both; the clipped one is larger only where it is constant, so no gradient goes through it.
+    It is the larger of the plain and the clipped one. The clipped one is larger only where it is constant, so it needs
+    no gradient.
     """
     plain = -advantages * ratio
     clipped = lax.stop_gradient(-advantages * jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range))
@@ -35,7 +39,7 @@ def surrogate(ratio: Array, advantages: Array, clip_range: float) -> Array:
 
 
 def ppo_loss(sample: LossSample) -> Array:
-    """Computes the loss of each sample ``[rows]`` that :func:`loss_and_terms` sums where there is no other."""
+    """Computes the loss of each sample ``[rows]`` that :func:`loss_and_terms` sums if the user gives no other."""
     ratio = jnp.exp(sample.log_prob - sample.old_log_prob)
     loss = surrogate(ratio, sample.advantage, sample.clip_range) - sample.entropy_coef * sample.entropy
     if sample.value is not None:
@@ -47,10 +51,10 @@ def ppo_loss(sample: LossSample) -> Array:
 
 
 def own_losses(named: Mapping[str, Array | None], settings: LossSettings) -> Array:
-    """Computes the user's own loss of each sample ``[rows]``, of arrays ``[rows, …]`` by a sample's fields.
+    """Computes the user's own loss of each sample ``[rows]``, from arrays ``[rows, …]`` by field name.
 
     Raises:
-        ValueError: it returns something else than the loss of each sample; one line.
+        ValueError: if it returns anything but one loss per sample; the message is one line.
     """
     log_prob = named["log_prob"]
     assert settings.loss is not None
@@ -75,15 +79,13 @@ def loss_and_terms(
 ) -> tuple[Array, Array]:
     """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), over the last axis.
 
-    All arrays are ``[rows]`` (or ``[…, rows]``); advantages are normalised already.
-
-    ``old_log_prob`` is of the actions under the policy that took them, ``reference_log_prob`` under the one that
-    ``settings.kl_coef`` ties this one to. Without a critic values, those before the update and returns are None.
-    ``valid`` is 1.0 where a sample counts, None where all do; ``settings`` has the global count; ``actor_output``
-    ``[rows, outputs]`` is for a loss of the user's own.
+    All arrays are ``[rows]`` or ``[…, rows]``. Advantages are normalised already. ``old_log_prob`` is under the policy
+    that took the actions, ``reference_log_prob`` under the policy to which ``settings.kl_coef`` ties this one. Values
+    and returns are None without a critic. ``valid`` is 1.0 where a sample counts; None if all count. ``settings`` holds
+    the global count. ``actor_output`` ``[rows, outputs]`` is for the user's own loss.
 
     Returns:
-        The loss ``[]`` and the terms ``[T]`` in the order of ``settings.terms``, sums over rows divided by the global
+        The loss ``[]`` and the terms ``[T]`` in the order of ``settings.terms``: sums over rows divided by the global
         count; no gradient flows through the terms.
     """
     log_ratio = log_prob - old_log_prob
@@ -108,7 +110,7 @@ def loss_and_terms(
         parts = [jnp.where(valid > 0, part, 0.0) for part in parts]
     terms = jnp.stack(parts, -2).sum(-1) / settings.count
     if settings.loss is not None:
-        return parts[-1].sum(-1) / settings.count, lax.stop_gradient(terms)  # through none of the other terms
+        return parts[-1].sum(-1) / settings.count, lax.stop_gradient(terms)  # no gradient through the other terms
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:
         loss = loss + settings.kl_coef * terms[..., 5]

@@ -1,4 +1,4 @@
-"""Minibatches: which samples, and what their advantages are divided by; :mod:`.update` takes them from the rollout."""
+"""Minibatches: which samples they take, and how their advantages are normalised; :mod:`.update` cuts them out."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lockstep.training.limits import ADVANTAGE_EPSILON
 
 
 class MinibatchStatistics(NamedTuple):
-    """What is known of every minibatch of every epoch before the update.
+    """Holds the statistics of every minibatch of every epoch, known before the update.
 
     Attributes:
         counts: valid samples of the global minibatch, at least 1: float32 ``[num_epochs, num_minibatches]``.
         mean: what to subtract from advantages, float32 ``[num_epochs, num_minibatches]``, with ``local`` normalisation
             ``[num_epochs, num_minibatches, blocks, 1 or units]``; None: nothing.
-        scale: what to divide them by then.
+        scale: what to divide them by after that, of the same shape.
     """
 
     counts: Array
@@ -35,8 +35,8 @@ def minibatch_indices(config: Config, key: Array, iteration: Array, shard: Array
     """Draws the indices of a shard's units in every minibatch: int32 ``[num_epochs, num_minibatches, n]``.
 
     The permutations are keyed by ``(seed, "minibatch", iteration, shard, epoch)``. Global minibatch ``m`` is the union
-    of every shard's slice ``m``: no sample crosses the network. What doesn't come out even is left out
-    (``ppo.drop_remainder``).
+    of every shard's slice ``m``, so no sample crosses the network. Units that don't fill all minibatches evenly are
+    left out (``ppo.drop_remainder``).
     """
     ppo = config.ppo
     units = config.num_steps * (config.envs // config.shards) // config.sequence_length
@@ -55,9 +55,10 @@ def advantage_moments(advantages: Array, valid: Array | None, indices: Array) ->
 
 
 def minibatch_statistics(config: Config, local: Array, everyone: Array, blocks: Blocks) -> MinibatchStatistics:
-    """Computes counts and scales of the global minibatches.
+    """Computes counts, means and scales of the global minibatches.
 
-    Of :func:`advantage_moments` of the local shards ``[shards, num_epochs, num_minibatches, 3]``, and of all shards.
+    ``local`` are the :func:`advantage_moments` of the local shards ``[shards, num_epochs, num_minibatches, 3]``,
+    ``everyone`` those of all shards.
     """
     with jax.enable_x64(True):
         count, mean, std = merge_counts(everyone)

@@ -22,7 +22,7 @@ from lockstep.jax_engine.update import (
 
 
 class Local(NamedTuple):
-    """A device's own steps within a period: sums of loss terms ``[T]`` and norms, and how many weren't finite."""
+    """A device's own steps within a period: sums of loss terms ``[T]`` and norms, and how many steps weren't finite."""
 
     learner: Learner
     terms: Array
@@ -34,7 +34,7 @@ class PeriodicUpdate:
     """Takes ``sync_period`` optimiser steps on each device's own samples, then averages over devices.
 
     Parameters and both of Adam's moments are averaged, in one collective together with the loss terms. KL stop and
-    adaptive learning rate look at the mean KL of a whole period, once it is over.
+    adaptive learning rate are decided after each period, from its mean KL.
     """
 
     def __init__(self, gradients: Gradients) -> None:
@@ -43,7 +43,7 @@ class PeriodicUpdate:
     def __call__(
         self, learner: Learner, samples: Array, numbers: Array, minibatches: Minibatch, owned: Array
     ) -> Progress:
-        """Trains on one rollout; arguments as of :meth:`lockstep.jax_engine.update.Update.__call__`."""
+        """Trains on one rollout; takes the arguments of :meth:`lockstep.jax_engine.update.Update.__call__`."""
         start = Progress(learner, UpdateResult.empty(len(self.gradients.terms)))
         period, total = self.config.sync_period, len(numbers)
         whole = total // period * period
@@ -77,7 +77,7 @@ class PeriodicUpdate:
         return Local(learner, local.terms + terms, local.norm + norm, local.broken + ~finite)
 
     def _together(self, before: Progress, local: Local, number: Array, steps: int) -> Progress:
-        """Averages a period over devices, in one collective, and decides what is to be decided."""
+        """Averages a period over devices in one collective, and decides on KL stop and learning rate."""
         size, devices = self.layout.size, self.gradients.devices
         after, result = local.learner, before.result
         vectors = [after.parameters, after.optimizer.mu, after.optimizer.nu]

@@ -1,4 +1,4 @@
-"""A trained policy as a function of NumPy arrays."""
+"""Computes a trained policy as a function of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lockstep.runs.checkpoint import POLICY
 
 
 class PolicyFunction:
-    """The actor of a checkpoint, on the CPU; compiled for each number of rows that it meets.
+    """Computes a checkpoint's policy on the CPU; compiles it for each number of rows that it is called with.
 
     Args:
         config: the run's.
         environment: the description that the checkpoint holds.
         arrays: ``policy/…`` by name.
-        custom_class: of a network of the user's own, where the caller has it; None: it is found by its name.
+        custom_class: class of a custom network if the caller has it; None: it is imported by name.
 
     Attributes:
-        observation: how observations lie in rows; ``action`` what actions are.
-        carry_size: numbers that a recurrent policy carries from step to step, else 0.
+        observation: layout of observations in rows; ``action`` is that of actions.
+        carry_size: length of a recurrent policy's state, else 0.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PolicyFunction:
         self._evaluate = jax.jit(self._outputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of: neither a device nor compiled functions."""
+        """Returns the attributes to pickle, without the device and the compiled functions."""
         kept = {name: x for name, x in vars(self).items() if name not in ("_device", "_act", "_evaluate")}
         return kept | {"_weights": {name: np.asarray(x) for name, x in self._weights.items()}}
 
@@ -64,10 +64,11 @@ class PolicyFunction:
     def __call__(
         self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Gives actions of normalised observation rows ``[rows, width]``, and what is carried on.
+        """Returns actions for normalised observation rows ``[rows, width]``, and the recurrent state after them.
 
-        Noise is float32 ``[rows, action outputs]``, Gumbel or normal (None: the most likely actions), the carry float32
-        ``[rows, carry_size]``. Actions are rows as :class:`lockstep.envs.host_envs.Buffers` takes them.
+        ``noise`` is float32 ``[rows, action outputs]``, Gumbel or normal; None: the most likely actions. ``carry`` is
+        the recurrent state, float32 ``[rows, carry_size]``. Actions are rows as
+        :class:`lockstep.envs.host_envs.Buffers` takes them.
         """
         with jax.default_device(self._device):
             actions, after = self._act(self._weights, observations, noise, carry)
@@ -76,12 +77,12 @@ class PolicyFunction:
     def outputs(
         self, observations: np.ndarray, carry: np.ndarray, actions: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Computes what actor and critic give for normalised rows ``[rows, width]``, and the carry ``[rows, size]``.
+        """Computes what actor and critic output for normalised rows ``[rows, width]``; ``carry`` is ``[rows, size]``.
 
         Returns:
-            ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` where
-            there is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]``
-            of actions where they are given, as they are before a squashed Gaussian's tanh.
+            ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` if there
+            is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]`` of ``actions``
+            if they are given, those of a squashed Gaussian before the tanh.
         """
         with jax.default_device(self._device):
             out = self._evaluate(self._weights, observations, carry, actions)
@@ -127,10 +128,10 @@ class PolicyFunction:
 
 
 def _cpu() -> Any:
-    """Gives the CPU as JAX has it; raises a one-line ``ValueError`` where JAX was told to do without."""
+    """Returns JAX's CPU device; raises a one-line ``ValueError`` if JAX was told to do without it."""
     try:
         return jax.local_devices(backend="cpu")[0]
-    except (RuntimeError, AssertionError):  # the latter where it finds none of what it was told to look for
+    except (RuntimeError, AssertionError):  # the latter if none of the platforms it was told to use is there
         given = jax.config.values["jax_platforms"]
         raise ValueError(
             f"engine: jax computes a policy on the CPU, which JAX doesn't have with JAX_PLATFORMS={given}; "

@@ -1,4 +1,4 @@
-"""Collects a rollout inside the program: only the actor runs at each step; values come from one pass after it."""
+"""Collects a rollout inside the program. Only the actor runs at each step; one pass afterwards computes values."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from lockstep.jax_engine.state import EnvCarry
 
 
 class Rollout(NamedTuple):
-    """A rollout of a block's environments, arrays ``[T, n, …]``.
+    """The rollout of a block's environments, arrays ``[T, n, …]``.
 
     Attributes:
-        observations: rows as the networks see them, with those that follow the last step: ``[T+1, n, width]``.
-        raw: rows as the environment gave them, ``[T, n, width]``; None where nothing is normalised.
+        observations: rows as the networks see them, and those after the last step: ``[T+1, n, width]``.
+        raw: rows as the environment gave them, ``[T, n, width]``; None if nothing is normalised.
         actions: as the policy took them.
-        outputs: the actor's, ``[T, n, outputs]``; None where the actor ran elsewhere.
-        rewards: float32, as the learner gets them.
-        terminated: bool, for the learner; ``truncated`` likewise.
+        outputs: the actor's, ``[T, n, outputs]``; None if the actor ran elsewhere.
+        rewards: float32, after reward shaping.
+        terminated: bool, for the learner; so is ``truncated``.
         final: rows that each step led to, before any reset, as the networks see them ``[T, n, width]``.
-        recurrent_state: what a recurrent policy carried into the rollout ``[n, carry_size]``.
+        recurrent_state: of a recurrent policy before the rollout, ``[n, carry_size]``.
         over: bool, where an episode of the environment ended.
-        returns: of the episode up to this step, float32; ``lengths`` its steps, int32.
-        successes: int8: 1 task solved, -1 not solved, 0 not said.
+        returns: of the episode up to this step, float32; ``lengths`` are its steps, int32.
+        successes: int8: 1 if the task is solved, -1 if not, 0 if the environment doesn't say.
         terms: named reward terms, each averaged over the block's samples ``[]``.
     """
 
@@ -63,12 +63,12 @@ class Rollout(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Random numbers of a block's rollout.
+    """The random numbers of a block's rollout.
 
     Attributes:
-        noise: of actions, float32 ``[T, n, outputs]``; of a random policy its keys ``[T]``.
-        resets: what a reset at each step would draw, as the environment says, ``[T, n, …]``.
-        steps: what each step draws, ``[T, n, …]``, or None.
+        noise: of actions, float32 ``[T, n, outputs]``; for random actions, keys ``[T]``.
+        resets: the draws of a reset at each step, in the environment's form, ``[T, n, …]``.
+        steps: the draws of each step, ``[T, n, …]``, or None.
     """
 
     noise: Array
@@ -77,7 +77,7 @@ class Draws(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What a policy does: actions ``[n, …]``, the actor's outputs ``[n, outputs]``, the recurrent state after it."""
+    """A policy's actions ``[n, …]``, the actor's outputs ``[n, outputs]``, and the recurrent state after the step."""
 
     actions: Array
     outputs: Array
@@ -93,10 +93,10 @@ def draw(
     shard: Array,
     group: int,
 ) -> Draws:
-    """Draws what a shard's rollout needs, keyed by ``(seed, purpose, iteration, shard)``, at once.
+    """Draws all random numbers of a shard's rollout, keyed by ``(seed, purpose, iteration, shard)``.
 
-    A reset's numbers are keyed by the step at which it happens: whether it does is not known beforehand. Steps of the
-    members of a ``group`` draw the same, so that what tells them apart is their actions; a reset draws for itself, as
+    A reset's numbers are drawn for every step, because it isn't known beforehand where an episode ends. Members of a
+    ``group`` share the draws of their steps, so that only their actions tell them apart. Each draws its own resets:
     what follows a member's first episode isn't compared.
     """
     steps, rows = config.num_steps, config.envs // config.shards
@@ -108,14 +108,14 @@ def draw(
 
 
 def for_members(draws: Tree, group: int, axis: int) -> Tree:
-    """Repeats what groups draw, which lie along ``axis``, for the ``group`` members of each, side by side."""
+    """Repeats the draws of groups, which lie along ``axis``, for the ``group`` members of each, side by side."""
     return draws if group == 1 else jax.tree.map(lambda x: jnp.repeat(x, group, axis), draws)
 
 
 def action_noise(config: Config, net: PolicyNet, key: Array, iteration: Array, shard: Array) -> Array:
     """Draws a shard's action noise, keyed by ``(seed, "action", iteration, shard)``: float32 ``[T, rows, outputs]``.
 
-    Gumbel for discrete actions, standard normal for continuous ones.
+    It is Gumbel for discrete actions and standard normal for continuous ones.
     """
     shape = (config.num_steps, config.envs // config.shards, net.action.outputs)
     return distributions.action_noise(net, keyed(key, iteration, shard), shape)
@@ -129,7 +129,7 @@ class Actor:
     parameters: Parameters
 
     def __call__(self, rows: Array, recurrent_state: Array, noise: Array) -> Acted:
-        """Acts on normalised observation rows ``[n, width]``, with a step's noise float32 ``[n, outputs]``."""
+        """Samples actions for normalised observation rows ``[n, width]``, with noise float32 ``[n, outputs]``."""
         net = self.net
         if net.core is None:
             output = nets.actor(net, self.parameters, rows)
@@ -140,12 +140,12 @@ class Actor:
         return Acted(distributions.sample(net, self.parameters, output, noise), output, recurrent_state)
 
     def native(self, actions: Array) -> Array:
-        """Turns actions ``[n, …]`` into what the environment takes: squashed or clipped to bounds."""
+        """Converts actions ``[n, …]`` to the environment's: squashed or clipped to the bounds."""
         return native_actions(self.net, distributions.squash(self.net, actions))
 
 
 def native_actions(net: PolicyNet, actions: Array) -> Array:
-    """Gives actions in the space's own numbers and shape, clipped to its bounds."""
+    """Converts actions to the space's own numbers and shape, clipped to its bounds."""
     layout = net.action
     if layout.kind == "discrete":
         return actions + layout.first[0] if layout.first[0] else actions
@@ -156,7 +156,7 @@ def native_actions(net: PolicyNet, actions: Array) -> Array:
 
 
 def shaped_rewards(shaping: RewardShaping, rewards: Array) -> Array:
-    """Shapes the environment's rewards for the learner."""
+    """Applies sign, scale and clipping to the environment's rewards, for the learner."""
     if shaping.identity:
         return rewards
     out = jnp.sign(rewards) if shaping.sign else rewards
@@ -165,7 +165,7 @@ def shaped_rewards(shaping: RewardShaping, rewards: Array) -> Array:
 
 
 def begin(net: PolicyNet, env: JaxEnvironment, random: Tree) -> EnvCarry:
-    """Begins an episode in each of ``n`` environments, with what resets draw ``[n, …]``."""
+    """Begins an episode in each of ``n`` environments, with the draws of their resets ``[n, …]``."""
     state, observation = env.reset(random)
     rows = encode_rows(net.observation, observation)
     zeros, none = jnp.zeros(len(rows)), jnp.zeros(len(rows), jnp.int32)
@@ -175,7 +175,10 @@ def begin(net: PolicyNet, env: JaxEnvironment, random: Tree) -> EnvCarry:
 def restarted(
     env: JaxEnvironment, net: PolicyNet, done: Array, random: Tree, state: Tree, rows: Array
 ) -> tuple[Tree, Array]:
-    """Resets done environments: state and rows ``[n, width]`` after it; a costly reset runs only if there is one."""
+    """Resets the environments that are done; returns state and rows ``[n, width]``.
+
+    Unless a reset is cheap, it runs only if an environment is done.
+    """
 
     def fresh(state: Tree, rows: Array) -> tuple[Tree, Array]:
         first, observation = env.reset(random)
@@ -187,7 +190,7 @@ def restarted(
 
 
 class Kept(NamedTuple):
-    """What a step leaves: small columns as words of one matrix, columns of bytes (images) apart, reward terms."""
+    """What a step keeps: small columns as words of one matrix, columns of bytes (images) separately, reward terms."""
 
     words: Array
     images: dict[str, Array]
@@ -198,7 +201,7 @@ class Collector:
     """Steps a block's environments with a policy, inside a scan.
 
     Attributes:
-        layout: of :attr:`Kept.words`, known once a step has been traced.
+        layout: of :attr:`Kept.words`; known once a step has been traced.
     """
 
     layout: Words
@@ -211,7 +214,7 @@ class Collector:
         return normalized(self.policy.net.observation, rows, self.scale, self.clip)
 
     def step(self, carry: EnvCarry, now: Draws) -> tuple[EnvCarry, Kept]:
-        """Takes one step, resets what is done, and keeps what the rollout needs."""
+        """Takes one step, resets environments that are done, and keeps the rollout's columns."""
         policy, net, limit = self.policy, self.policy.net, self.env.max_episode_steps
         seen = self.seen(carry.rows)
         acted = policy(seen, carry.recurrent_state, now.noise)
@@ -250,7 +253,7 @@ def collect(
     carry: EnvCarry,
     draws: Draws,
 ) -> tuple[EnvCarry, Rollout]:
-    """Steps a block's environments ``T`` times, from what the rollout before left; ``scale`` is of observations."""
+    """Steps a block's environments ``T`` times from ``carry``; ``scale`` normalises observations."""
     collector = Collector(policy, env, scale, config.normalize.clip_observations)
     after, steps = lax.scan(collector.step, carry, draws)
     kept = collector.layout.unpack(steps.words) | steps.images
@@ -271,7 +274,7 @@ def collect(
 
 @dataclass(frozen=True)
 class RandomActor:
-    """Takes random actions in the place of an :class:`Actor`; the noise of a step is a key."""
+    """Takes random actions in place of an :class:`Actor`; the noise of a step is a key."""
 
     net: PolicyNet
 

@@ -1,4 +1,4 @@
-"""Everything a process holds while it trains: devices, program, environments, state; and how it is opened."""
+"""Opens a process's training session: its devices, program, environments and state."""
 
 from __future__ import annotations
 
@@ -66,20 +66,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class Session:
-    """What one process trains with.
+    """Holds what one process trains with.
 
     Attributes:
-        topology: this process's place; ``plan`` the shards of its devices.
-        program: what is compiled, with the mesh, the networks and how parameters are held.
-        run: the state on the mesh and the environments.
-        policy: the networks by themselves.
-        iteration: iterations done; ``global_step`` environment steps, ``optimizer_steps`` optimiser steps.
+        topology: this process's place; ``plan`` are the shards of its devices.
+        program: the compiled program, with the mesh, the networks and the layout of parameters.
+        run: the state on the mesh, and the environments.
+        policy: runs the networks outside the program.
+        iteration: iterations done; ``global_step`` counts environment steps, ``optimizer_steps`` optimiser steps.
         recent: the last hundred episodes.
         learning_rate: of the last iteration.
-        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
-        env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
-        own_loss: fingerprint of the loss, where it is the user's own.
-        remembered: what the checkpoint says of the run that all ranks go on from; None: they begin.
+        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` are those of earlier
+            ones.
+        env_config: the config's, with the number of workers settled; ``workers_note`` names that number if it was
+            chosen.
+        own_loss: fingerprint of the user's own loss, or None.
+        remembered: what the checkpoint says of the run that all ranks resume; None if they begin.
     """
 
     config: Config
@@ -110,16 +112,16 @@ class Session:
 
     @property
     def counted(self) -> Session:
-        """Holds the counters."""
+        """The object that holds the counters."""
         return self
 
     @property
     def mode(self) -> str:
-        """How the shards of a device are called."""
+        """How a device computes its shards: ``loop`` or ``batched``."""
         return "loop" if self.program.blocks.loops else "batched"
 
     def eval_envs(self) -> HostEnvs:
-        """Returns the environments of an evaluation, an equal number for each local shard."""
+        """Returns the evaluation's environments, equally many for each local shard."""
         if self._eval_envs is None:
             where = (self.config, self.description, self.plan, self.env_config)
             self._eval_envs = EvalEnvs(lambda: make_eval_envs(*where))
@@ -132,9 +134,9 @@ class Session:
         return state_arrays(self.state, self.program.layout)
 
     def check_in_sync(self, when: str, copies: Copies | None = None) -> None:
-        """Compares every array of the training state over all devices' own copies; see :func:`check_copies`.
+        """Compares every array of the training state between all devices; see :func:`check_copies`.
 
-        ``copies`` are of the state of that time, if it has been taken over since.
+        ``copies`` are the ones to compare if a call has taken the state over since.
         """
         check_copies(copies or Copies.of(self.state, self.program.layout), when)
 
@@ -144,7 +146,7 @@ class Session:
         return to_files(self.arrays(), shards, checkpoint_facts(self, recorded))
 
     def facts(self) -> dict[str, Any]:
-        """Returns what ``summary.json`` says of engine, devices and machine."""
+        """Returns what ``summary.json`` says of the engine, the devices and the machine."""
         return {
             "engine": "jax",
             "world_size": self.program.mesh.size,
@@ -156,7 +158,7 @@ class Session:
         }
 
     def close(self) -> None:
-        """Lets the environments go, once nothing is under way."""
+        """Waits until nothing is under way, and closes the environments."""
         self.run.close()
         if self._eval_envs is not None:
             self._eval_envs.close()
@@ -165,9 +167,9 @@ class Session:
 def parameter_layout(
     config: Config, net: PolicyNet, mesh: Mesh, synchronize: Callable[[Named], Named] | None = None
 ) -> ParameterLayout:
-    """Chooses how parameters are held: as one vector; with FSDP by name, large ones cut over the ``fsdp`` axis.
+    """Chooses how parameters are held: as one vector, or with FSDP by name, large ones cut over the ``fsdp`` axis.
 
-    ``synchronize`` is a user's reduction of gradients, see :class:`~lockstep.jax_engine.nets.parameters.VectorLayout`.
+    ``synchronize`` is a user's reduction of gradients; see :class:`~lockstep.jax_engine.nets.parameters.VectorLayout`.
     """
     shapes = net.shapes()
     if not config.fsdp or mesh.shape["fsdp"] == 1:
@@ -178,10 +180,10 @@ def parameter_layout(
 
 
 def open_program(config: Config, topology: Topology, options: RunOptions) -> Program:
-    """Joins the processes, makes the mesh, and looks at the environment: everything that is to be compiled.
+    """Joins the processes, makes the mesh, describes the environment, and makes the program to compile.
 
     Raises:
-        ValueError: what the config asks for can't be had here, or processes differ; one line.
+        ValueError: if this machine can't do what the config asks for, or processes differ; the message is one line.
     """
     on_cpu = config.device == "cpu"
     simulated = options.simulate_devices or options.devices if on_cpu else None
@@ -210,10 +212,10 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
 
 
 def first_state(config: Config, program: Program) -> TrainState:
-    """Gives the state before the first iteration, on the host, without environments, with GRPO's reference policy.
+    """Makes the state before the first iteration, with GRPO's reference policy; on the host, without environments.
 
     Raises:
-        ValueError: there is no run of the reference policy, or its networks have other shapes; one line.
+        ValueError: if the reference policy's run is missing or its networks have other shapes; the message is one line.
     """
     state, layout = init_state(config, program.net, program.layout), program.layout
     arrays = reference_arrays(config, layout.shapes, lambda: initial_parameters(config, program.net))
@@ -251,11 +253,12 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
 
 
 def pool_of(config: Config, devices: int, topology: Topology, description: EnvDescription | None) -> int:
-    """Threads of the pool that the CPU devices of a process share; no description: JAX steps the environment.
+    """Returns the number of threads in the pool that a process's CPU devices share.
 
-    With room where bits may depend on it, as they may in what users bring and in convolutions that aren't YNNPACK's
-    (in bfloat16 nobody knows whose they are), and then of one size up to eight devices; with room where a device may
-    wait in two collectives at once (FSDP's, those of several processes); else lean.
+    ``description`` is None if JAX steps the environment. The pool is roomy, and of one size for up to eight devices,
+    where bits may depend on its size: for a user's own code, for environments that JAX steps, and for convolutions that
+    aren't known to be YNNPACK's (in bfloat16 none are). It is roomy too where a device may wait in two collectives at
+    once: FSDP's, or those of several processes. Else it is lean.
     """
     own = config.network.custom is not None or config.ppo.loss is not None
     room = description is None or own
@@ -269,16 +272,16 @@ def pool_of(config: Config, devices: int, topology: Topology, description: EnvDe
 
 
 def current_policy(session: Session) -> Policy:
-    """Gives the policy as it stands, as a function of one observation: what ``load_policy`` would give of a checkpoint.
+    """Returns the current policy as a function of one observation, as ``load_policy`` returns it from a checkpoint.
 
-    With FSDP a collective: every process calls it.
+    With FSDP this is a collective: every process must call it.
     """
     arrays = policy_arrays(session.state, session.program.layout)
     return policy_of(session.config, session.description, arrays, session.global_step)
 
 
 def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:
-    """Restores state and environments; ``session.restarted`` names environments that began a new episode instead."""
+    """Restores state and environments; ``session.restarted`` lists environments that began a new episode instead."""
     load_facts(session, checkpoint.state)
     state = load_state_arrays(state, checkpoint.arrays, session.program.layout, session.optimizer_steps)
     state = state._replace(learning_rate=np.float32(session.learning_rate))

@@ -1,4 +1,4 @@
-"""What training changes, as one pytree on the mesh: parameters, moments, normalisers, environments; and their names."""
+"""The training state as one pytree on the mesh, and the names of its arrays in a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
 
 
 class EnvCarry(NamedTuple):
-    """What environments carry from step to step, arrays ``[num_shards, rows, …]``.
+    """The state of the environments between steps, arrays ``[num_shards, rows, …]``.
 
     Attributes:
         state: the environment's own, a pytree.
         rows: observation rows ``[…, width]`` as the environment gives them.
-        returns: undiscounted return so far, float32; ``lengths`` the steps, int32.
-        recurrent_state: what a recurrent policy carries, float32 ``[…, carry_size]``.
+        returns: undiscounted return so far, float32; ``lengths`` are the steps so far, int32.
+        recurrent_state: of a recurrent policy, float32 ``[…, carry_size]``.
         discounted: discounted return so far, float32.
     """
 
@@ -51,16 +51,16 @@ class EnvCarry(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """The whole state of training; all of it but ``envs`` is the same on every device (slices of it with FSDP).
+    """The whole training state; all but ``envs`` is the same on every device (with FSDP, each holds slices).
 
     Attributes:
         parameters: as a :data:`~lockstep.jax_engine.nets.parameters.ParameterLayout` holds them.
-        optimizer: Adam's step and moments, held alike.
+        optimizer: Adam's step count, and its moments, which are held as parameters are.
         learning_rate: float32 ``[]``, as the adaptive schedule left it.
         observation_normalizer: moments of observations, or None.
         return_normalizer: moments of discounted returns, or None.
         reference: parameters of GRPO's reference policy, or None.
-        envs: environments in the program; None where they are stepped on the host.
+        envs: environments inside the program; None if they are stepped on the host.
     """
 
     parameters: Held
@@ -73,7 +73,7 @@ class TrainState(NamedTuple):
 
 
 def adam(config: Config) -> optax.GradientTransformation:
-    """Makes Adam without a step size, as PyTorch has it (Kingma & Ba 2015; epsilon outside the root)."""
+    """Makes PyTorch's Adam without the step size (Kingma & Ba 2015; epsilon is added outside the root)."""
     first, second = config.ppo.adam_betas
     return optax.scale_by_adam(first, second, config.ppo.adam_eps)
 
@@ -83,10 +83,10 @@ def make_net(
 ) -> PolicyNet:
     """Makes the networks that a config asks for.
 
-    ``custom_class`` is the class that ``network.custom`` names, where the caller has it; None: it is found.
+    ``custom_class`` is the class of ``network.custom`` if the caller has it; None: it is imported by name.
 
     Raises:
-        ValueError: they don't fit the spaces; one line.
+        ValueError: if they don't fit the spaces; the message is one line.
     """
     network = config.network
     net = PolicyNet(**net_options(config, observation, action), remat=getattr(network, "remat", False))
@@ -101,7 +101,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks of a config, and checks them.
 
     Raises:
-        ValueError: they or the normalisers don't fit the spaces, or they can't be trained; one line.
+        ValueError: if they or the normalisers don't fit the spaces, or they can't be trained; the message is one line.
     """
     net = make_net(config, description.observation, description.action)
     if net.custom is not None:
@@ -118,7 +118,7 @@ def init_state(config: Config, net: PolicyNet, layout: ParameterLayout) -> Train
 
 
 def state_of(config: Config, net: PolicyNet, parameters: Held, zeros: Held) -> TrainState:
-    """Makes the state before the first iteration of parameters and moments that a layout holds."""
+    """Makes the state before the first iteration from parameters and zero moments, both as a layout holds them."""
     return TrainState(
         parameters=parameters,
         optimizer=optax.ScaleByAdamState(np.zeros((), np.int32), zeros, zeros),
@@ -129,7 +129,7 @@ def state_of(config: Config, net: PolicyNet, parameters: Held, zeros: Held) -> T
 
 
 def state_specs(state: TrainState, parameters: Specs) -> TrainState:
-    """Says how every leaf of a state lies on the mesh; ``parameters`` are the specs of parameters."""
+    """Returns the partition spec of every leaf of a state; ``parameters`` are the specs of the parameters."""
     return TrainState(
         parameters=parameters,
         optimizer=optax.ScaleByAdamState(REPLICATED, parameters, parameters),  # pyright: ignore[reportArgumentType]
@@ -142,15 +142,16 @@ def state_specs(state: TrainState, parameters: Specs) -> TrainState:
 
 
 def place_state(state: TrainState, specs: TrainState, mesh: Mesh) -> TrainState:
-    """Lays a state of host arrays, the same in every process, out over the mesh."""
+    """Places a state of host arrays, the same in every process, on the mesh."""
     with jax.enable_x64(True):
         return jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), state, specs)
 
 
 def state_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.ndarray]:
-    """Copies every array of the training state by name: what is saved is what is fingerprinted is what is compared.
+    """Copies every array of the training state to the host, by name.
 
-    With FSDP a collective: every process calls it.
+    Checkpoints, fingerprints and comparisons use these arrays. With FSDP this is a collective: every process must call
+    it.
     """
     out = policy_arrays(state, layout)
     normalizers = {name: out.pop(name) for name in list(out) if name.startswith(NORMALIZERS)}
@@ -162,14 +163,14 @@ def state_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.nda
 
 
 def policy_arrays(state: TrainState, layout: ParameterLayout) -> dict[str, np.ndarray]:
-    """Parameters and normalisers by name, of :func:`state_arrays`."""
+    """Copies parameters and normalisers to the host, by their names in :func:`state_arrays`."""
     arrays = {POLICY + name: array for name, array in layout.on_host(state.parameters).items()}
     found = {name: gathered(x) for name, x in normalizer_moments(state).items()}
     return arrays | {name: x.reshape(1) if x.ndim == 0 else x for name, x in found.items()}
 
 
 def normalizer_moments(state: TrainState) -> dict[str, Array]:
-    """Collects the arrays of a state's normalisers by their names in a checkpoint."""
+    """Returns the arrays of a state's normalisers by their names in a checkpoint."""
     normalizers = {"observations": state.observation_normalizer, "returns": state.return_normalizer}
     return {
         f"{NORMALIZERS}{name}.{part}": x
@@ -182,13 +183,13 @@ def normalizer_moments(state: TrainState) -> dict[str, Array]:
 def load_state_arrays(
     state: TrainState, arrays: Mapping[str, np.ndarray], layout: ParameterLayout, optimizer_steps: int = 0
 ) -> TrainState:
-    """Loads arrays by name into a state of host arrays: the reverse of :func:`state_arrays`.
+    """Loads arrays by name into a state of host arrays; the reverse of :func:`state_arrays`.
 
-    ``optimizer_steps`` are those of the run, as its checkpoint counts them: Adam's step is float32 in the arrays, as
-    PyTorch has it, and loses ones from 2^24 on.
+    ``optimizer_steps`` are those that the checkpoint counts. Adam's step is float32 in the arrays, as in PyTorch, and
+    doesn't count single steps from 2^24 on.
 
     Raises:
-        ValueError: names or shapes are not those of this config.
+        ValueError: if names or shapes are not those of this config.
     """
     check_names_and_shapes(state_arrays(state, layout), arrays)
     step = _counted(arrays[OPTIMIZER + "step"][0], optimizer_steps)
@@ -202,7 +203,7 @@ def load_state_arrays(
 
 
 def _counted(step: np.float32, optimizer_steps: int) -> np.ndarray:
-    """Gives Adam's step, int32 ``[]``, which stays at the largest: as the run counts it, where that rounds to it."""
+    """Returns Adam's step, int32 ``[]``, at most the largest int32: ``optimizer_steps`` if it rounds to ``step``."""
     exact = optimizer_steps if np.float32(optimizer_steps) == step else int(step)
     return np.array(min(exact, np.iinfo(np.int32).max), np.int32)
 

@@ -1,4 +1,4 @@
-"""Shares what shards must know of each other once an iteration, in one collective: moments, counts, stop codes."""
+"""Gathers what shards must know of each other once an iteration: moments, counts and stop codes, in one collective."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lockstep.jax_engine.state import TrainState
 
 
 class Statistics(NamedTuple):
-    """Statistics of blocks or shards, float64: of a device's own, or gathered from all in shard order.
+    """Statistics of blocks or shards, float64: a device's own, or those of all gathered in shard order.
 
     Attributes:
         advantage_moments: ``[shards, num_epochs, num_minibatches, 3]``: count, mean and M2.
-        fit: of returns and of returns minus values, ``[blocks, 2, 3]``; None without a critic.
+        fit: moments of returns and of returns minus values, ``[blocks, 2, 3]``; None without a critic.
         observation_moments: ``[blocks, size, 3]``, or None.
         return_moments: of discounted returns ``[blocks, 1, 3]``, or None.
         terms: means of named reward terms ``[blocks, n]``, or None.
@@ -57,7 +57,7 @@ def fit_moments(batch: Batch) -> Array | None:
 def normalizer_moments(
     config: Config, net: PolicyNet, rollout: Rollout, discounted: Array
 ) -> tuple[NormalizerMoments, Array]:
-    """Computes the moments of a block's observations and discounted returns, and the latter's last values ``[n]``.
+    """Computes the moments of a block's observations and discounted returns, and the last discounted returns ``[n]``.
 
     ``discounted`` is each environment's discounted return before the rollout, float32 ``[n]``.
     """
@@ -79,9 +79,9 @@ def normalizer_moments(
 
 
 def share(local: Statistics, stop: Array) -> tuple[Statistics, Array]:
-    """Gathers every block's statistics in shard order, and the highest of the processes' stop codes: one collective.
+    """Gathers every block's statistics in shard order, and the highest stop code of the processes; one collective.
 
-    ``stop`` is this process's, int32 ``[1]``; the highest is ``[]``.
+    ``stop`` is this process's stop code, int32 ``[1]``; the highest is ``[]``.
     """
     with jax.enable_x64(True):
         parts = [x for x in local if x is not None]
@@ -95,7 +95,7 @@ def share(local: Statistics, stop: Array) -> tuple[Statistics, Array]:
 
 
 def mean_terms(names: list[str], terms: Array | None) -> dict[str, Array]:
-    """Averages over blocks named reward terms ``[blocks, n]``, float32, as metrics."""
+    """Averages named reward terms ``[blocks, n]`` over blocks, float32, as metrics."""
     if terms is None:
         return {}
     with jax.enable_x64(True):
@@ -104,7 +104,7 @@ def mean_terms(names: list[str], terms: Array | None) -> dict[str, Array]:
 
 
 def explained_variance(fit: Array) -> Array:
-    """Computes 1 - Var(returns - values) / Var(returns) over all samples, float32; NaN where returns don't vary."""
+    """Computes 1 - Var(returns - values) / Var(returns) over all samples, float32; NaN if returns don't vary."""
     with jax.enable_x64(True):
         _, _, std = merge_counts(fit)
         variance = jnp.square(std)
@@ -130,7 +130,7 @@ def _merged(moments: Moments | None, parts: Array | None) -> Moments | None:
 
     if len(parts) > UNROLLED_SHARDS:
         with jax.enable_x64(True):
-            carried = jax.tree.map(lambda x: x.astype(jnp.float64), moments)  # shapes alone are traced as float32
+            carried = jax.tree.map(lambda x: x.astype(jnp.float64), moments)  # float32 where only shapes are traced
             return jax.lax.scan(add, carried, parts)[0]
     for part in parts:
         moments, _ = add(moments, part)

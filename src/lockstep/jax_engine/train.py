@@ -1,4 +1,4 @@
-"""Training: the loop, from the first iteration to the last checkpoint."""
+"""The training loop, from the first iteration to the last checkpoint."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, s
 
 
 class Trainer:
-    """The loop over one process's iterations.
+    """Runs the loop over one process's iterations.
 
     Args:
-        session: what it trains with; its state is changed.
-        recorder: writes down what happens.
+        session: the program, environments and state; the loop changes the state.
+        recorder: records metrics, checkpoints and evaluations.
         options: limits of this session.
-        request: signals received.
+        request: the signals that this process has received.
 
     Attributes:
         began: iterations done before this session.
         dispatched: iterations done or under way.
         pending: calls of the program that are under way, the oldest first.
-        copies: what devices held after an iteration that has been compared and taken over, or None: all the same.
-        schedule: when the host needs the state.
+        copies: by iteration, the devices' copies of the state that were compared before a call took it over; None if
+            they were all the same.
+        schedule: says when the host needs the state.
         asked: the highest stop code of any process.
-        saves: whether processes have agreed to save the state, and where.
+        saves: the stop code by which processes have agreed to save a checkpoint, or ``RUNNING``.
     """
 
     def __init__(self, session: Session, recorder: Recorder, options: RunOptions, request: StopRequest) -> None:
@@ -67,9 +68,9 @@ class Trainer:
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code.
 
-        A call of the program is always under way while the host logs the one before; both meet where something is due
-        that needs the state. The devices' copies are compared before the next call takes the state over; what differs
-        is set aside, and told of after the iterations before.
+        While the host logs one call of the program, the next is under way. The loop waits for all calls when something
+        that needs the state is due. The devices' copies are compared before the next call takes the state over; copies
+        that differ are kept, and reported after the earlier iterations are logged.
         """
         while True:
             stop = self.reached() or self.asked
@@ -87,28 +88,29 @@ class Trainer:
 
     @property
     def waits(self) -> bool:
-        """Whether listeners answer to each iteration, which is a call of its own then."""
+        """Whether listeners answer after each iteration; then each iteration is a call of its own."""
         return self.recorder.audience.waits
 
     def answered(self) -> int:
-        """Returns the code of what listeners said to this iteration; a collective, where they are waited for."""
+        """Returns the highest code that listeners answered to this iteration; a collective if they are waited for."""
         return max(gather_json(self.recorder.audience.answer.code)) if self.waits else RUNNING
 
     def reached(self) -> int:
-        """Returns the code of the limit in steps that is reached, counting what is under way, or ``RUNNING``."""
+        """Returns the code of the step limit that is reached, counting iterations under way, or ``RUNNING``."""
         return reached(self.config, self.options, self.dispatched, self.dispatched * self.config.steps_per_iteration)
 
     def set_aside(self, iteration: int) -> None:
-        """Compares what the devices hold after this iteration, before a call takes it over, and copies what differs."""
+        """Compares the devices' copies after this iteration, before a call takes them over; keeps any that differ."""
         if self.schedule.compares(iteration):
             state, layout = self.session.state, self.session.program.layout
             self.copies[iteration] = None if Copies.of(state, layout).alike() else Copies.of(state, layout, keep=True)
 
     def dispatch(self, trainers: Sequence[Trainer]) -> None:
-        """Starts iterations: as many as the program takes at once, up to the next one where something is due.
+        """Starts as many iterations as the program takes at once, but none beyond the next one where something is due.
 
         Args:
-            trainers: this one, or those of all seeds, which set aside what the call takes over.
+            trainers: this one, or those of all seeds; each of them sets its copies aside before the call takes them
+                over.
         """
         done, waiting, count = self.dispatched, bool(self.pending), 1
 
@@ -116,7 +118,7 @@ class Trainer:
             for trainer in trainers if waiting else ():
                 trainer.set_aside(done)
 
-        compiled = done > self.began  # the first call compiles, which is no part of more than one iteration's time
+        compiled = done > self.began  # the first call compiles; only one iteration's time should include that
         while (
             compiled and not self.waits and count < self.session.run.capacity and not self.schedule.ends(done + count)
         ):
@@ -126,7 +128,7 @@ class Trainer:
         self.dispatched += count
 
     def take(self, last: bool) -> None:
-        """Waits for the oldest call, and logs its iterations; ``last``: nothing else is under way."""
+        """Waits for the oldest call and logs its iterations; ``last`` says that nothing else is under way."""
         *earlier, newest = self.session.run.fetch(self.pending.popleft())
         self.log(earlier)
         record = self.record(newest)
@@ -136,7 +138,7 @@ class Trainer:
         self.recorder.log(record)
 
     def log(self, iterations: Sequence[Iteration]) -> None:
-        """Logs iterations at once, also if one of them fails: those before it then."""
+        """Logs iterations together; if one of them fails, logs those before it."""
         records: list[Record] = []
         try:
             for iteration in iterations:
@@ -146,10 +148,10 @@ class Trainer:
                 self.recorder.log(*records)
 
     def record(self, iteration: Iteration) -> Record:
-        """Counts an iteration as done; returns its metrics record.
+        """Counts an iteration as done and returns its metrics record.
 
         Raises:
-            NonFiniteError: a loss or gradient was not finite.
+            NonFiniteError: if a loss or gradient was not finite.
         """
         collect_as_usual()
         session, numbers = self.session, numbers_of(iteration, self.config)
@@ -165,7 +167,7 @@ class Trainer:
         return record | numbers | self.times(iteration)
 
     def times(self, iteration: Iteration) -> Record:
-        """Returns ``time/…``: what of an iteration can be told apart from outside a compiled program."""
+        """Returns ``time/…`` of the record, and logs the iteration's times if the run logs timing."""
         steps, seconds = self.config.steps_per_iteration, iteration.seconds
         parts: Record = {f"time/t_{part}": took for part, took in iteration.parts.items()}
         if self.recorder.timing is not None:
@@ -186,7 +188,7 @@ class Trainer:
         return record
 
     def prove(self, last: bool) -> None:
-        """Compares the devices' copies if that is due, and writes this iteration's fingerprints if they are traced."""
+        """Compares the devices' copies if that is due, and writes the state's fingerprints if the run traces them."""
         iteration = self.session.iteration
         compared, copies = iteration in self.copies, self.copies.pop(iteration, None)
         if copies is not None:
@@ -207,14 +209,14 @@ def train(
         run: its directory, as this process sees it.
         topology: this process's place.
         options: limits of this session, and its devices.
-        checkpoint: what to resume from.
+        checkpoint: the one to resume from, or None.
 
     Raises:
-        ValueError: what the config asks for can't be had here; one line.
-        EnvironmentFailureError: an environment raised, died or hung.
-        NonFiniteError: the loss is not finite; in all processes at the same step.
-        DesyncError: devices hold different bytes; in all processes.
-        PeerFailureError: another process is gone.
+        ValueError: if this machine or environment can't do what the config asks for; the message is one line.
+        EnvironmentFailureError: if an environment raised, died or hung.
+        NonFiniteError: if the loss is not finite; in all processes at the same step.
+        DesyncError: if devices hold different bytes; in all processes.
+        PeerFailureError: if another process is gone.
     """
     started = time.monotonic()
     with stop_requests() as request, leaving_together(topology):

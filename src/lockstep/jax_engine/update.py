@@ -1,4 +1,4 @@
-"""The update: epochs of minibatches, one collective per optimiser step, every decision from combined values."""
+"""The update: epochs of minibatches, with one collective per optimiser step and all decisions from combined values."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ NOTHING_FAILED = -1
 
 
 class UpdateResult(NamedTuple):
-    """What an update did, on every device the same.
+    """The result of an update, the same on every device.
 
     Attributes:
-        terms: sums of the loss terms over the minibatches that were evaluated, the one that stopped it included.
+        terms: sums of the loss terms over the minibatches evaluated, including the one that stopped the update.
         evaluated: number of those minibatches.
-        grad_norm: sum over optimiser steps; ``steps`` their number.
-        stopped_by_kl: whether the KL stop ended it.
-        failed: index of the first minibatch whose loss or gradient was not finite, or -1; nothing was applied from it
+        grad_norm: sum over optimiser steps; ``steps`` is their number.
+        stopped_by_kl: whether the KL stop ended the update.
+        failed: index of the first minibatch whose loss or gradient was not finite, or -1; no step was applied from it
             on. ``failed_terms`` are its loss terms.
     """
 
@@ -55,21 +55,21 @@ class UpdateResult(NamedTuple):
 
     @classmethod
     def empty(cls, terms: int) -> UpdateResult:
-        """Makes the result of no minibatch yet, with so many loss terms."""
+        """Makes the result before the first minibatch, with ``terms`` loss terms."""
         zero, none = jnp.zeros(terms), jnp.zeros((), jnp.int32)
         return cls(zero, none, jnp.zeros(()), none, jnp.zeros((), jnp.bool_), none + NOTHING_FAILED, zero)
 
     def result(self) -> UpdateResult:
-        """As :meth:`Tally.result`."""
+        """Returns itself, as :meth:`Tally.result` returns the unpacked result."""
         return self
 
 
 class Tally(NamedTuple):
-    """An :class:`UpdateResult` under way: an array of each dtype, for one a number takes longer than the numbers do.
+    """An :class:`UpdateResult` under way, packed into one array per dtype because many small arrays cost more to carry.
 
     Attributes:
         floats: loss terms, failed terms, and the sum of gradient norms, float32 ``[2T + 1]``.
-        counts: minibatches evaluated, steps, whether the KL stop ended it, first one that failed, int32 ``[4]``.
+        counts: minibatches evaluated, steps, whether the KL stop ended it, first minibatch that failed, int32 ``[4]``.
     """
 
     floats: Array
@@ -83,7 +83,7 @@ class Tally(NamedTuple):
         return cls(floats, jnp.stack([x.astype(jnp.int32) for x in counts]))
 
     def result(self) -> UpdateResult:
-        """Unpacks it."""
+        """Unpacks the result."""
         terms, failed_terms, (grad_norm,) = jnp.split(self.floats, [len(self.floats) // 2, len(self.floats) - 1])
         evaluated, steps, stopped, failed = self.counts
         return UpdateResult(terms, evaluated, grad_norm, steps, stopped != 0, failed, failed_terms)
@@ -93,7 +93,7 @@ Tallied = UpdateResult | Tally
 
 
 class Learner(NamedTuple):
-    """What an optimiser step changes; parameters and moments are held by the layout, the rate is float32 ``[]``."""
+    """What an optimiser step changes: parameters and moments as the layout holds them, and the rate, float32 ``[]``."""
 
     parameters: Held
     optimizer: optax.ScaleByAdamState
@@ -101,21 +101,21 @@ class Learner(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """An update under way: what has been learned, and what it did so far."""
+    """An update under way: the learner, and the result so far."""
 
     learner: Learner
     result: UpdateResult
 
 
 class Minibatch(NamedTuple):
-    """One minibatch of every block; a leading axis, where there is one, is of minibatches.
+    """One minibatch of every block; all minibatches if the arrays have one more leading axis.
 
     Attributes:
         indices: of each block's units, int32 ``[blocks, n]``.
         mean: what to subtract from advantages, see :class:`.minibatches.MinibatchStatistics`; None: nothing.
-        scale: what to divide them by then.
+        scale: what to divide them by after that.
         count: valid samples of the global minibatch, float32 ``[]``.
-        keys: of dropout ``[blocks]``, or None.
+        keys: dropout keys ``[blocks]``, or None.
     """
 
     indices: Array
@@ -128,9 +128,10 @@ class Minibatch(NamedTuple):
 def all_minibatches(
     config: Config, indices: Array, statistics: MinibatchStatistics, keys: Array | None
 ) -> tuple[Array, Minibatch]:
-    """Lays the minibatches of all epochs out one after another, with their numbers int32 ``[minibatches]``.
+    """Concatenates the minibatches of all epochs, and returns them with their numbers, int32 ``[minibatches]``.
 
-    Indices are ``[blocks, num_epochs, num_minibatches, n]``, keys of dropout ``[blocks]``; each minibatch gets its own.
+    ``indices`` are ``[blocks, num_epochs, num_minibatches, n]``. ``keys`` are dropout keys ``[blocks]``; each minibatch
+    gets keys derived from them.
     """
     total = config.ppo.num_epochs * config.ppo.num_minibatches
     numbers = jnp.arange(total, dtype=jnp.int32)
@@ -141,9 +142,10 @@ def all_minibatches(
 
 
 def adapted_learning_rate(learning_rate: Array, kl: Array, desired_kl: float) -> Array:
-    """Divides the rate by 1.5 above twice the desired KL, multiplies it below half (rsl_rl; Schwarke et al. 2025).
+    """Divides the rate by 1.5 if KL is above twice the desired one, and multiplies it by 1.5 if KL is below half of it.
 
-    A KL of rounding alone, :data:`KL_NOISE`, changes nothing.
+    The rule is rsl_rl's (Schwarke et al. 2025). A KL that comes from rounding alone, below :data:`KL_NOISE` times the
+    desired one, changes nothing.
     """
     low, high = LEARNING_RATE_LIMITS
     down = jnp.maximum(low, learning_rate / LEARNING_RATE_FACTOR)
@@ -153,9 +155,9 @@ def adapted_learning_rate(learning_rate: Array, kl: Array, desired_kl: float) ->
 
 
 def decide(config: Config, learning_rate: Array, kl: Array, finite: Array) -> tuple[Array, Array]:
-    """Decides by the KL divergence of all devices whether the update stops, and on the adaptive learning rate.
+    """Decides from the KL divergence of all devices whether the update stops, and computes the adaptive learning rate.
 
-    The rate follows what stops the update too: without the largest divergences it would only ever grow.
+    The rate also follows a KL that stops the update: without the largest divergences it would only ever grow.
     """
     ppo = config.ppo
     stops = jnp.zeros((), jnp.bool_) if ppo.target_kl is None else finite & (kl > KL_STOP_FACTOR * ppo.target_kl)
@@ -177,12 +179,12 @@ def clip_and_step(learner: Learner, gradient: Held, norm: Array, config: Config)
 
 @dataclass(frozen=True)
 class Gradients:
-    """Computes gradients of one device's blocks.
+    """Computes the gradients of one device's blocks.
 
     Attributes:
-        words: how columns lie in a block's matrix.
-        devices: of the mesh; ``platform`` theirs.
-        coefficients: of the loss, those that are scheduled, by name, float32 ``[]``; None: none is.
+        words: layout of the columns in a block's matrix.
+        devices: number of devices in the mesh; ``platform`` is theirs.
+        coefficients: scheduled coefficients of the loss by name, float32 ``[]``; None if none is scheduled.
     """
 
     config: Config
@@ -202,7 +204,8 @@ class Gradients:
     def of_minibatch(self, parameters: Named, samples: Array, now: Minibatch, owned: Array) -> Held:
         """Computes gradients and loss terms of one minibatch, packed by the layout; see :meth:`Blocks.sum_parts`.
 
-        Parameters are whole, samples packed columns ``[blocks, units, words]``; ``owned`` is the number of shards.
+        ``parameters`` are whole, ``samples`` are packed columns ``[blocks, units, words]``, and ``owned`` is the number
+        of shards.
         """
         blocks, units, width = samples.shape
         parts = gradient_parts(self.net, self.config, now.indices.shape[-1], self.platform)
@@ -218,12 +221,12 @@ class Gradients:
 
         index = now.indices + units * jnp.arange(blocks, dtype=now.indices.dtype)[:, None]
         mean, scale, keys = now.mean, now.scale, now.keys
-        if mean is not None and scale is not None:  # of the global minibatch, or of each unit's shard
+        if mean is not None and scale is not None:  # one number for the global minibatch, or one per unit's shard
             mean, scale = (jnp.broadcast_to(x, (blocks, parts)) if x.ndim == 0 else x for x in (mean, scale))
             mean, scale = (jnp.repeat(x, parts // x.shape[1] or 1, 1) for x in (mean, scale))
         if keys is not None and parts > 1:
             keys = jax.vmap(lambda key: jax.random.split(key, parts))(keys)
-        chosen = samples.reshape(-1, width)[index]  # of all parts at once, outside of their loop
+        chosen = samples.reshape(-1, width)[index]  # for all parts at once, outside their loop
         chosen, mean, scale = jax.tree.map(lambda x: x.reshape(blocks * parts, -1, *x.shape[2:]), (chosen, mean, scale))
         keys = None if keys is None else keys.reshape(-1)
         return self.blocks.sum_parts(one, parts, owned, chosen, keys, mean, scale)
@@ -238,7 +241,7 @@ class Update:
     def __call__(
         self, learner: Learner, samples: Array, numbers: Array, minibatches: Minibatch, owned: Array
     ) -> Progress:
-        """Trains on a rollout's samples, packed columns ``[blocks, units, words]``; ``numbers`` are of minibatches."""
+        """Trains on a rollout's samples, packed columns ``[blocks, units, words]``; ``numbers`` count minibatches."""
         begun = self._tallied(UpdateResult.empty(len(self.gradients.terms)))
 
         def body(carry: tuple[Learner, Tallied], now: tuple[Array, Minibatch]) -> tuple[tuple[Learner, Tallied], None]:
@@ -254,14 +257,15 @@ class Update:
         return Progress(learner, tallied.result())
 
     def _tallied(self, result: UpdateResult) -> Tallied:
-        """Packs a result for its way from step to step.
+        """Packs a result to carry it from step to step.
 
-        With FSDP its numbers stay apart: packed, XLA rounds the gradient's norm differently, and agents get other bits.
+        With FSDP it stays unpacked: packed, XLA would round the gradient's norm differently, and agents would get other
+        bits.
         """
         return result if self.layout.axes else Tally.of(result)
 
     def step(self, progress: Progress, samples: Array, number: Array, minibatch: Minibatch, owned: Array) -> Progress:
-        """Takes one optimiser step; nothing is applied if it isn't finite, or if the KL stop takes effect."""
+        """Takes one optimiser step; changes no parameters if it isn't finite or the KL stop takes effect."""
         learner, result = progress
         with jax.named_scope("gradients"):
             found = self.gradients.of_minibatch(self.layout.named(learner.parameters), samples, minibatch, owned)

@@ -1,1 +1,1 @@
-"""Starting the ranks of a run and ending them together."""
+"""Starts the ranks of a run, watches them, and ends them together."""

@@ -1,4 +1,4 @@
-"""Whether the seeds of a group can be agents of one program."""
+"""Decides whether the seeds of a group can be agents of one program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockstep.envs.description import stepped_as_arrays
 
 
 def why_apart(options: RunOptions, config: Config, processes: int) -> str | None:
-    """Says why seeds can't be agents of one program, so that they are trained in processes of their own; None: one."""
+    """Says why seeds can't be agents of one program and need a process each; None if they can."""
     if config.engine == "torch":
         return "engine torch trains one agent a process"
     if not (config.env.jax_only or stepped_as_arrays(config.env)):

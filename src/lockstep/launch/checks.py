@@ -1,4 +1,4 @@
-"""What is checked before a run makes its directory or starts a process, and is nowhere else."""
+"""Checks, before a run makes its directory or starts a process, what no other module checks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from lockstep.training.reference_policy import check_same_networks, digests_befo
 
 
 def check_limits(options: RunOptions, config: Config, is_group: bool = False) -> None:
-    """Raises a one-line ``ValueError`` if the name, the end or the learning rate of a run, or of a group, can't be.
+    """Raises a one-line ``ValueError`` if name, end, seeds or learning rate of a run contradict its other options.
 
-    A run that is resumed goes on with the learning rate that it began with.
+    A resumed run keeps the learning rate that it began with.
     """
     if options.seeds_at_once is not None and not is_group:
         raise ValueError(f"seeds_at_once: {options.seeds_at_once}, but there is one seed; give --seeds 0-4 as well")
@@ -46,10 +46,13 @@ def check_limits(options: RunOptions, config: Config, is_group: bool = False) ->
 
 
 def check_company(config: Config, resumed: Path | None = None) -> None:
-    """Checks what the rank that writes needs beside the run itself: trackers' packages, pictures of the environment.
+    """Checks what only the writing rank needs: packages of trackers, and pictures of the environment for videos.
 
-    A run that is ``resumed`` may have begun with videos of EnvPool, of which older versions showed another environment.
-    As nothing could bring them back, it goes on without, and says so at its first evaluation.
+    A ``resumed`` run may have begun with videos of EnvPool, for which older versions filmed another environment. Such a
+    run continues without videos, and says so at its first evaluation.
+
+    Raises:
+        ValueError: something is missing; one line.
     """
     check_trackers(config.log)
     if config.eval.record_video and not (resumed is not None and _began_with_false_videos(resumed)):
@@ -64,13 +67,18 @@ def _began_with_false_videos(run: Path) -> bool:
 
 
 def with_reference(config: Config, runs_dir: str, resumed: Path | None = None) -> Config:
-    """Replaces the name of GRPO's reference policy by the path of one checkpoint, of which the run is a function.
+    """Replaces the name of GRPO's reference policy by the path of one checkpoint, on which the run then depends.
 
-    The path is absolute, for the run may be resumed from another directory: ``resumed`` is its own then, beside which
-    a name is looked for.
+    The path is absolute, because the run may be resumed from another directory.
+
+    Args:
+        config: of the run.
+        runs_dir: where a name is looked for.
+        resumed: the run's directory if it is resumed; then a name is looked for beside it. None if it is new.
 
     Raises:
-        ValueError: there is no such run or checkpoint, observations are normalised, or networks differ; one line.
+        ValueError: there is no such run or checkpoint, observations are normalised, networks differ, or the
+            reference has no weight; one line.
     """
     if config.algorithm != "grpo" or config.grpo.reference is None:
         return config
@@ -101,14 +109,15 @@ def _checkpoint_of(run: Path, which: str) -> Path:
     """Returns the absolute path of one of a run's checkpoints."""
     path = find_checkpoint(run / CHECKPOINTS, which).path
     assert path is not None, "it was read from a directory"
-    return Path(os.path.abspath(path))  # links stay, which other hosts may have elsewhere
+    return Path(os.path.abspath(path))  # links stay, because they may lead elsewhere on other hosts
 
 
 def same_reference(old: str | None, new: str | None, run: Path) -> bool:
-    """Tells whether two names of a run's reference policy are of one, of which older versions kept relative paths.
+    """Tells whether two names of a run's reference policy mean the same one.
 
-    A relative path is taken for the end of the absolute one, wherever it is read: whether another policy lies there is
-    told by its sha256, which the run's checkpoints have. By that a checkpoint that was moved, or its copy, is the same.
+    Older versions stored relative paths. One that is the end of the other's absolute path counts as the same; the run's
+    checkpoints hold the policy's sha256, which later shows if another policy is there. Other names are the same if they
+    lead to the same place, or to the policy with that sha256, such as a moved or copied checkpoint.
     """
     if old is None or new is None:
         return old == new
@@ -122,7 +131,7 @@ def same_reference(old: str | None, new: str | None, run: Path) -> bool:
 
 
 def _found(reference: str, runs_dir: str) -> Path | None:
-    """Returns the checkpoint that a name of a reference policy is of; None: there is none."""
+    """Returns the checkpoint that the name of a reference policy means; None if there is none."""
     try:
         return _checkpoint_of(*find_run(reference, runs_dir))
     except ValueError:
@@ -136,17 +145,17 @@ def check_machine(
     sees_devices: bool = True,
     before: Mapping[str, Any] | None = None,
 ) -> None:
-    """Checks whether this machine can run a resolved config: devices, environments, networks, a loss of the user's own.
+    """Checks whether this machine can run a resolved config: devices, environments, networks, the user's own loss.
 
     Args:
         config: resolved.
-        ranks_here: that are to be started on this machine.
+        ranks_here: number of ranks to start on this machine.
         describe: returns the environment's description.
-        sees_devices: whether the devices that ranks will have are this process's as well.
-        before: what the checkpoint says that is resumed from; None: none is.
+        sees_devices: whether this process sees the devices that ranks will have.
+        before: facts about the loss, from the checkpoint that is resumed; None if there are none.
 
     Raises:
-        ValueError: it can't, or resumes with another loss; one line.
+        ValueError: it can't, or the run would resume with another loss; one line.
     """
     engine = engine_module(config.engine)
     if config.device != "cpu" and sees_devices:
@@ -159,6 +168,6 @@ def check_machine(
 
 
 def check_settings(settings: dict[str, Any], ranks_here: int, before: Mapping[str, Any] | None = None) -> None:
-    """Checks as :func:`check_machine` a config that was dumped as JSON, for a process in which the engine is loaded."""
+    """Calls :func:`check_machine` with a config from JSON, for a process in which the engine is loaded."""
     config = Config.model_validate(settings)
     check_machine(config, ranks_here, lambda: describe(config.env), before=before)

@@ -1,4 +1,4 @@
-"""What a request gets beyond what it says: defaults by the environment's spaces, and its twin in arrays."""
+"""Completes a request: adds defaults for the environment's spaces, and replaces the environment by its array twin."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import SERVICES
 from lockstep.core.errors import RankMismatchError
+from lockstep.core.topology import Topology
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
+from lockstep.launch.world import topology_of
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.finding import run_if_any
 from lockstep.runs.listing import printable
@@ -27,11 +29,17 @@ from lockstep.runs.trust import OF_TRAINING, check_trusted, place_of_service, tr
 
 @dataclass(frozen=True)
 class RunRequest:
-    """Holds a request whose config is whole, but not resolved, and the nested settings that were given explicitly.
+    """A request whose config is complete, but not resolved.
 
-    ``note`` is what was decided for the user, a line each: defaults for an environment without a preset, an array
-    environment in place of Gymnasium's. ``description`` is there where the environment had to be looked at, or in its
-    place ``undescribed``, why it can't be; ``audience`` where somebody listens to the run's records.
+    Attributes:
+        config: complete.
+        options: of the run.
+        overrides: the nested settings that were given explicitly.
+        note: what was decided for the user, a line each: defaults for an environment without a preset, an array
+            environment in place of Gymnasium's.
+        description: the environment's, if it had to be made for its defaults.
+        undescribed: why it couldn't be made for that.
+        audience: address of the socket at which another process listens to the run's records; None if none does.
     """
 
     config: Config
@@ -48,30 +56,40 @@ def request_of(
     needs_env: bool = True,
     bring: Callable[[Request], RunOptions] | None = None,
     starts_others: bool = False,
+    trains: bool = False,
 ) -> RunRequest:
-    """Reads a command line, and completes its config by what its environment is; arguments and errors as below it.
+    """Reads a command line as ``read_request`` does, and completes its config according to the environment.
 
-    An environment without a preset is made once for that, but not for a run that is resumed; ``bring`` gives the
-    options of one that was brought here first, where a mirror has it. A process that ``starts_others`` leaves
-    accelerators to them.
+    An environment without a preset is made once to choose defaults, unless the run is resumed.
+
+    Args:
+        argv: the words after the command.
+        needs_env: as in ``read_request``.
+        bring: fetches a run from its mirror first, and returns the options to resume it with; None: not called.
+        starts_others: whether this process only starts others, and leaves accelerators to them.
+        trains: whether this process may be a launcher's rank, which meets the others.
+
+    Raises:
+        ValueError: the command line is wrong, or names something that isn't trusted; one line.
+        RankMismatchError: a launcher's ranks can't meet; one line.
     """
     request, lines = read_request(argv, needs_env), list[str]()
     if (run := request.run) is not None:
         request, note = _without_strange_places(request, run)
         lines += [] if note is None else [note]
         check_trusted(request.config, run / CONFIG, request.options.trust, flattened(request.given))
-    if bring is not None:  # from a mirror that may stand in that config
+    if bring is not None:  # from a mirror that this config may name
         request = replace(request, options=bring(request))
     request = _on_device(request)
     config, options = request.config, resumed_if_begun(request.options)
     description, undescribed = None, None
     if not has_preset(config.env.id) and options.resume is None:
         try:
-            start_jax(config, options, starts_others)
+            start_jax(config, options, topology_of(options) if trains else Topology(), starts_others)
             description = describe(config.env)
-        except RankMismatchError:  # whoever makes it for the run would wait once more
+        except RankMismatchError:  # making it for the run would wait once more
             raise
-        except ValueError as error:  # whoever makes it for the run says so
+        except ValueError as error:  # raised again when it is made for the run
             undescribed = error
         if description is not None:
             defaults, said = defaults_by_spaces(description, request)
@@ -84,16 +102,16 @@ def request_of(
 
 
 PLACES = ("project", "entity", "group", "tags")
-"""Keys of ``log`` that say where in a service metrics go, and beside what."""
+"""Keys of ``log`` that say where at a service metrics go, and with which labels."""
 
 
 def _without_strange_places(request: Request, run: Path) -> tuple[Request, str | None]:
-    """Leaves out where the run whose config is taken sent its metrics, unless this user has sent some there.
+    """Leaves out where the run whose config is used sent its metrics, unless this user has sent metrics there.
 
-    Services that the user switches on are the user's own, with the user's own defaults; ``trust`` takes all as it is.
+    Services that the user switches on get the user's own defaults instead. ``trust`` leaves all as it is.
 
     Returns:
-        The request, and a line that says what was left out.
+        The request, and a line that says what was left out; None if nothing was.
     """
     given, log = flattened(request.given), request.config.log
     asked = [name for name in SERVICES if getattr(log, name)]
@@ -104,10 +122,10 @@ def _without_strange_places(request: Request, run: Path) -> tuple[Request, str |
     if request.options.trust or not theirs or not asked:
         return request, None
     if any(f"log.{name}" not in given for name in asked):
-        return request, None  # one stands in the file: the run is refused where its place isn't this user's
+        return request, None  # the file names a service: check_trusted refuses it if its place isn't this user's
     told = log.model_copy(update={name: request.file["log"].get(name) for name in ("project", "entity")})
     if {place_of_service(told, name) for name in SERVICES} & trusted_names():
-        return request, None  # what the file names is this user's, whichever of the services has it
+        return request, None  # the place is this user's, at whichever service
     kept = {name: value for name, value in request.file["log"].items() if name not in theirs}
     listed = ", ".join(f"log.{name} {printable(str(value))}" for name, value in theirs.items())
     left = replace(request, file={**request.file, "log": kept})
@@ -116,10 +134,10 @@ def _without_strange_places(request: Request, run: Path) -> tuple[Request, str |
 
 
 def config_named(word: str, runs_dir: str, trust: bool = False) -> Config:
-    """Reads the config of a run, given by its name, directory or checkpoint, of a config file or of an environment id.
+    """Reads the config that a run's name, directory or checkpoint, a config file or an environment id stands for.
 
     Raises:
-        ValueError: it is none of them: of an id, why no environment can be made; one line.
+        ValueError: ``word`` is none of them, or no environment can be made of the id; one line that says why.
     """
     run = run_if_any(word, runs_dir, single=False)
     if run is not None:
@@ -132,7 +150,7 @@ def config_named(word: str, runs_dir: str, trust: bool = False) -> Config:
 
 
 def _on_device(request: Request) -> Request:
-    """Replaces ``device: auto`` by what this machine has, of which the run is a function."""
+    """Replaces ``device: auto`` by what this machine has, because the run depends on the kind of device."""
     if request.config.device != AUTO:
         return request
     chosen = {"device": engine_module(request.config.engine).chosen_device()}
@@ -140,7 +158,7 @@ def _on_device(request: Request) -> Request:
 
 
 def resumed_if_begun(options: RunOptions) -> RunOptions:
-    """Replaces ``resume: auto`` by the run of that name if it has begun, else by nothing: it is to be started."""
+    """Replaces ``resume: auto`` by the run of that name if it has begun, else by None, which starts it."""
     if options.resume != AUTO or options.name is None:
         return options
     path = Path(options.runs_dir) / options.name
@@ -148,7 +166,7 @@ def resumed_if_begun(options: RunOptions) -> RunOptions:
 
 
 def _as_begun(request: Request, options: RunOptions) -> dict[str, Any]:
-    """The settings that were given, but for those which ``resume: auto`` has settled when the run began."""
+    """Returns the settings that were given, without those that were settled when a run under ``resume: auto`` began."""
     overrides = request.overrides
     if request.options.resume == AUTO and options.resume is not None:
         overrides.pop("num_envs_per_rank", None)
@@ -157,9 +175,12 @@ def _as_begun(request: Request, options: RunOptions) -> dict[str, Any]:
 
 
 def described_run(command: str, target: str, rest: Sequence[str], starts_others: bool = True) -> Config:
-    """Reads the config of a run that ``command`` starts by itself: of a file or environment id, and of options.
+    """Reads the config of a run that ``command`` starts itself, from a config file or environment id, and options.
 
-    ``starts_others``: in processes of their own; else it steps the environment in this one.
+    ``starts_others``: whether the run gets processes of its own; else this one steps the environment.
+
+    Raises:
+        ValueError: an option isn't about the config, or there is a second file or id; one line.
     """
     positional, settings = parse_arguments(rest)
     for key in settings:
@@ -171,7 +192,7 @@ def described_run(command: str, target: str, rest: Sequence[str], starts_others:
 
 
 def defaults_by_spaces(description: EnvDescription, request: Request) -> tuple[dict[str, Any], list[str]]:
-    """Chooses nested settings by an environment's spaces, with a line that says which of them nobody has given."""
+    """Chooses nested settings that suit an environment's spaces; a line lists those that the user didn't give."""
     images = bool(description.observation.image_bytes)
     settings, kind = defaults_for(continuous=not description.action.discrete, images=images)
     if not description.observation.vector_size and "observations" in settings.get("normalize", {}):

@@ -1,4 +1,4 @@
-"""What ``lockstep train … --print-environment`` shows: the variables that ranks get here, and why."""
+"""Lists what ``lockstep train … --print-environment`` shows: the variables that ranks get here, and why."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lockstep.training.rank_environment import Setting, in_lines, machine_class,
 
 
 def environment_lines(config: Config, options: RunOptions) -> list[str]:
-    """Lists the variables of a request's ranks on this machine, as a shell reads them; what the user set stays his.
+    """Lists the variables of a request's ranks on this machine, as a shell reads them; users' own values stay.
 
-    Under a launcher they are those of this rank; else of the ranks that would be started here.
+    Under a launcher, they are this rank's; otherwise those of the ranks that would be started here.
     """
     topology = topology_of(options)
     if config.engine == "jax":

@@ -1,4 +1,4 @@
-"""JAX is set up before the first look at an environment of its own, for to look at one is to start JAX."""
+"""Sets JAX up before a JAX environment is first made, because making one starts JAX."""
 
 from __future__ import annotations
 
@@ -8,22 +8,27 @@ import os
 from lockstep.config.engines import MissingPackageError, check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
-from lockstep.core.topology import available_cores
+from lockstep.core.topology import Topology, available_cores
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.launch.apart import why_apart
-from lockstep.launch.world import topology_of, wait_for_master
+from lockstep.launch.world import wait_for_master
 from lockstep.policies.videos import has_screen
 
 
-def start_jax(config: Config, options: RunOptions, starts_others: bool = False) -> None:
-    """Sets JAX up for a run, if it is to be looked at by JAX or runs on accelerators; a second call does nothing.
+def start_jax(config: Config, options: RunOptions, topology: Topology, starts_others: bool = False) -> None:
+    """Sets JAX up for a run whose checks need it, or that runs on accelerators; a second call does nothing.
 
-    In a process that ``starts_others``, and trains nothing itself, :func:`look_with_cpu` does.
+    The number of devices that the run will use is known only once its environment is. So a CPU becomes as many devices
+    as the run could use, and the run takes the first ones. A launcher's processes meet here, because they must before
+    JAX starts. If videos are wanted, MuJoCo's graphics library is chosen here too, before MuJoCo is imported.
 
-    How many devices the run will use is known only when its environment is: a CPU becomes as many as could be meant,
-    and the run takes the first ones. A launcher's processes meet here, which must be before JAX starts. A process that
-    will only start the others looks with its CPU, for who starts JAX on a GPU holds its memory. MuJoCo, where
-    pictures will be asked for, chooses its graphics library when it is imported: that is said here too.
+    Args:
+        config: not resolved.
+        options: of the run.
+        topology: this process's; of one process if it doesn't train, as a second process with a rank's number would end
+            the run.
+        starts_others: whether this process only starts others: then it calls :func:`look_with_cpu`, since a process
+            that starts JAX on a GPU holds its memory.
 
     Raises:
         ValueError: this machine has no such device, or not for so many processes; one line.
@@ -39,8 +44,7 @@ def start_jax(config: Config, options: RunOptions, starts_others: bool = False) 
     try:
         engine = engine_module("jax")
     except MissingPackageError:
-        return  # whoever looks at the environment says what is missing
-    topology = topology_of(options)
+        return  # making the environment raises this again
     check_processes_here(device, topology.local_world_size, topology.launched)
     devices = min(engine.MOST_DEVICES, _most_devices(config, options)) if device == "cpu" else None
     accelerators = None if device == "cpu" else options.devices
@@ -56,18 +60,18 @@ def start_jax(config: Config, options: RunOptions, starts_others: bool = False) 
 
 
 def look_with_cpu(config: Config) -> None:
-    """Starts JAX with the CPU, if it has not started and this environment is to be looked at by it.
+    """Starts JAX on the CPU alone, if it has not started and this environment needs it.
 
     For processes that start others, which will need all of a GPU's memory.
     """
     if config.env.jax_only:
         _choose_graphics(config)
-        with contextlib.suppress(MissingPackageError):  # whoever looks at the environment says what is missing
+        with contextlib.suppress(MissingPackageError):  # making the environment raises this again
             engine_module("jax").look_with_cpu()
 
 
 def _is_of_groups(config: Config, options: RunOptions) -> bool:
-    """Whether a request is for a new group of seeds, each in a process of its own."""
+    """Tells whether a request is for a new group of seeds, each in its own process."""
     if not options.is_group or options.resume is not None:
         return False
     processes = options.nproc if isinstance(options.nproc, int) else 1
@@ -80,7 +84,7 @@ def _choose_graphics(config: Config) -> None:
 
 
 def _most_devices(config: Config, options: RunOptions) -> int:
-    """As many CPU devices as the run may use: no more than cores and shards, where nobody says a number."""
+    """Returns the most CPU devices that the run may use: the number asked for, or as many as cores and shards allow."""
     if options.simulate_devices or options.devices:
         return options.simulate_devices or options.devices or 1
     cores, shards = available_cores(), config.num_shards

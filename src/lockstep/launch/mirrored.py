@@ -1,4 +1,4 @@
-"""A run and its mirror: brought here before it goes on, held by one writer, copied while it trains."""
+"""Ties a run to its mirror: fetches it before it is resumed, keeps it to one writer, copies it while it trains."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from lockstep.runs.stored import stored_config
 
 @dataclass
 class Mirrors:
-    """What this process holds on mirrors until it ends: at most one run's place.
+    """The places on mirrors that this process holds until it ends: at most one run's.
 
     Attributes:
-        stack: gives it back.
+        stack: gives them back.
         named: mirrors that the user has named.
     """
 
@@ -40,10 +40,10 @@ class Mirrors:
     _brought: set[str] = field(default_factory=set)
 
     def hold(self, url: str) -> tuple[Place, Lease]:
-        """Makes this process the one that writes a run's place; again, it does nothing.
+        """Makes this process the writer of a run's place, unless it is already, and returns the place and its lease.
 
         Raises:
-            MirrorError: another process does, or the mirror can't be reached.
+            MirrorError: another process is its writer, or the mirror can't be reached.
         """
         if url not in self._held:
             place = Place(url)
@@ -56,10 +56,15 @@ class Mirrors:
         return self._held[url]
 
     def resolved(self, options: RunOptions, mirror: str | None, writer: bool) -> RunOptions:
-        """Replaces ``resume`` by the directory of a run that was brought here, where a mirror has it.
+        """Fetches the run to resume from its mirror if need be, and replaces ``resume`` by its directory here.
 
-        That is so of a place on a mirror, and of ``auto`` where the mirror has more of the run than this host. Ranks
-        that don't write get the config alone, and the rest from rank 0.
+        That is done for a URL, and for ``auto`` if the mirror has more of the run than this host. Ranks that don't
+        write fetch only the config, and get the rest from rank 0.
+
+        Args:
+            options: of the run.
+            mirror: the one that the config names, for ``auto``.
+            writer: whether this rank writes the run.
 
         Raises:
             MirrorError: there is no such run, another process writes it, or it can't be read.
@@ -94,12 +99,16 @@ class Mirrors:
         return options.model_copy(update={"resume": str(directory / split_url(url)[1]), "name": None})
 
     def open(self, config: Config, run: RunDirectory, which: str | None, is_new: bool) -> Mirror | None:
-        """Starts to mirror a run that is about to be trained; None where it has none, or another rank writes it.
+        """Starts to mirror a run that is about to train; returns None if it has no mirror, or another rank writes it.
 
-        ``which`` is the checkpoint that it goes on from, ``is_new`` whether it begins.
+        Args:
+            config: of the run.
+            run: its directory.
+            which: the checkpoint that it resumes from.
+            is_new: whether it begins.
 
         Raises:
-            MirrorError: another process writes it there; or more of it, or another run, is there than here.
+            MirrorError: another process writes it there, or the mirror has another run or more of this one.
         """
         mirror = config.checkpoint.mirror
         if mirror is None or not run.is_writer:
@@ -114,7 +123,7 @@ class Mirrors:
         return made
 
     def _made(self, config: Config, mirror: str, run: RunDirectory, which: str | None, is_new: bool) -> Mirror:
-        url = f"{mirror.rstrip('/')}/{run.path.resolve().name}"  # not as it was spelled: ``.``, or a link
+        url = f"{mirror.rstrip('/')}/{run.path.resolve().name}"  # resolved, because it may be given as ``.`` or a link
         place, lease = self.hold(url)
         names = place.names()
         there, here = max(steps_on(names), default=-1), newest_here(run.path)
@@ -137,16 +146,17 @@ class Mirrors:
 
 
 def newest_here(run: Path) -> int:
-    """Step of a directory's newest valid checkpoint, -1 without any."""
+    """Returns the step of a run's newest valid checkpoint; -1 if there is none."""
     return next((step_of(p) or 0 for p in checkpoints_in(run / CHECKPOINTS) if problem_with(p) is None), -1)
 
 
 def bring(place: Place, path: Path, quiet: bool, trust: bool = False) -> None:
-    """Brings a run here, over what there is of it, but through no link unless what is here is one's own (``trust``).
+    """Fetches a run to ``path``, over what is here of it; follows links only with ``trust``.
 
     Raises:
-        MirrorError: what is here is another run's, or leads elsewhere, or is being written, or a newer version wrote
-            what is there.
+        MirrorError: ``path`` holds another run, or links without ``trust``; a newer version wrote the mirror's copy; or
+            it can't be fetched.
+        ValueError: another process is writing ``path``; one line.
     """
     if not trust and (odd := odd_entry(path)) is not None:
         raise MirrorError(f"run {path}: {odd}; if that is yours, give --trust")
@@ -182,6 +192,6 @@ def _check_same(path: Path, here: Config, there: Config, url: str) -> None:
 
 @contextlib.contextmanager
 def mirrors() -> Iterator[Mirrors]:
-    """Holds places on mirrors for as long as the block runs."""
+    """Holds places on mirrors while the block runs."""
     with contextlib.ExitStack() as stack:
         yield Mirrors(stack)

@@ -1,7 +1,7 @@
-"""Passes on what libraries in ranks write to standard error, but for what they say because another rank has ended.
+"""Passes on what libraries in ranks write to standard error, except for what they write because another rank failed.
 
-JAX's coordination service ends its other processes with an abort and the stack of its C++ threads; the launcher says
-in one line which rank ended, and how.
+When one rank fails, JAX's coordination service aborts the others and prints the stacks of their C++ threads. The
+launcher says in one line which rank ended, and how.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Iterable
 from io import TextIOWrapper
 
 VARIABLE = "LOCKSTEP_NATIVE_ERRORS"
-"""Tells a rank the descriptor that is to be its standard error, but for Python's own."""
+"""Names the descriptor to which a rank's libraries, and not Python itself, write standard error."""
 HOLD_SECONDS = 0.2
-"""How long a text waits, for whoever writes it may do so before it is known here that a rank has ended."""
+"""How long a text is held, because a rank may write it before it is known here that another has ended."""
 LAST_SECONDS = 5.0
 _CHUNK = 1 << 16
 _MOST_HELD = 1 << 10
 
 
 class NativeErrors:
-    """The standard errors of the ranks of a run, read in the process that has started them."""
+    """Reads the native standard errors of a run's ranks, in the process that has started them."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, int] = {}
@@ -32,7 +32,7 @@ class NativeErrors:
         self._failed: int | None = None
 
     def pipe(self, rank: int) -> int:
-        """Makes a rank's; the descriptor into which it writes, which is the caller's to close."""
+        """Makes a rank's pipe; returns the descriptor into which it writes, which the caller closes."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self._ranks[reading] = rank
@@ -40,16 +40,16 @@ class NativeErrors:
 
     @property
     def descriptors(self) -> list[int]:
-        """Lists what can be waited for."""
+        """The descriptors to wait for."""
         return list(self._ranks)
 
     @property
     def waits(self) -> bool:
-        """Tells whether a text is held that will be passed on."""
+        """Whether texts are held that are yet to be passed on."""
         return bool(self._held)
 
     def read(self, ready: Iterable[object]) -> None:
-        """Takes what is there of those descriptors that are ready."""
+        """Reads what there is from the descriptors in ``ready``."""
         for descriptor in [fd for fd in self._ranks if fd in ready]:
             text = b""
             with contextlib.suppress(BlockingIOError):
@@ -58,23 +58,23 @@ class NativeErrors:
                     del self._ranks[descriptor]
                     os.close(descriptor)
                     continue
-            if len(self._held) < _MOST_HELD:  # nobody reads, and the ranks go on
+            if len(self._held) < _MOST_HELD:  # else it is dropped: nobody reads, and the ranks must not wait
                 self._held.append((time.monotonic(), self._ranks[descriptor], text))
 
     def ended(self, rank: int, code: int) -> None:
-        """Takes note of a rank's end."""
+        """Notes the end of a rank, of which the first to fail matters."""
         if code and self._failed is None:
             self._failed = rank
 
     def pass_on(self, everything: bool = False) -> None:
-        """Writes what has been held for long enough, but not what ranks said after the first of them had failed."""
+        """Writes texts that were held for long enough; once a rank has failed, only that rank's."""
         due = time.monotonic() - HOLD_SECONDS
         while self._held and (everything or self._held[0][0] < due):
             _, rank, text = self._held.pop(0)
             if self._failed not in (None, rank):
                 continue
             rest = _write(text)
-            if rest:  # whoever reads is slow, and the ranks are not to wait for that
+            if rest:  # the reader is slow, and the ranks must not wait for it
                 self._held.insert(0, (0.0, rank, rest))
                 return
 
@@ -83,7 +83,7 @@ class NativeErrors:
         self.read(self.descriptors)
         deadline = time.monotonic() + LAST_SECONDS
         self.pass_on(everything=True)
-        while self._held and time.monotonic() < deadline:  # whoever reads is slow
+        while self._held and time.monotonic() < deadline:  # the reader is slow
             select.select([], [2], [], HOLD_SECONDS)
             self.pass_on(everything=True)
         for descriptor in self._ranks:
@@ -92,7 +92,7 @@ class NativeErrors:
 
 
 def _write(text: bytes) -> bytes:
-    """Writes to standard error what can be written without waiting; returns the rest."""
+    """Writes to standard error what it takes without waiting; returns the rest."""
     with contextlib.suppress(OSError, ValueError):
         while text and select.select([], [2], [], 0)[1]:
             text = text[os.write(2, text[: select.PIPE_BUF]) :]
@@ -101,7 +101,7 @@ def _write(text: bytes) -> bytes:
 
 
 def write_natively_elsewhere() -> None:
-    """Gives libraries of this process the standard error that the launcher wants for them; Python keeps its own."""
+    """Sends what libraries of this process write to standard error to the launcher's pipe; Python keeps its own."""
     given = os.environ.pop(VARIABLE, None)
     if given is None:
         return

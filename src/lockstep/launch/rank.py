@@ -1,4 +1,4 @@
-"""One rank's part of a run, from a prepared run directory to an exit code; ``python -m lockstep.launch.rank``."""
+"""Runs one rank's part of a run, from a prepared directory to an exit code; ``python -m lockstep.launch.rank``."""
 
 from __future__ import annotations
 
@@ -38,25 +38,26 @@ from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 
 LARGE_ROLLOUT = 1 << 17
-"""Samples of an iteration from which on XLA's arrays are large, and threads seldom wait for each other's ``malloc``."""
+"""Samples per iteration from which on XLA's arrays are large, and threads seldom wait for each other's ``malloc``."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a rank is to do, by a resolved config.
-
-    On a rank that doesn't write and starts anew the run's directory may not exist.
+    """What a rank has to do.
 
     Attributes:
-        resume_from: ``latest`` or ``step_<n>`` of the run's checkpoints, or of ``states``; None: it starts anew.
+        config: resolved.
+        path: the run's directory, which may not exist on a rank that doesn't write and starts anew.
+        options: of the run.
+        resume_from: ``latest`` or ``step_<n>`` in the run's checkpoints, or in ``states``; None: the run starts anew.
         states: another directory of states, which the launcher has in memory.
-        memory: where states are kept for it, if it starts ranks again.
-        restarts: how often it has, a row each.
-        audience: where somebody listens to the run's records; None: nobody does.
+        memory: where states are kept for the launcher, if it restarts ranks.
+        restarts: its restarts so far, a row each.
+        audience: address of the socket at which another process listens to the run's records; None if none does.
         started: when the launcher began, ISO 8601 in UTC.
-        command: the words of its command line; None: it had none.
-        commit: of the git repository that it was started in; None: it was in none.
-        commands: of the seeds of a group that is one program, the words that train each by itself.
+        command: the words of its command line; None if there was none.
+        commit: of the git repository in which it was started; None if it was in none.
+        commands: for each seed of a group that is one program, the command line that trains it alone.
     """
 
     config: Config
@@ -73,29 +74,29 @@ class Assignment:
     commands: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """As text."""
+        """Returns the assignment as JSON."""
         return TypeAdapter(Assignment).dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> Assignment:
-        """The reverse of :meth:`to_json`."""
+        """Parses what :meth:`to_json` returns."""
         return TypeAdapter(Assignment).validate_json(text)
 
 
 def wants_one_heap(config: Config) -> bool:
-    """Tells whether XLA's arrays of a run lie in the host's memory and are large."""
+    """Tells whether a run's XLA arrays are large and in the host's memory."""
     return config.engine == "jax" and config.device == "cpu" and config.steps_per_iteration >= LARGE_ROLLOUT
 
 
 def run_rank(assignment: Assignment, topology: Topology) -> int:
-    """Train this rank's part; every failure becomes one report and an exit code."""
-    if topology.world_size == 1:  # of several, the launcher names the one that ended
+    """Trains this rank's part and returns the exit code; reports any failure."""
+    if topology.world_size == 1:  # else the launcher names the rank that ended
         tell_of_faults()
     life.trains = False
     done = DoneFile.of_this_rank()
     try:
         config = assignment.config
-        if config.engine == "jax":  # until its first iteration: large programs are traced before
+        if config.engine == "jax":  # until the first iteration, because large programs are traced before it
             collect_seldom()
         else:
             collect_as_usual()
@@ -116,7 +117,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         run.take_over()
         life.inherit(topology)
         for name in (MEMORY_VARIABLE, STORE_VARIABLE):
-            os.environ.pop(name, None)  # for this process alone, not for what it starts
+            os.environ.pop(name, None)  # not meant for processes that this one starts
         life.begin(Part.START)
         checkpoint = None
         if assignment.resume_from is not None:
@@ -128,7 +129,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             result = engine.train(config, run, topology, assignment.options, checkpoint)
         if "ale_py" in sys.modules:
             gc.unfreeze()
-            gc.collect()  # environments lie in cycles, and ale-py complains at the end of those that are left
+            gc.collect()  # environments are in reference cycles, and ale-py complains at exit of those that are left
     except PeerFailureError as error:
         report_failure(str(error), secondary=True)
         return EXIT_FAILURE
@@ -145,10 +146,11 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
 
 
 def _says_signal(topology: Topology) -> bool:
-    """Tells whether this rank's exit status is to say that a signal stopped the run.
+    """Tells whether this rank's exit status should say that a signal stopped the run.
 
-    Under torchrun with restarts each says so: 0 would be the run's end, while one host is told to leave and the others
-    start again. Where srun or mpirun would end the one that writes yet, that one alone does.
+    Under torchrun with restarts, every rank says so: 0 would end the run, although only one host may have been told to
+    leave, and the others start again. Without restarts, and under our own launcher, none does. If the launcher ends all
+    ranks at the first such status, as srun and mpirun do, only the rank that writes says so.
     """
     if topology.restarts:
         return topology.starts_again
@@ -156,7 +158,7 @@ def _says_signal(topology: Topology) -> bool:
 
 
 def _failed(error: Exception, device: str, writer: bool) -> int:
-    """Reports an error that is being handled: in a line, or with its traceback if nobody foresaw it."""
+    """Reports the error being handled, in a line, or with its traceback if it is unforeseen; returns the exit code."""
     foreseen = isinstance(error, RunError | OSError) or _is_bad_input(error)
     line = " ".join(str(error).split()) if foreseen else memory_full(error, device) or device_failed(error)
     if line is None:
@@ -169,13 +171,13 @@ def _failed(error: Exception, device: str, writer: bool) -> int:
 
 
 def _is_bad_input(error: Exception) -> bool:
-    """Whether an error refuses what was asked for: each that does until training begins, then ours of that kind."""
+    """Tells whether an error refuses the user's input: any ``ValueError`` before training begins, then only ours."""
     ours = type(error).__module__.partition(".")[0] == "lockstep"
     return isinstance(error, ValueError) and (ours or not life.trains)
 
 
 def main() -> int:
-    """Entry of a rank that ``lockstep train --nproc`` started: a file that holds the assignment is its argument."""
+    """Runs a rank that ``lockstep train --nproc`` started, whose argument is a file with the assignment."""
     open_closed_streams()
     end_with_parent()
     steady_products()

@@ -1,4 +1,4 @@
-"""Starting all ranks again where one dies or hangs: from the newest state, on as many ranks as there are places."""
+"""Restarts all ranks if one dies or hangs, from the newest state, on as many ranks as there are places for."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ from lockstep.runs.trackers.jsonl import last_global_step_of
 from lockstep.training.past import with_restarts
 
 OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
-"""Where the kernel counts processes that it killed for memory."""
+"""Files in which the kernel counts the processes that it killed for memory."""
 STOPPED = "stopped by a signal while ranks started again; --resume goes on from the newest checkpoint"
 LEAST_HOURS = 1e-9
-"""Of a limit that is over: an iteration is still done, and a checkpoint written."""
+"""What is left of a time limit that has passed: ranks still do one iteration, and write a checkpoint."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What ranks can go on from; ``step`` -1 and no ``path``: the run's beginning."""
+    """A state that ranks can resume from; the run's beginning has ``step`` -1 and no ``path``."""
 
     step: int = -1
     path: Path | None = None
 
     @property
     def where(self) -> str:
-        """In the words of ``summary.json``."""
+        """Where the state is, in the words of ``summary.json``."""
         if self.path is None:
             return "beginning"
         return "disk" if self.path.parent.name == CHECKPOINTS else "memory"
 
 
 def newest_state(directories: list[Path], at_most: int | None = None) -> State:
-    """The valid state with the highest step of several directories, the first of them among equals.
+    """Returns the valid state with the highest step in several directories; among equals, that of the first directory.
 
-    ``at_most`` is a step, above which there are only states that the run is about to remove.
+    ``at_most``: states after this step don't count, because the run is about to remove them.
     """
     paths = [path for directory in directories for path in checkpoints_in(directory)]
     for path in sorted(paths, key=lambda path: step_of(path) or 0, reverse=True):
@@ -70,14 +70,14 @@ def newest_state(directories: list[Path], at_most: int | None = None) -> State:
 
 
 def begun(memory: Path) -> bool:
-    """Whether ranks have removed what lies behind the state they began with, so that what is there counts."""
+    """Tells whether ranks have removed what comes after the state they began with, so that all that is there counts."""
     return (memory / BEGUN).exists()
 
 
 def prepared(memory: Path) -> Path | None:
-    """Readies a directory for states of ranks that are about to start; None where it isn't this user's alone any more.
+    """Prepares the directory for the states of ranks that are about to start; None if others could write it.
 
-    It is made again where it is gone, as all is that a user who logs out leaves in memory.
+    It is made again if it is gone: a user's files in memory are removed on logout.
     """
     with contextlib.suppress(OSError):
         if not memory.exists():
@@ -89,12 +89,12 @@ def prepared(memory: Path) -> Path | None:
 
 
 def signature(message: str) -> str:
-    """What two failures have in common that are the same: all but ranks and other numbers."""
+    """Returns a failure's message without ranks and other numbers, which is the same for equal failures."""
     return re.sub(r"\d+", "#", re.sub(r"^rank \d+:? ", "", message))
 
 
 def killed_for_memory() -> int:
-    """How many processes the kernel has killed for memory, here or on the whole machine; 0 where nobody counts."""
+    """Returns how many processes the kernel has killed for memory, in this cgroup or machine; 0 if it doesn't count."""
     for path in OOM_KILLS:
         try:
             lines = path.read_text().splitlines()
@@ -108,13 +108,13 @@ def killed_for_memory() -> int:
 
 @dataclass
 class Failures:
-    """Failures since the newest state became newer: the same one twice is the program's own."""
+    """The failures since there was a newer state; one that occurs twice is the program's own fault."""
 
     step: int = -1
     seen: set[str] = field(default_factory=set)
 
     def again(self, message: str, step: int) -> bool:
-        """Takes note of a failure where ``step`` is the newest state's; returns whether it was there before."""
+        """Notes a failure, with ``step`` of the newest state; returns whether it occurred before."""
         if step > self.step:
             self.step = step
             self.seen.clear()
@@ -125,16 +125,17 @@ class Failures:
 
 
 class Restarts:
-    """Trains an assignment, starting ranks again at most ``options.max_restarts`` times.
+    """Trains an assignment, and restarts its ranks at most ``options.max_restarts`` times.
 
     Args:
         assignment: of the first start.
-        server: starts ranks; ``another`` makes one that takes its place if it dies.
-        places: how many ranks there are places for, asked before each restart.
-        hold_on: makes sure that no other process has taken the run while no rank had it; a ``RunError`` if one has.
+        server: starts ranks.
+        another: makes a server that replaces one that has died.
+        places: returns how many ranks there are places for; called before each restart.
+        hold_on: raises a ``RunError`` if another process has taken the run while no rank had it.
 
     Attributes:
-        fewer: than there are places, for ranks that were killed for memory.
+        fewer: by how many the ranks are fewer than the places, because ranks were killed for memory.
     """
 
     def __init__(
@@ -149,12 +150,12 @@ class Restarts:
         self._hold_on = hold_on
         self._failures, self._rows = Failures(), list[dict[str, Any]]()
         self.fewer, self._began = 0, time.monotonic()
-        self._has_cut = False  # what lies behind the state that was asked for
+        self._has_cut = False  # what comes after the state that was asked for
 
     def train(self, nproc: int) -> int:
         """Trains on ``nproc`` ranks at first; returns the launcher's exit code.
 
-        The newest state is on the disk then, whatever ends this.
+        However this ends, the newest state is then on disk.
         """
         with forwarding() as signals, temporary_directory(in_memory=True) as memory:
             try:
@@ -178,7 +179,7 @@ class Restarts:
             self.fewer += for_memory
             done, state, before = self._done(memory), self._newest(memory), ranks
             trained |= max(done, state.step) > beginning
-            if trained:  # what has been trained with was no bad input: a device or a server has gone since
+            if trained:  # it was good enough to train with: a device or a server has failed since
                 outcome = replace(outcome, bad_input=False)
             with signals.interruptible():
                 ranks = self.ranks(nproc)
@@ -190,14 +191,18 @@ class Restarts:
             self._note(why, state, before, ranks, done)
 
     def _done(self, memory: Path) -> int:
-        """Steps of the last iteration that the last ranks logged; 0: they ended before they began."""
+        """Returns the global step that the last ranks logged last; 0 if they ended before they began."""
         return last_global_step_of(self._assignment.path / METRICS_JSONL) or 0 if begun(memory) else 0
 
     def _over(self, outcome: Outcome, state: State, own: bool, fewer: bool) -> str | None:
-        """Why ranks aren't started again after a failure; None: they are, unless a signal asks for an end.
+        """Says why ranks aren't restarted after a failure; None if they are, unless a signal asks for an end.
 
-        ``own``: whether it may be the program's. SIGKILL comes from outside, at any place and as often as somebody
-        sends it, also while ranks start; unless the kernel sends it for memory. ``fewer``: whether fewer ranks come.
+        Args:
+            outcome: the failure.
+            state: the newest one.
+            own: whether the program itself may have failed. SIGKILL comes from outside, at any time and any number of
+                times, unless the kernel sends it for memory.
+            fewer: whether fewer ranks would start.
         """
         most, message = self._assignment.options.max_restarts, outcome.message or ""
         if outcome.bad_input:  # before anything was trained
@@ -209,17 +214,17 @@ class Restarts:
         return None
 
     def _taken(self) -> str | None:
-        """Why the run isn't this launcher's any more; None: it is."""
+        """Says why the run isn't this launcher's any more; None if it is."""
         try:
             self._hold_on()
         except RunError as error:
             return str(error)
-        except OSError:  # where that can't be seen, ranks say what is wrong
+        except OSError:  # if that can't be told, ranks say what is wrong
             return None
         return None
 
     def _attempt(self, memory: Path, state: State, ranks: int, signals: StopSignals) -> Outcome:
-        """Starts ranks from a state, and waits for them; none is left then."""
+        """Starts ranks from a state, and waits until they have ended."""
         mine = replace(
             self._assignment, options=self.options_left(), memory=prepared(memory), restarts=tuple(self._rows)
         )
@@ -244,7 +249,7 @@ class Restarts:
                 served.end()
 
     def _save(self, state: State) -> None:
-        """Writes a state that is in memory alone to the disk, where a later session finds it and restarts since."""
+        """Writes a state that is only in memory to disk, with the restarts so far, for later sessions."""
         if state.path is None or state.where == "disk":
             return
         manifest, run = manifest_of(state.path), self._assignment.path
@@ -261,7 +266,7 @@ class Restarts:
             say(f"lockstep: warning: the state in memory is lost: {error}")
 
     def options_left(self) -> RunOptions:
-        """The options of the next ranks, with what is left of ``max_hours``."""
+        """Returns the options for the next ranks, with what is left of ``max_hours``."""
         options = self._assignment.options
         if options.max_hours is None:
             return options
@@ -269,7 +274,7 @@ class Restarts:
         return options.model_copy(update={"max_hours": max(left, LEAST_HOURS)})
 
     def _newest(self, memory: Path) -> State:
-        """What to go on from; if ranks ended before they began with what was asked for, that."""
+        """Returns the newest state; on disk, only up to the one that was asked for until ranks have begun with it."""
         asked, at_most = self._assignment.resume_from, None
         self._has_cut |= begun(memory)
         if asked not in (None, "latest") and not self._has_cut:
@@ -279,7 +284,7 @@ class Restarts:
         return found if found.step >= on_disk.step else on_disk
 
     def ranks(self, nproc: int) -> int:
-        """How many ranks to start: ``nproc``, or as many as there are places for where a range was asked for."""
+        """Returns how many ranks to start: ``nproc``, or, if a range was asked for, as many as there are places for."""
         options = self._assignment.options
         if options.nproc_range is None:
             return nproc
@@ -287,7 +292,7 @@ class Restarts:
         return max(least, min(self._places(), most) - self.fewer)
 
     def _note(self, why: str, state: State, before: int, after: int, done: int) -> None:
-        """Says that all ranks start again, in a line, and keeps it for the summary."""
+        """Prints a line that all ranks restart, and keeps a row about it for the summary."""
         config = self._assignment.config
         again = max(0, done - max(state.step, 0)) // config.steps_per_iteration
         iteration = max(state.step, 0) // config.steps_per_iteration

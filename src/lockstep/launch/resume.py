@@ -1,4 +1,4 @@
-"""Continuing a run: which of its settings may change, and its directory, opened again or made."""
+"""Resumes a run: checks which of its settings may change, and opens its directory, or makes a new one."""
 
 from __future__ import annotations
 
@@ -46,9 +46,18 @@ CHANGEABLE = (
 def resumed_config(
     path: Path, overrides: dict[str, Any], trust: bool = False, warn: bool = True, named: Collection[str] = ()
 ) -> Config:
-    """Reads a run's config under overrides; a ``ValueError`` if one would change what the run is a function of.
+    """Reads a run's config, with overrides applied.
 
-    Without ``trust`` it may name only what this user has trained with, or has ``named`` by hand just now.
+    Args:
+        path: the run's directory.
+        overrides: nested settings.
+        trust: whether the user accepts everything that the config names.
+        warn: whether to warn if the config comes from a checkpoint.
+        named: names that the user has just given by hand, beside those that the user has trained with.
+
+    Raises:
+        ValueError: an override would change what decides the agent, or the config names something that isn't trusted;
+            one line.
     """
     stored = stored_config(path, warn)
     config = _under(overrides, stored)
@@ -68,15 +77,15 @@ def _under(overrides: dict[str, Any], stored: Config) -> Config:
         return stored
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
     changed = counted(changed, stored.envs)
-    if changed.env.id != stored.env.id:  # the id that the run was asked for with
+    if changed.env.id != stored.env.id:  # may be the id with which the run was asked for
         changed, _ = stepped_inside(changed)
     return changed
 
 
 def _check_unchanged(path: Path, stored: Config) -> None:
-    """Refuses a ``config.json`` in which a setting was edited that a resumed run may not change."""
+    """Raises a ``ValueError`` if a setting that a resumed run may not change was edited in ``config.json``."""
     written = written_config(path)
-    if written is None:  # no checkpoint yet, or one of a version that kept no config in it
+    if written is None:  # no checkpoint yet, or an older version's without a config
         return
     config, step = written
     for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
@@ -94,15 +103,15 @@ def may_change(key: str) -> bool:
 
 
 def is_respelt(key: str, old: Any, new: Any, run: Path) -> bool:
-    """Tells whether a setting names what it named, in other words."""
+    """Tells whether a setting names the same thing in other words."""
     return key == "grpo.reference" and same_reference(old, new, run)
 
 
 def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Lists what two configs as JSON differ in: the key, and both values."""
+    """Lists the differences between two configs as JSON: the key, and both values."""
     out: list[tuple[str, Any, Any]] = []
     for key in a:
-        whole = f"{prefix}{key}" in FREE  # a table of the user's own
+        whole = f"{prefix}{key}" in FREE  # a table with free keys is compared as a whole
         if isinstance(a[key], dict) and isinstance(b[key], dict) and not whole:
             out += differences(a[key], b[key], f"{prefix}{key}.")
         elif a[key] != b[key]:
@@ -111,9 +120,9 @@ def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[
 
 
 def facts_of_own_loss(config: Config, path: Path | None, which: str | None) -> dict[str, Any] | None:
-    """Reads what a checkpoint says of the loss of the user's own that it was trained with; None: there is none.
+    """Reads a checkpoint's facts about the user's own loss that it was trained with; None if there are none.
 
-    That of a seed which begins is the checkpoint of another seed of its group. ``path`` and ``which`` as
+    For a seed that begins, the facts are those of another seed of its group. ``path`` and ``which`` are as in
     :func:`open_directory`.
     """
     if config.ppo.loss is None or path is None:
@@ -132,9 +141,17 @@ def open_directory(
 ) -> tuple[RunDirectory, str | None]:
     """Makes a run's directory, or opens it again; returns it, and the checkpoint to resume from.
 
-    ``path`` and ``which`` are the run that is resumed and the checkpoint that was asked for; the process that is the
-    ``writer`` locks the run. Its ``config.json`` says what it said until the session has begun: who refuses a resume
-    changes nothing.
+    A resumed run's ``config.json`` is left as it is until the session begins, so that a refused resume changes nothing.
+
+    Args:
+        config: resolved.
+        options: of the run.
+        path: the run to resume; None for a new one.
+        which: the checkpoint asked for.
+        writer: whether this process writes the run; then it locks it.
+
+    Raises:
+        ValueError: the run can't be made, or can't be resumed with this config; one line.
     """
     if path is None:
         if not writer:
@@ -148,7 +165,7 @@ def open_directory(
     stored = stored_config(path, warn=False)
     length = stored.total_steps
     if not checkpoints_in(path / CHECKPOINTS):
-        which = None  # it ended before its first checkpoint: it begins again
+        which = None
         if writer and not options.quiet:
             say(f"run {path} has no checkpoint yet; it begins again", sys.stdout)
     else:
@@ -156,7 +173,7 @@ def open_directory(
         if which in (None, "latest") and found.path is not None:
             check_none_newer(path / CHECKPOINTS, found.path)
         done = found.state["global_step"]
-        if path not in seeds_in(path.parent):  # whose group has said it
+        if path not in seeds_in(path.parent):  # for a seed, its group has said it
             length = found.state.get("total_steps") or length  # config.json may have been edited since
         _check_more(path, done, stored.total_steps, config.total_steps)
         if writer and not options.quiet and done >= config.total_steps:
@@ -180,7 +197,7 @@ def open_directory(
 
 
 def changes_of_order(stored: Config, config: Config) -> Iterator[str]:
-    """Warns of what changes the order of sums, and so the agent: ``fast`` repeats itself only where nothing did."""
+    """Yields warnings of changes to the order of sums, and so to the agent, which only ``fast`` is sensitive to."""
     if config.reduction != "fast":
         return
     for name in ("collectives", "fsdp"):
@@ -191,7 +208,7 @@ def changes_of_order(stored: Config, config: Config) -> Iterator[str]:
 
 
 def _check_more(path: Path, done: int, stored: int, asked: int) -> None:
-    """Refuses another length of a run that has done as much already: its config would say what made none of it."""
+    """Raises a ``ValueError`` if a run gets another length, but has done that many steps with the old one already."""
     if asked != stored and asked <= done:
         raise ValueError(
             f"total_steps: {asked}, but {path} has done {done:,} steps of {stored:,}; give more, or leave it out"
@@ -199,7 +216,7 @@ def _check_more(path: Path, done: int, stored: int, asked: int) -> None:
 
 
 def _check_second_log(stored: str | None, second: str | None, run: Path | None = None) -> None:
-    """Refuses a second metrics.jsonl that this run didn't write, unless it is new: it would be cut and appended to."""
+    """Raises a ``ValueError`` if the second metrics.jsonl has others' records, since it is cut and appended to."""
     if second is None or not Path(second).is_file() or not Path(second).stat().st_size:
         return
     if second != stored or (run is not None and records_differ(Path(second), run / METRICS_JSONL)):

@@ -1,4 +1,4 @@
-"""Starts anybody's script on several ranks of this machine, with torchrun's environment variables."""
+"""Starts a user's script on several ranks of this machine, with torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOPBACK_INTERFACE = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": "lo"
 
 @dataclass(frozen=True)
 class Script:
-    """A program as ``python`` takes it: a file, or with ``is_module`` a module's dotted name; and its own arguments."""
+    """A program for ``python`` to run: a file, or with ``is_module`` a module's dotted name, and its arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Script:
 
     @property
     def words(self) -> list[str]:
-        """What follows ``python``."""
+        """The words after ``python``."""
         return [*(["-m"] if self.is_module else []), self.target, *self.arguments]
 
     def check(self) -> None:
@@ -57,10 +57,10 @@ def check_nproc(nproc: int) -> None:
 
 
 def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
-    """Start ``nproc`` ranks of ``python WORDS``, which meet on loopback and end with this process.
+    """Starts ``nproc`` ranks of ``python WORDS``, which meet on loopback and end with this process.
 
-    Where PyTorch is installed, the store in which ranks meet lives in the process that starts them, as it does under
-    torchrun: no rank has to listen, and the store outlives each of them.
+    If PyTorch is installed, the store in which ranks meet is in the process that starts them, as under torchrun: no
+    rank has to listen, and the store outlives each of them.
     """
     environment = threads_of(THREADS)
     if nproc > 1:
@@ -75,8 +75,8 @@ def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
 
 
 def main() -> None:
-    """Become the script: ``python -m lockstep.launch.script WORDS``, in a rank."""
-    end_with_parent()  # holds for the program that takes this process over, too
+    """Replaces this process by ``python WORDS``, in a rank: ``python -m lockstep.launch.script WORDS``."""
+    end_with_parent()  # also applies to the program that replaces this process
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 

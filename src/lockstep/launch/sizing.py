@@ -1,4 +1,4 @@
-"""``num_envs_per_rank: auto``: how many environments a rank gets on this machine, by one table and the memory."""
+"""Decides how many environments a rank gets with ``num_envs_per_rank: auto``, by a table and this machine's memory."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from lockstep.launch.world import World
 GB = 10**9
 
 GPU_ENVS = ((80, 48, 64), (40, 32, 48), (24, 24, 32), (12, 16, 24), (0, 8, 16))
-"""From so many GB of a GPU's memory on: environments with ``auto``, and with ``max``, which fills the GPU."""
+"""Rows of: least GB of a GPU's memory, environments with ``auto``, and with ``max``, which fills the GPU."""
 CPU_ENVS_PER_CORE = {"auto": 16, "max": 64}
-"""For each core that a rank has; ``max``: longest steps, most samples a second from array environments."""
+"""Environments per core of a rank; ``max`` has the longest steps, and most samples a second from array environments."""
 ENV_BYTES = 32 * 2**20
-"""Of one environment beside its rollout: a simulator's model and state."""
+"""Bytes of one environment besides its rollout: a simulator's model and state."""
 MEMORY_SHARE = 0.5
-"""Of the memory that is free; the rest is for networks, minibatches and whoever else runs here."""
+"""Share of the free memory for environments; the rest is for networks, minibatches and other programs."""
 
 MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a rank has: CPU cores, bytes of free host memory (None: unknown) and of its GPU's memory (None: no GPU)."""
+    """What a rank has: CPU cores, bytes of free host memory (None if unknown) and of its GPU's (None without a GPU)."""
 
     cores: int
     memory: int | None
@@ -41,7 +41,7 @@ class Resources:
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that this process could still take: the system's, within its groups' limits; None: unknown."""
+    """Returns the bytes of memory that this process may still take, within its cgroups' limits; None if unknown."""
     available = system_fact(MEMINFO, "MemAvailable")
     found = [int(available.split()[0]) * 1024] if available else []
     left = memory_left()
@@ -49,13 +49,13 @@ def available_memory() -> int | None:
 
 
 def bytes_per_env(config: Config, description: EnvDescription) -> int:
-    """Memory of one environment and its part of a rollout: observations are there as collected, and by shard."""
+    """Estimates the bytes of one environment and its part of a rollout, which holds observations several times."""
     width = description.observation.width * np.dtype(description.observation.dtype).itemsize
     return ENV_BYTES + config.num_steps * (3 * width + 64)
 
 
 def wanted(kind: str, resources: Resources, each: int) -> tuple[int, str]:
-    """Environments of a rank by the table, as far as memory goes at ``each`` bytes of one, and the rule in words."""
+    """Returns the table's number of environments, or what memory allows at ``each`` bytes, and the rule in words."""
     if resources.device_memory is not None:
         least, auto, most = next(row for row in GPU_ENVS if resources.device_memory >= row[0] * GB)
         count = auto if kind == "auto" else most
@@ -72,20 +72,20 @@ def wanted(kind: str, resources: Resources, each: int) -> tuple[int, str]:
 def size(
     config: Config, world: World, resources: Resources, describe: Callable[[], EnvDescription]
 ) -> tuple[Config, str | None]:
-    """Make a number of ``num_envs_per_rank: auto`` or ``max``.
+    """Replaces ``num_envs_per_rank: auto`` or ``max`` by a number.
 
     Args:
         config: not resolved.
         world: the run's ranks; those here share this machine's cores and memory.
         resources: the cores and memory that this process may use, and each rank's GPU.
-        describe: gives the environment's description; called only if it is needed.
+        describe: returns the environment's description; called only if needed.
 
     Returns:
-        A config with a number that everything else in it allows, at most what the table says; and one line that says
-        so, or None if there was nothing to do.
+        A config with the highest number, up to the table's, that its other settings allow; and one line that says so,
+        or None if there was nothing to do.
 
     Raises:
-        ValueError: no number does; one line.
+        ValueError: no number fits; one line.
     """
     kind = config.num_envs_per_rank
     if not isinstance(kind, str):
@@ -110,10 +110,12 @@ def size(
 
 
 def resolved_here(config: Config, world: World, describe: Callable[[], EnvDescription]) -> tuple[Config, list[str]]:
-    """Resolves a config for this machine and these ranks, ``num_envs_per_rank: auto`` too.
+    """Resolves a config for this machine and these ranks, including ``num_envs_per_rank: auto``.
 
-    ``describe`` is called only if it is needed. What comes back beside the config is what the user should know of how
-    ``num_envs`` was found, a line each.
+    ``describe`` is called only if needed.
+
+    Returns:
+        The config, and lines that tell the user how ``num_envs`` was found.
 
     Raises:
         ValueError: something doesn't fit; one line.

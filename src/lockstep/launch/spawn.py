@@ -1,4 +1,4 @@
-"""The launcher's side of the process that starts ranks (:mod:`lockstep.launch.serving.server`)."""
+"""Gives the launcher access to the process that starts ranks (:mod:`lockstep.launch.serving.server`)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ KILLED = -signal.SIGKILL
 
 
 class RankServer:
-    """Starts a server of ranks and asks it things; it loads the engine while this process goes on.
+    """Starts a server of ranks and talks to it; the server loads the engine while this process goes on.
 
     Args:
-        engine: whose modules the server loads at once, and in children of which checks run; None: none.
-        forks: whether ranks may be forked from the server; they are fresh processes where that turns out unsafe.
+        engine: the server loads its modules at once, so that checks can use them; None: it loads none.
+        forks: whether ranks may be forked from the server; if that turns out unsafe, they are fresh processes.
         meeting: how the ranks meet: ``FILE``, ``STORE`` or ``PORT``.
-        stdin: the server's standard input, which ranks of a script read as well; None: this process's.
+        stdin: the server's standard input, which a script's ranks read as well; None: this process's.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RankServer:
             env={**os.environ, **ONE_THREAD},
             stdin=stdin,
             pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C is this process's to pass on
+            start_new_session=True,  # this process passes Ctrl-C on
         )
         theirs.close()
         self._began_with = dict(os.environ)
@@ -61,11 +61,14 @@ class RankServer:
     def check(self, module: str, function: str, **arguments: Any) -> bool:
         """Calls ``module.function(**arguments)`` with JSON values in a child of the server, where the engine is loaded.
 
-        Returns whether it was called: not where the server can't be forked.
+        Returns:
+            Whether it was called; it isn't if the server can't be forked.
 
         Raises:
-            ValueError: as the function raised it; ``OSError`` likewise.
-            RunError: likewise; or the child or the server died.
+            ValueError: the function raised it.
+            OSError: the function raised it.
+            RunError: the function raised it, or the child or the server died.
+            RuntimeError: the function raised another error, of which this is the traceback.
         """
         if sys.platform != "linux":
             return False
@@ -86,10 +89,14 @@ class RankServer:
         arguments: Sequence[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> ServedRanks:
-        """Start ranks, which meet as the server was told, a port is one that the kernel chose on loopback.
+        """Starts ranks, which meet as the server was told; for a port, the kernel chooses one on loopback.
 
-        Each trains what ``assignment`` says, as JSON, or is ``python ARGUMENTS``; failing ones leave their messages in
-        ``log_dir``.
+        Args:
+            nproc: number of ranks.
+            log_dir: where failing ranks leave their messages.
+            assignment: what ranks train, as JSON; None: they run ``arguments``.
+            arguments: the words after ``python``.
+            environment: further variables of the ranks.
 
         Raises:
             RunError: they can't be started, or the server died; one line.
@@ -119,24 +126,24 @@ class RankServer:
         return answer
 
     def end_ranks(self) -> bool:
-        """End every rank and whatever it has started; returns whether the server can start others."""
+        """Ends every rank and everything that it has started; returns whether the server can start others."""
         if self.closed:
             return False
         self.channel.send({"end": True})
         try:
             while "over" not in self.channel.receive(KILL_SECONDS):
-                pass  # ranks that ended by themselves
+                pass  # reports of ranks that ended by themselves
         except (EOFError, TimeoutError):
             self.close()
         return not self.closed
 
     def close(self) -> None:
-        """End the server, every rank, and whatever ranks have started."""
+        """Ends the server, every rank, and everything that ranks have started."""
         if self.closed:
             return
         self.closed = True
         self.channel.send({"kill": True})
-        self._process.terminate()  # ends it at once while it loads the engine; later it only looks at the channel
+        self._process.terminate()  # ends it while it loads the engine; later it only heeds the channel
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(KILL_SECONDS)
         if self._process.poll() is None:
@@ -152,10 +159,13 @@ class RankServer:
 
 
 def rank_server(config: Config) -> RankServer:
-    """The server for the ranks of a run: it loads the engine at once if it is PyTorch's, and forks where that is safe.
+    """Starts the server for a run's ranks; for engine torch, it loads the engine at once, and forks if that is safe.
 
-    JAX's processes are fresh ones: they compile for seconds, and JAX must not be forked once it has a client. Without
-    PyTorch it is a one-line ``ValueError``.
+    Ranks of engine jax are fresh processes: they compile for seconds anyway, and JAX must not be forked once it has a
+    client.
+
+    Raises:
+        ValueError: PyTorch is needed and missing; one line.
     """
     if config.engine != "torch":
         return RankServer()
@@ -165,19 +175,19 @@ def rank_server(config: Config) -> RankServer:
 
 
 def threads_of(threads: int) -> dict[str, str]:
-    """The variable that keeps a rank's libraries to so many threads, unless the user set it."""
+    """Returns the variable that limits a rank's libraries to ``threads`` threads, or to the user's own value."""
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
 
 
 class ServedRanks:
-    """The rank processes of one run, children of a server, which meet on ``port`` if they use one."""
+    """The rank processes of one run, children of a server; ``port`` is where they meet, if they use one."""
 
     def __init__(self, server: RankServer, pids: Mapping[int, int], port: int | None, log_dir: Path) -> None:
         self._server, self._pids, self.port, self._log_dir = server, dict(pids), port, log_dir
         self._codes: dict[int, int] = {}
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Exit code of each rank, None while it runs, ``-n`` if signal ``n`` killed it; first the first to end."""
+        """Returns ranks' exit codes in the order of their ends: None while a rank runs, ``-n`` for signal ``n``."""
         try:
             while len(self._codes) < len(self._pids):
                 if self._server.closed:
@@ -189,24 +199,24 @@ class ServedRanks:
         except TimeoutError:
             pass
         except EOFError:
-            for rank, pid in self._pids.items():  # they die with their server; here goes what they leave
+            for rank, pid in self._pids.items():  # they die with their server, but not what they started
                 if rank not in self._codes:
                     kill_session(pid)
                     self._codes[rank] = KILLED
         return {**self._codes, **{rank: None for rank in self._pids if rank not in self._codes}}
 
     def message_file(self, rank: int) -> str:
-        """Where a failing rank leaves its message."""
+        """Returns the file in which a failing rank leaves its message."""
         return str(self._log_dir / f"rank_{rank}.json")
 
     def send(self, number: int) -> None:
-        """Send a signal to every rank that runs."""
+        """Sends a signal to every running rank."""
         self._server.channel.send({"signal": number})
 
     def kill(self) -> None:
-        """End every rank, and whatever it started, at once."""
+        """Ends every rank, all that ranks have started, and the server, at once."""
         self._server.close()
 
     def end(self) -> None:
-        """End every rank, and whatever it started, at once; the server goes on, if it can."""
+        """Ends every rank, and all that ranks have started, at once; the server goes on if it can."""
         self._server.end_ranks()

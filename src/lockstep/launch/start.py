@@ -1,4 +1,4 @@
-"""Starts a run: everything that can be wrong is found before its directory is made or a process started."""
+"""Starts a run; checks everything before it makes the run's directory or starts a process."""
 
 from __future__ import annotations
 
@@ -56,11 +56,15 @@ def start_run(
 ) -> int:
     """Runs a request on as many ranks as it asks for, or this rank's part under a launcher; returns the exit code.
 
-    ``held`` are the places on mirrors that this process writes, ``command`` the words after ``lockstep`` that asked;
-    ``report`` is told the directory of a run that ended well or was stopped, by the process that wrote it, the options
-    and the exit code.
+    Args:
+        request: with a complete config.
+        held: the places on mirrors that this process holds.
+        command: the words after ``lockstep`` on the command line; None if there was none.
+        report: is called by the process that wrote a run that ended well or was stopped, with the run's directory, the
+            options and the exit code.
 
-    A request that can't be run raises a one-line ``ValueError`` before any process is started.
+    Raises:
+        ValueError: the request can't be run; one line, before any rank is started.
     """
     started, topology = utc_date(), topology_of(request.options)
     wait_for_master(topology)
@@ -77,7 +81,7 @@ def start_run(
         assignment = replace(assignment, started=started, commit=commit, **commands_of(assignment, command))
         stack.callback(run.unlock)
         if server is not None:
-            stack.callback(server.close)  # before the run is left to others
+            stack.callback(server.close)  # before the run is unlocked
         before = _last_written(assignment.path)
         mirror = held.open(assignment.config, run, assignment.resume_from, is_new=request.options.resume is None)
         if mirror is not None:
@@ -88,14 +92,15 @@ def start_run(
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
         report(assignment.path, request.options, code)
     if code and topology.launched and topology.world_size > 1:
-        leave_at_once(code)  # on its way out JAX would wait half a minute for a process that is gone
+        leave_at_once(code)  # at exit JAX would wait half a minute for a process that is gone
     return code
 
 
 def finish_copying(mirror: Mirror, code: int, topology: Topology) -> None:
-    """Copies what a run has left, of which ``code`` says how it ended, for a while.
+    """Finishes the copy of a run that has ended with exit code ``code``, within a time limit.
 
-    A process that others ended beside with a signal's status may be told to go for that; it has stopped already.
+    Under a launcher, other processes that end with a signal's status may make it send this one a stop signal, which is
+    ignored because training has stopped already.
     """
     others_left = code in STOPPED_BY_SIGNAL and topology.launched
     with stop_requests() if others_left else contextlib.nullcontext():
@@ -103,7 +108,10 @@ def finish_copying(mirror: Mirror, code: int, topology: Topology) -> None:
 
 
 def commands_of(assignment: Assignment, words: Sequence[str] | None) -> dict[str, Any]:
-    """Returns the command line to remember, of the words after ``lockstep``, and that of each seed of one program."""
+    """Returns the fields of an assignment that keep the command line, and that of each seed of one program.
+
+    ``words`` are those after ``lockstep``; secrets are left out.
+    """
     if words is None:
         return {}
     options, found = assignment.options, dict[int, tuple[str, ...]]()
@@ -114,9 +122,14 @@ def commands_of(assignment: Assignment, words: Sequence[str] | None) -> dict[str
 
 
 def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple[Path | None, World, str] | None]:
-    """Tells whether a request is for runs in processes of their own, a seed each, and why; None: one run, one program.
+    """Decides whether a request is for a group whose seeds are separate runs in separate processes.
 
-    The first is the group that is resumed. The request comes back with the first of the seeds that it asks for.
+    Returns:
+        The request, with the first of a new group's seeds; and the group that is resumed (None if it is new), each
+        run's world and why they are separate, or None for one run in one program.
+
+    Raises:
+        ValueError: the seeds asked for can't be trained, or callbacks are given for a group; one line.
     """
     options, config = request.options, request.config
     if options.is_group:
@@ -142,10 +155,20 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
 def prepare(
     request: RunRequest, topology: Topology, stack: contextlib.ExitStack, named: Collection[str] = ()
 ) -> tuple[Assignment, RunDirectory, World, RankServer | RayServer | None]:
-    """Resolves and checks everything, once; makes the run directory if this process is the one to write it.
+    """Resolves and checks everything, once; makes or opens the run directory if this process writes it.
 
-    ``stack`` closes the server of the ranks, where several are to be started; ``named`` is what the user has named by
-    hand besides what the request does.
+    Args:
+        request: with a complete config.
+        topology: of this process.
+        stack: closes the server of the ranks.
+        named: names that the user has given by hand, besides those in the request.
+
+    Returns:
+        The assignment, the run directory, the world, and the server that starts the ranks, or None if this process is
+        the rank.
+
+    Raises:
+        ValueError: something is wrong with the request; one line.
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
@@ -156,7 +179,7 @@ def prepare(
     if options.launcher == RAY:
         check_ray(config, topology)
         options, cluster = with_devices(options, config), stack.enter_context(connected())
-    start_jax(config, options)
+    start_jax(config, options, topology)
     world = world_of(options, config, topology) if cluster is None else cluster.world(options, config, topology)
     if cluster is not None:
         server = stack.enter_context(RayServer(cluster, config, options))
@@ -178,7 +201,7 @@ def prepare(
     if not _checked_by(server, config, world, before):
         check_machine(config, world.ranks_here, description, sees_devices=cluster is None, before=before)
     run, which = open_directory(config, options, path, which, writer)
-    if topology.local_rank == 0 and not options.trust:  # hosts may have homes of their own
+    if topology.local_rank == 0 and not options.trust:  # each host may have its own home
         remember_names(config)
     settled = options.model_copy(update={"devices": world.devices})
     return Assignment(config, run.path, settled, which, audience=request.audience), run, world, server
@@ -187,7 +210,7 @@ def prepare(
 def _checked_by(
     server: RankServer | RayServer | None, config: Config, world: World, before: Mapping[str, Any] | None
 ) -> bool:
-    """Has the server of the ranks check what they need, where PyTorch is loaded already; False if there is none."""
+    """Lets the server of the ranks check what they need, since it has loaded PyTorch; returns whether it did."""
     if server is None or config.engine != "torch":
         return False
     facts = {"settings": config.model_dump(mode="json"), "ranks_here": world.ranks_here, "before": before}
@@ -212,7 +235,7 @@ def _train(
 
 
 def _last_written(run: Path) -> int | None:
-    """When a run's summary was written, which a session does that ended by itself; None: there is none."""
+    """Returns when a run's summary was written, which a session does at its end; None if there is none."""
     try:
         return (run / SUMMARY).stat().st_mtime_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""Watching over the ranks of a run on this machine: signals go to all of them, one failure ends all of them."""
+"""Watches the ranks of a run on this machine: passes signals on to all of them, and ends all if one fails."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ class Ranks(Protocol):
     """Rank processes that an engine's launcher started."""
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Exit code of each rank, None while it runs; first the first to end."""
+        """Returns ranks' exit codes in the order in which they ended; None while a rank runs."""
         ...
 
     def message_file(self, rank: int) -> str:
-        """Where a failing rank leaves its message."""
+        """Returns the file in which a failing rank leaves its message."""
         ...
 
     def send(self, number: int) -> None:
-        """Send a signal to every rank that runs."""
+        """Sends a signal to every running rank."""
         ...
 
     def kill(self) -> None:
-        """End every rank at once, and whatever started them."""
+        """Ends every rank at once, and what started them."""
         ...
 
 
 class RestartableRanks(Ranks, Protocol):
-    """Rank processes of which others can take the place."""
+    """Rank processes that others can replace."""
 
     def end(self) -> None:
-        """End every rank at once, and be ready to start others."""
+        """Ends every rank at once; others can be started afterwards."""
         ...
 
 
 class Server(Protocol):
-    """Starts rank processes, again and again.
+    """Starts rank processes, any number of times.
 
     Attributes:
-        closed: whether it can't any more.
+        closed: whether it can't start any more.
     """
 
     closed: bool
@@ -69,11 +69,11 @@ class Server(Protocol):
     def start(
         self, nproc: int, log_dir: Path, *, assignment: str | None, environment: Mapping[str, str] | None
     ) -> RestartableRanks:
-        """Start ranks, see :meth:`lockstep.launch.spawn.RankServer.start`."""
+        """Starts ranks; see :meth:`lockstep.launch.spawn.RankServer.start`."""
         ...
 
     def close(self) -> None:
-        """End every rank."""
+        """Ends every rank."""
         ...
 
 
@@ -82,10 +82,10 @@ class Outcome:
     """How the ranks of a run ended.
 
     Attributes:
-        message: why they failed, or were interrupted; None: all ended well.
-        stopped: whether a stop signal to the launcher is why.
-        bad_input: whether the first rank that failed refused what it was given, before training.
-        killed: whether a rank, or what starts them, was killed by SIGKILL, as one is that takes too much memory.
+        message: why they failed, or were interrupted; None if all ended well.
+        stopped: whether a stop signal to the launcher is the reason.
+        bad_input: whether the first rank that failed refused its input, before training.
+        killed: whether SIGKILL ended a rank or its server, as happens when memory runs out.
     """
 
     message: str | None = None
@@ -95,13 +95,13 @@ class Outcome:
 
 
 class StopSignals:
-    """Passes stop signals on to ranks, those too that come before there are any; the second Ctrl-C kills.
+    """Passes stop signals on to ranks, including those that came before the ranks started; the second Ctrl-C kills.
 
-    Ranks may be followed by others, which get what came before them as well. Each gets every signal once, whenever it
-    comes: a handler runs between any two steps of what it interrupts.
+    Ranks that replace others get earlier signals too. Each rank gets every signal once, even though the handler may run
+    between any two steps of this class.
 
     Attributes:
-        received: their numbers, in the order in which they came.
+        received: the signals' numbers, in the order in which they came.
     """
 
     def __init__(self) -> None:
@@ -111,19 +111,19 @@ class StopSignals:
         self._sends = self._may_interrupt = False
 
     def go_to(self, ranks: Ranks) -> None:
-        """Pass on what came, and what will come."""
-        self._sends = True  # not the handler, yet
+        """Passes on to ``ranks`` what came, and what will come."""
+        self._sends = True  # keeps the handler from sending
         self._ranks, self._sent = ranks, 0
         self._sends = False
         self._pass_on()
 
     def leave(self) -> None:
-        """Pass nothing more on to ranks that have ended."""
+        """Stops passing signals on, because the ranks have ended."""
         self._ranks = None
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Lets a second Ctrl-C end the block, which may wait for long, by a ``KeyboardInterrupt``; else none comes."""
+        """Lets a second Ctrl-C end the block, which may wait for long, by a ``KeyboardInterrupt``."""
         self._may_interrupt = True
         try:
             self._interrupt()
@@ -137,7 +137,7 @@ class StopSignals:
 
     def _pass_on(self) -> None:
         while self._ranks is not None and self._sent < len(self.received):
-            self._sends = True  # what comes meanwhile is seen below
+            self._sends = True  # the loop sees what comes meanwhile
             try:
                 self._send_rest(self._ranks)
             finally:
@@ -152,7 +152,7 @@ class StopSignals:
             ranks.send(number)
 
     def __call__(self, number: int, _frame: object) -> None:
-        """The signal handler."""
+        """Handles a signal."""
         self.received.append(number)
         if not self._sends:
             self._pass_on()
@@ -162,7 +162,7 @@ class StopSignals:
 
 @contextmanager
 def forwarding() -> Iterator[StopSignals]:
-    """Take stop signals for ranks as long as the block runs."""
+    """Handles stop signals for ranks while the block runs."""
     signals = StopSignals()
     previous = {number: signal.signal(number, signals) for number in stop_signals()}
     try:
@@ -175,17 +175,17 @@ def forwarding() -> Iterator[StopSignals]:
 def supervise(
     start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, not_begun: str = NOT_BEGUN, trains: bool = False
 ) -> int:
-    """Start ranks and wait for them.
+    """Starts ranks and waits for them; shows the error of one rank, once.
 
     Args:
         start: starts them, given a directory for their messages.
-        interrupted: what to say of ranks that a second Ctrl-C killed.
-        not_begun: what to say of ranks that a stop signal ended as it ends any process.
-        trains: whether a rank says when it is done, so that exit code 0 alone means nothing.
+        interrupted: the message if a second Ctrl-C killed them.
+        not_begun: the message if a stop signal ended them before they handled signals.
+        trains: whether ranks say when they are done, so that exit code 0 alone doesn't mean so.
 
     Returns:
-        0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, 2 if ranks that train refused what they were
-        given, else 1; one rank's own error is shown, once.
+        0 if all ended well, ``128 + n`` if signal ``n`` stopped the run, 2 if training ranks refused their input, else
+        1.
     """
     with temporary_directory() as directory, forwarding() as signals:
         with signals.interruptible():
@@ -203,7 +203,7 @@ def watch(
     not_begun: str = NOT_BEGUN,
     trains: bool = False,
 ) -> Outcome:
-    """Waits for ranks, which get the stop signals; see :func:`supervise`."""
+    """Waits for ranks and passes stop signals on to them; see :func:`supervise`."""
     received = signals.received
     signals.go_to(ranks)
     with _done_files(ranks, trains) as done:
@@ -214,7 +214,7 @@ def watch(
     message = failure_message(ranks, codes, early)
     asked = bool(received) and all(code in (0, -received[0], 128 + received[0]) for code in codes.values())
     if asked and writer_is_done:
-        return Outcome()  # the signal met a rank on its way out, and all is written
+        return Outcome()  # the signal met a rank at its exit, when all was written
     if received.count(signal.SIGINT) > 1:
         message = interrupted
     elif asked:
@@ -226,7 +226,7 @@ def watch(
 
 @contextmanager
 def _done_files(ranks: Ranks, trains: bool) -> Iterator[dict[int, DoneFile]]:
-    """Opens the files in which ranks that train say that they are done, before anybody can tidy them up."""
+    """Opens the files in which training ranks say that they are done, before a cleanup can remove them."""
     files = {rank: DoneFile(ranks.message_file(rank)) for rank in ranks.exit_codes()} if trains else {}
     try:
         yield files
@@ -236,13 +236,13 @@ def _done_files(ranks: Ranks, trains: bool) -> Iterator[dict[int, DoneFile]]:
 
 
 def _first_code(ranks: Ranks, codes: Mapping[int, int | None]) -> int | None:
-    """Exit code of the first rank to fail, but for those that say that another has; None: they all do."""
+    """Returns the exit code of the first rank that failed by itself; None if all failed because of another."""
     told = {rank: read_failure(ranks.message_file(rank)) for rank, code in codes.items() if code}
     return next((codes[rank] for rank, failure in told.items() if failure is None or not failure[1]), None)
 
 
 def exit_code(outcome: Outcome, signals: StopSignals) -> int:
-    """Says what failed, if something did; returns the launcher's exit code."""
+    """Prints what failed, if anything did; returns the launcher's exit code."""
     signalled = 128 + signals.received[0] if signals.received else 0
     if outcome.message is None:
         return signalled
@@ -253,10 +253,11 @@ def exit_code(outcome: Outcome, signals: StopSignals) -> int:
 
 
 def _wait(ranks: Ranks, done: Mapping[int, DoneFile]) -> tuple[dict[int, int | None], list[int]]:
-    """Exit codes once all ranks are done, or some seconds after the first failed: a checkpoint may be under way.
+    """Waits until all ranks have ended, or some seconds after the first failed: others may be writing a checkpoint.
 
-    They are in the order in which the ranks ended: of two that failed, the first is the one to speak of. Second come
-    those of ranks that train, which have files in ``done``, that ended with 0 before they were done.
+    Returns:
+        Exit codes in the order in which the ranks ended, as the first failure is the one to report; and the training
+        ranks (with files in ``done``) that ended with 0 before they were done.
     """
     deadline: float | None = None
     while True:
@@ -272,7 +273,7 @@ def _wait(ranks: Ranks, done: Mapping[int, DoneFile]) -> tuple[dict[int, int | N
 
 
 def failure_message(ranks: Ranks, codes: dict[int, int | None], early: Sequence[int] = ()) -> str:
-    """The error of the rank that failed of itself: its own message, else how it ended; ``early``: with 0, too soon."""
+    """Returns the message of the first rank that failed by itself, or how it ended; ``early`` ended with 0 too soon."""
     told = {rank: read_failure(ranks.message_file(rank)) for rank in codes}
     failed = [(rank, code, told[rank]) for rank, code in codes.items() if code]
     for rank, _, failure in failed:
@@ -282,10 +283,10 @@ def failure_message(ranks: Ranks, codes: dict[int, int | None], early: Sequence[
     for rank in early:
         return f"rank {rank} {UNDONE}"
     told_why = False
-    for rank, code, failure in failed:  # the first to end first
+    for rank, code, failure in failed:  # in the order of their ends
         told_why = told_why or failure is not None
         if failure is None and code == -signal.SIGABRT and told_why:
-            continue  # JAX's processes end so when they miss the one that said why
+            continue  # JAX's processes abort when they miss the one that said why
         if failure is None and code < 0:
             return f"rank {rank} {killed_by(-code)}"
         if failure is None:

@@ -1,4 +1,4 @@
-"""How many ranks a run has, and where they are: processes, and with the JAX engine the devices of each."""
+"""Determines how many ranks a run has, and where: processes, and with engine jax the devices of each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from lockstep.core.topology import Topology, available_cores, bound_cores, from_
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run, here and in all: processes, or (engine jax) the ``devices`` of each process.
+    """The ranks of a run: processes, or with engine jax the devices of each process.
 
-    ``process_cores`` are those that the launcher gave each process; None: processes here share what there is.
+    Attributes:
+        processes: of the run.
+        processes_here: of the run on this machine.
+        devices: of each process with engine jax; None with engine torch.
+        process_cores: that the launcher gave each process; None if processes here share all cores.
     """
 
     processes: int
@@ -36,37 +40,40 @@ class World:
 
     @property
     def ranks_here(self) -> int:
-        """Ranks on this machine."""
+        """The number of ranks on this machine."""
         return self.processes_here * (self.devices or 1)
 
     def cores_of_rank(self, cores: int) -> int:
-        """CPU cores of each rank, of those that this process may use; at least one."""
+        """Returns the CPU cores of each rank, at least one, if this process may use ``cores``."""
         each = _cores_of_process(cores, self.processes_here, self.process_cores)
         return max(1, each // (self.devices or 1))
 
 
 def _cores_of_process(cores: int, processes_here: int, given: int | None) -> int:
-    """Cores of one of the processes here; ``cores`` are those that it may use: its own already, where it is bound."""
+    """Returns the cores of one process here: its share of ``cores``, or those that the launcher has ``given`` it."""
     return cores // processes_here if given is None else min(cores, given)
 
 
 def topology_of(options: RunOptions) -> Topology:
-    """This process's place, by the coordinator flags, else by the launcher; errors as theirs."""
+    """Returns this process's place, from the coordinator flags, else from the launcher; raises as those readers do."""
     if options.coordinator is None or options.num_processes is None or options.process_id is None:
         return from_environment()
     return from_flags(options.coordinator, options.num_processes, options.process_id)
 
 
 def wait_for_master(topology: Topology) -> None:
-    """Waits until the name of rank 0's host leads to an address; a ``RankMismatchError`` if it doesn't in time."""
+    """Waits until the name of rank 0's host resolves; raises a ``RankMismatchError`` if it doesn't in time."""
     if topology.launched and not topology.loopback:
         wait_for_name(topology.master_addr)
 
 
 def world_of(options: RunOptions, config: Config, topology: Topology, places: int | None = None) -> World:
-    """The ranks that a request asks for; a one-line ``ValueError`` if it contradicts the launcher or itself.
+    """Returns the ranks that a request asks for.
 
-    ``places``: for how many processes there are places; None: as many as this machine has.
+    ``places``: the number of processes that there are places for; None: as many as this machine has.
+
+    Raises:
+        ValueError: the request contradicts the launcher or itself; one line.
     """
     processes = number_of_processes(options, config, topology, places)
     here = topology.local_world_size if topology.launched else processes
@@ -80,7 +87,7 @@ def world_of(options: RunOptions, config: Config, topology: Topology, places: in
 
 
 def number_of_processes(options: RunOptions, config: Config, topology: Topology, places: int | None = None) -> int:
-    """The launcher's number of processes, or ``nproc``, or as many as cores, GPUs or ``places`` allow."""
+    """Returns the launcher's number of processes, or ``nproc``, or as many as cores, GPUs or ``places`` allow."""
     if topology.launched:
         if options.coordinator is None and options.nproc not in (1, "auto", topology.world_size):
             raise ValueError(
@@ -102,7 +109,7 @@ def number_of_processes(options: RunOptions, config: Config, topology: Topology,
 
 
 def available_processes(config: Config, places: int | None = None) -> int:
-    """As many ranks as there are places for, by default this machine's cores or GPUs, and the run has shards for.
+    """Returns as many ranks as there are ``places`` for (default: by this machine's cores or GPUs), up to the shards.
 
     A rank on a CPU takes as many cores as it has threads.
     """
@@ -116,7 +123,7 @@ def available_processes(config: Config, places: int | None = None) -> int:
 
 
 def world_words(config: Config, ranks: int, processes: int = 1) -> list[str]:
-    """Options of ``lockstep train`` for this many ranks: processes of engine torch, devices of engine jax."""
+    """Returns options of ``lockstep train`` for so many ranks: processes of engine torch, devices of engine jax."""
     if config.engine == "torch":
         return ["--nproc", str(ranks)]
     option = "--simulate-devices" if config.device == "cpu" else "--devices"
@@ -124,7 +131,7 @@ def world_words(config: Config, ranks: int, processes: int = 1) -> list[str]:
 
 
 def _num_shards(config: Config) -> int | None:
-    """Shards of a config that is not resolved; None if they follow the world size."""
+    """Returns the number of shards of a config that isn't resolved; None if it follows the world size."""
     if config.num_envs_per_rank is None:
         return envs_and_shards(config, 1)[1]
     return config.num_shards
@@ -133,7 +140,7 @@ def _num_shards(config: Config) -> int | None:
 def _devices(
     options: RunOptions, config: Config, processes: int, processes_here: int, process_cores: int | None
 ) -> int:
-    """Devices of each process of the JAX engine."""
+    """Returns the number of devices of each process of engine jax."""
     if options.simulate_devices is not None:
         return options.devices or options.simulate_devices
     shards = _num_shards(config)
@@ -147,6 +154,6 @@ def _devices(
 
 
 def _accelerators(config: Config, num_shards: int | None, processes: int, processes_here: int) -> int:
-    """Accelerators of each process where the user gives none: its part of this machine's, but no more than shards."""
+    """Returns a process's accelerators if the user gives no number: its share of this machine's, up to its shards."""
     most = engine_module(config.engine).count_accelerators(config.device) // processes_here
     return max(1, most if num_shards is None else min(most, num_shards // processes))

@@ -1,1 +1,1 @@
-"""Networks as both engines build them: shapes, options and first parameters."""
+"""Descriptions of networks that both engines build: shapes, options and initial parameters."""

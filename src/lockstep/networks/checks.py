@@ -1,4 +1,4 @@
-"""What networks are refused for, once they are made, the same in both engines."""
+"""Checks of networks once they are built, the same for both engines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from lockstep.networks.spec import LOG_STD_LIMITS, PolicyNet
 
 
 def check_initial_std(config: Config, net: PolicyNet) -> None:
-    """Checks that a state-dependent log standard deviation begins where it has a gradient.
+    """Checks that a state-dependent log standard deviation starts where it has a gradient.
 
     Raises:
-        ValueError: it would be clamped everywhere, and never learn; one line.
+        ValueError: it would be clamped everywhere and never learn; one line.
     """
     (low, high), begins = LOG_STD_LIMITS, config.network.log_std_init
     if net.state_dependent_std and net.custom is None and not low <= begins <= high:
@@ -22,7 +22,7 @@ def check_initial_std(config: Config, net: PolicyNet) -> None:
 
 
 def check_normalizable(config: Config, net: PolicyNet, env_id: str) -> None:
-    """Checks that an environment observes something that ``normalize.observations`` can normalise.
+    """Checks that an environment observes numbers that ``normalize.observations`` can normalise.
 
     Raises:
         ValueError: it doesn't; one line.
@@ -37,10 +37,10 @@ def check_normalizable(config: Config, net: PolicyNet, env_id: str) -> None:
 def check_outputs(
     name: str, net: PolicyNet, outputs: tuple[int, ...], values: tuple[int, ...] | None, rows: int
 ) -> None:
-    """Checks what a module of the user's own, called ``name`` in errors, gave for so many observations, by its shapes.
+    """Checks the shapes that a user's own module, called ``name`` in errors, returned for ``rows`` observations.
 
     Raises:
-        ValueError: it is something else than outputs and values; one line.
+        ValueError: they aren't those of outputs and values; one line.
     """
     if outputs != (rows, net.outputs) or (net.critic and values != (rows,)):
         raise ValueError(
@@ -50,7 +50,7 @@ def check_outputs(
 
 
 def other_type(name: str, parameter: str, found: str, kept: str, method: str) -> ValueError:
-    """Makes the error of a module with a parameter of another type than all are ``kept`` in; ``method`` computes."""
+    """Returns the error for a parameter of another type than the ``kept`` one; the module computes in ``method``."""
     return ValueError(
         f"{name} has a parameter {parameter} of {found}, but parameters are kept and trained in {kept}; make it that, "
         f"and cast in {method} what is to be computed otherwise"
@@ -58,7 +58,7 @@ def other_type(name: str, parameter: str, found: str, kept: str, method: str) ->
 
 
 def running_statistics(name: str, where: str, apart: str) -> ValueError:
-    """Makes the error of a module that keeps statistics ``where``; ``apart`` are those that would have others each."""
+    """Returns the error for a module that keeps running statistics ``where``, which would differ between ``apart``."""
     return ValueError(
         f"{name} keeps running statistics ({where}), which would differ between {apart}; use LayerNorm or GroupNorm, "
         "or normalize.observations"

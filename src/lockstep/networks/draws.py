@@ -1,4 +1,4 @@
-"""Random numbers that a network of the user's own draws by itself, beside those that are keyed."""
+"""Detects random numbers that a user's own network draws from global generators, which aren't keyed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 
 def host_generators() -> tuple[Any, ...]:
-    """Gives the states of Python's and NumPy's global generators, which compare equal if nothing was drawn."""
+    """Returns the states of Python's and NumPy's global generators, which are equal if nothing was drawn between."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
 def keyed_by_nothing(name: str, instead: str) -> ValueError:
-    """Makes the error of a module that draws from them; ``instead`` is whose numbers are keyed."""
+    """Returns the error for a module that draws from them; ``instead`` names the library whose numbers are keyed."""
     return ValueError(
         f"{name} draws random numbers of Python's random or of numpy.random when it is called, which nothing keys, so "
         f"that they would differ between ranks and resumes; those of {instead} are keyed"

@@ -15,14 +15,14 @@ from lockstep.networks.spec import PolicyNet
 
 @cache
 def _thread_pools() -> ThreadpoolController:
-    """Those of the libraries that are loaded, NumPy's among them: looking for them takes longer than a matrix does."""
+    """Returns the thread pools of loaded libraries, NumPy's among them; cached, because the search is slow."""
     return ThreadpoolController()
 
 
 def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: float) -> np.ndarray:
-    """A (semi-)orthogonal matrix times ``gain`` (Saxe et al. 2014), float32 ``[out, in]``.
+    """Returns a (semi-)orthogonal matrix times ``gain`` (Saxe et al. 2014), float32 ``[out, in]``.
 
-    One BLAS thread: the last bits of a factorisation depend on their number.
+    It uses one BLAS thread, because the last bits of a factorisation depend on the number of threads.
     """
     rows, cols = shape
     normal = generator.standard_normal((max(rows, cols), min(rows, cols)))
@@ -35,10 +35,10 @@ def orthogonal(generator: np.random.Generator, shape: tuple[int, int], gain: flo
 def orthogonal_parameters(
     seed: int, shapes: Mapping[str, tuple[int, ...]], output_gains: Mapping[str, float]
 ) -> dict[str, np.ndarray]:
-    """Orthogonal weights and zero biases, keyed by ``(seed, "init/" and the first part of the name)``.
+    """Returns orthogonal weights and zero biases, keyed by ``(seed, "init/" + first part of the name)``.
 
-    Gain sqrt(2) but where ``output_gains`` says otherwise, 1 within recurrent cores, as PPO implementations do (Huang
-    et al. 2022, "The 37 implementation details", detail 2). A convolution ``[out, in, h, w]`` is one matrix
+    The gain is 1 in recurrent cores, else sqrt(2), unless ``output_gains`` gives another, as in PPO implementations
+    (Huang et al. 2022, "The 37 implementation details", detail 2). A convolution ``[out, in, h, w]`` is one matrix
     ``[out, in·h·w]``.
     """
     generators: dict[str, np.random.Generator] = {}
@@ -56,9 +56,9 @@ def orthogonal_parameters(
 
 
 def initial_parameters(config: Config, net: PolicyNet) -> dict[str, np.ndarray]:
-    """Draws parameters keyed by ``(seed, "init")``: orthogonal, gain 0.01 for the actor's output, 1 for the critic's.
+    """Returns the initial parameters: orthogonal, with gain 0.01 for the actor's output and 1 for the critic's.
 
-    A network of the user's own draws its parameters itself.
+    A user's own network draws its parameters itself.
     """
     if net.custom is not None:
         arrays = dict(net.custom.initial_parameters())

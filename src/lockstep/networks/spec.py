@@ -1,7 +1,7 @@
-"""The parts of networks, for both engines: names and shapes of their parameters, in the order they are stored in.
+"""Describes networks for both engines: names and shapes of their parameters, in the order they are stored in.
 
-A network is encoder → recurrent core → hidden layers → head; the parts that a config doesn't ask for are left out.
-Actor and critic are two of them, or share all but the head. Weights are ``[out, in]``, convolutions
+A network is encoder → recurrent core → hidden layers → head; parts that a config doesn't ask for are left out.
+Actor and critic are two networks, or share all but the head. Weights are ``[out, in]``, convolutions
 ``[out, in, h, w]``.
 """
 
@@ -25,20 +25,20 @@ IMPALA = (16, 32, 32)
 """Channels of each stage (Espeholt et al. 2018, figure 3, right)."""
 FEATURES = {"nature": 512, "impala": 256, "simple": 256, "residual": 256}
 GRID_CHANNELS = 32
-"""Of the layers at full resolution (simple, residual)."""
+"""Channels of the layers at full resolution (simple, residual)."""
 _GATES = {"lstm": 4, "gru": 3}
 
 
 @dataclass(frozen=True)
 class ImageEncoder:
-    """Convolutions for images.
+    """The convolutions of images.
 
     Attributes:
         kind: ``nature`` (from 36 x 36 pixels on), ``impala`` (residual), ``simple`` (3 x 3 at full resolution, for
             small grids), ``residual`` (likewise, in residual blocks: He et al. 2016, "Identity mappings in deep
-            residual networks"), or ``auto``: nature where it fits, else simple.
-        width: channels and features are multiplied by it.
-        depth: residual blocks (residual; impala: per stage) or layers (simple).
+            residual networks"), or ``auto``: nature if it fits, else simple.
+        width: factor of channels and features.
+        depth: number of residual blocks (residual; impala: per stage) or layers (simple).
     """
 
     kind: Literal["auto", "nature", "impala", "simple", "residual"] = "auto"
@@ -46,13 +46,13 @@ class ImageEncoder:
     depth: int = 2
 
     def resolved(self, leaf: Leaf) -> str:
-        """The kind for one image."""
+        """Returns the kind for one image."""
         if self.kind != "auto":
             return self.kind
         return "nature" if min(leaf.image_shape[1:]) >= NATURE_SMALLEST else "simple"
 
     def check(self, layout: ObservationLayout) -> None:
-        """Raise a one-line ``ValueError`` if an image is too small for its encoder, or two would share parameters."""
+        """Raises a one-line ``ValueError`` if an image is too small for its encoder, or two would share parameters."""
         owners: dict[str, str] = {}
         for leaf in layout.leaves:
             if leaf.kind == "image" and self.resolved(leaf) == "nature" and min(leaf.image_shape[1:]) < NATURE_SMALLEST:
@@ -70,11 +70,11 @@ class ImageEncoder:
                     )
 
     def scaled(self, channels: int) -> int:
-        """A number of channels or features at this width."""
+        """Returns a number of channels or features, scaled by ``width``."""
         return max(1, round(channels * self.width))
 
     def convolutions(self, leaf: Leaf) -> tuple[Shapes, int]:
-        """Shapes of one image's convolutions by name, and how many numbers come out of them."""
+        """Returns the shapes of one image's convolutions by name, and the number of their outputs."""
         channels, height, width = leaf.image_shape
         kind, out = self.resolved(leaf), {}
         if kind == "nature":
@@ -101,7 +101,7 @@ class ImageEncoder:
         return out, channels * height * width
 
     def shapes(self, layout: ObservationLayout, trunk: str) -> Shapes:
-        """Parameters of the encoders of a network."""
+        """Returns the shapes of all image encoders' parameters of a network."""
         out: Shapes = {}
         for leaf in layout.leaves:
             if leaf.kind != "image":
@@ -114,23 +114,26 @@ class ImageEncoder:
         return out
 
     def feature_size(self, layout: ObservationLayout) -> int:
-        """Features of an observation."""
+        """Returns the number of features of an observation."""
         images = (self.scaled(FEATURES[self.resolved(x)]) for x in layout.leaves if x.kind == "image")
         return layout.vector_size + sum(sum(leaf.choices) for leaf in layout.leaves) + sum(images)
 
 
 def encoder_name(trunk: str, leaf: Leaf) -> str:
-    """The prefix of an image encoder's parameters."""
+    """Returns the prefix of an image encoder's parameters."""
     return f"{trunk}.encoder.{leaf.name.replace('/', '.') or 'image'}"
 
 
 def carry_size(core: str | None, size: int) -> int:
-    """Numbers carried from one step to the next: hidden state, and the LSTM's cell state after it."""
+    """Returns how many numbers are carried from step to step: the hidden state, then the LSTM's cell state."""
     return {None: 0, "gru": size, "lstm": 2 * size}[core]
 
 
 def core_shapes(core: str, name: str, inputs: int, size: int) -> dict[str, tuple[int, ...]]:
-    """Parameters of a core: ``input.weight`` ``[gates·size, inputs]``, ``hidden.weight`` ``[gates·size, size]``."""
+    """Returns the shapes of a core's parameters by name.
+
+    They are ``input.weight`` ``[gates·size, inputs]``, ``hidden.weight`` ``[gates·size, size]``, and the biases.
+    """
     rows = _GATES[core] * size
     out: dict[str, tuple[int, ...]] = {f"{name}.core.input.weight": (rows, inputs), f"{name}.core.input.bias": (rows,)}
     out[f"{name}.core.hidden.weight"] = (rows, size)
@@ -143,23 +146,24 @@ DEFAULT_IMAGE_ENCODER = ImageEncoder()
 
 
 MASKED_LOGIT = -1e8
-"""Of actions that an observation's mask rules out."""
+"""Logit of actions that an observation's mask forbids."""
 LOG_STD_LIMITS = (-5.0, 2.0)
-"""To which a state-dependent log standard deviation is clamped."""
+"""Limits to which a state-dependent log standard deviation is clamped."""
 
 
 @dataclass(frozen=True)
 class PolicyNet:
-    """Shapes of an actor and, unless ``critic`` is off, a critic.
+    """Describes an actor and, unless ``critic`` is off, a critic.
 
     Attributes:
         shared: whether actor and critic share all but their heads.
-        squashed: a tanh squashes continuous actions into their bounds, else they are clipped there.
-        state_dependent_std: the actor gives a continuous action's log standard deviation too, else it is a parameter.
-        core: recurrent core, or None; ``core_size`` its units.
-        custom: a network of the user's own in place of all of this (the engine's ``CustomNet``), or None.
-        bf16: matrix products and convolutions are computed in bfloat16, but for heads (the last layers of actor and
-            critic); what goes in and comes out is float32.
+        squashed: whether a tanh squashes continuous actions into their bounds; otherwise they are clipped.
+        state_dependent_std: whether the actor outputs a continuous action's log standard deviation; otherwise it is a
+            parameter.
+        core: recurrent core, or None; ``core_size`` is its number of units.
+        custom: a user's own network in place of all of this (the engine's ``CustomNet``), or None.
+        bf16: whether matrix products and convolutions are computed in bfloat16, except in the heads (the last layers of
+            actor and critic); inputs and outputs are float32.
     """
 
     observation: ObservationLayout
@@ -183,11 +187,11 @@ class PolicyNet:
 
     @property
     def outputs(self) -> int:
-        """What the actor's head gives: logits, means, or means and log standard deviations."""
+        """Number of outputs of the actor's head: logits, means, or means and log standard deviations."""
         return self.action.outputs * (2 if not self.discrete and self.state_dependent_std else 1)
 
     def squash(self, actions: np.ndarray) -> np.ndarray:
-        """What the environment takes ``[…, A]``, of a squashed Gaussian's actions; others are left as they are."""
+        """Returns what the environment takes ``[…, A]`` for a squashed Gaussian's actions; others are unchanged."""
         if not self.squashed:
             return actions
         low, high = (np.asarray(bound, np.float32) for bound in (self.action.low, self.action.high))
@@ -195,7 +199,7 @@ class PolicyNet:
 
     @property
     def plain(self) -> bool:
-        """Whether these are two multilayer perceptrons on numbers with a categorical or diagonal Gaussian head."""
+        """Whether this is two multilayer perceptrons on numbers with a categorical or diagonal Gaussian head."""
         options = (self.shared, self.squashed, self.state_dependent_std, self.core, self.custom)
         return (
             self.critic
@@ -218,16 +222,16 @@ class PolicyNet:
 
     @property
     def carry_size(self) -> int:
-        """Numbers that the recurrent cores of all trunks carry from step to step."""
+        """How many numbers the recurrent cores of all trunks carry from step to step."""
         return len(self.trunks) * carry_size(self.core, self.core_size)
 
     @property
     def feature_size(self) -> int:
-        """Inputs of the hidden layers."""
+        """Number of inputs of the hidden layers."""
         return self.core_size if self.core else self.image.feature_size(self.observation)
 
     def sizes(self, name: str) -> tuple[int, ...]:
-        """Units of the layers of a multilayer perceptron, input and output included."""
+        """Returns the layer sizes of a multilayer perceptron, input and output included."""
         hidden = (self.feature_size, *self.hidden_sizes)
         if name == "trunk":
             return hidden
@@ -235,7 +239,7 @@ class PolicyNet:
         return (hidden[-1], head) if self.shared else (*hidden, head)
 
     def shapes(self) -> Shapes:
-        """Shape of every parameter, in the order in which they are stored."""
+        """Returns the shape of every parameter, in the order they are stored in."""
         if self.custom is not None:
             return self.custom.shapes() | self.log_std_shape
         out: Shapes = {}
@@ -250,10 +254,10 @@ class PolicyNet:
         return out | self.log_std_shape
 
     def check_custom(self, name: str, shapes: Shapes) -> None:
-        """Checks the parameters of a user's own module, which ``name`` names in errors.
+        """Checks the parameters of a user's own module, called ``name`` in errors.
 
         Raises:
-            ValueError: one has the name of ours beside them; one line.
+            ValueError: a parameter has the name of one that we add; one line.
         """
         for taken in self.log_std_shape:
             if taken in shapes:
@@ -268,12 +272,12 @@ class PolicyNet:
 
     @property
     def log_std_shape(self) -> Shapes:
-        """The log standard deviation of continuous actions by its name, where it is a parameter beside the networks."""
+        """The shape of the log standard deviation of continuous actions by name; empty unless it is a parameter."""
         return {} if self.discrete or self.state_dependent_std else {"log_std": (self.action.outputs,)}
 
 
 def layer_shapes(name: str, sizes: tuple[int, ...]) -> Shapes:
-    """Weights and biases of a multilayer perceptron."""
+    """Returns the shapes of weights and biases of a multilayer perceptron."""
     out: Shapes = {}
     for layer, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         out[f"{name}.{layer}.weight"] = (outputs, inputs)
@@ -282,7 +286,7 @@ def layer_shapes(name: str, sizes: tuple[int, ...]) -> Shapes:
 
 
 def net_options(config: Config, observation: ObservationLayout, action: ActionLayout) -> dict[str, Any]:
-    """Reads from a config the arguments of :class:`PolicyNet`, but for ``custom``.
+    """Returns the arguments of :class:`PolicyNet` for a config, without ``custom``.
 
     Raises:
         ValueError: the networks don't fit the spaces; one line.

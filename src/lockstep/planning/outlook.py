@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 
 from lockstep.config.run import Config
+from lockstep.core.host.cgroups import memory_limit
 from lockstep.core.machine import system_fact
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
@@ -138,6 +139,7 @@ def _on_this_machine(
 
 
 def _host_memory() -> float:
-    """Bytes of this machine's memory; 0 where it doesn't say."""
-    total = system_fact(MEMINFO, "MemTotal")
-    return float(total.split()[0]) * 1024 if total else 0.0
+    """Bytes of this machine's memory, within the limits of this process's groups; 0 where it doesn't say."""
+    total, limit = system_fact(MEMINFO, "MemTotal"), memory_limit()
+    bytes_here = float(total.split()[0]) * 1024 if total else 0.0
+    return bytes_here if limit is None else min(bytes_here, limit)

@@ -1,1 +1,1 @@
-"""Loads, plays, evaluates, compares, records and films policies."""
+"""Loads, plays, evaluates, compares, records, films, clones and exports policies."""

@@ -1,4 +1,4 @@
-"""Plays without training, to compare trained policies with: at random, and Snake greedily."""
+"""Policies without training, to compare trained ones with: random actions, and a greedy player of Snake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SNAKE = "lockstep/Snake-v0"
 class Actor(Protocol):
     """Plays whole episodes: a trained policy (:class:`lockstep.policies.policy.Policy`) or a baseline.
 
-    ``global_step`` counts the environment steps that it was trained for.
+    ``global_step`` is the number of environment steps that it was trained for.
     """
 
     config: Config
@@ -30,15 +30,15 @@ class Actor(Protocol):
     global_step: int
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin episodes; with a seed draw noise anew."""
+        """Begins episodes; with a seed restarts the noise."""
         ...
 
     def forget(self, rows: np.ndarray) -> None:
-        """Forget what was seen in some of the rows of the last batch, bool ``[rows]``."""
+        """Clears the state of some rows of the last batch, bool ``[rows]``."""
         ...
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Rows of actions for observation rows ``[rows, width]``."""
+        """Returns rows of actions for observation rows ``[rows, width]``."""
         ...
 
 
@@ -46,9 +46,9 @@ class Baseline:
     """A policy without parameters; see :class:`Actor`.
 
     Args:
-        name: ``random`` (uniform over the choices or within the bounds, of those that are allowed) or ``greedy`` (for
-            Snake: the way to the food, as far as it doesn't run into anything at once).
-        config: names the environment.
+        name: ``random`` (uniform over the allowed choices, or within the bounds) or ``greedy`` (for Snake: towards the
+            food, unless that ends the game at once).
+        config: the config that names the environment.
 
     Raises:
         ValueError: there is no such baseline for this environment; one line.
@@ -76,7 +76,7 @@ class Baseline:
         """See :meth:`Actor.forget`: there is nothing to forget."""
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """See :meth:`Actor.native`; chance is part of it in any case."""
+        """See :meth:`Actor.native`; actions are random even if ``deterministic``."""
         if self.name == "greedy":
             leaf = self.observation.leaves[0]
             images = observations[:, leaf.start : leaf.start + leaf.size].reshape(-1, *leaf.shape)

@@ -1,4 +1,4 @@
-"""Clones behaviour: trains a policy that imitates recorded episodes, as a run like any other."""
+"""Clones behaviour: trains a policy that imitates recorded episodes, and writes it as a run."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ UNUSED: dict[str, Any] = {
     **{"compile": False, "cuda_graphs": None, "num_envs_per_rank": None},
     **{"log": LogConfig(), "checkpoint": CheckpointConfig()},
 }
-"""Settings that say how a run trains on its devices and where its records go, as a run that isn't trained has them."""
+"""Values for settings on devices and records of training, in a run that isn't trained."""
 UNTRAINED: dict[str, Any] = {"num_envs": None, "num_shards": None, "ppo": PPOConfig(num_minibatches=1)}
-"""Sizes and optimisation where a baseline was recorded, of whose config nobody has checked whether they fit."""
+"""Sizes and optimisation in a recording of a baseline, whose config was never checked."""
 
 
 @dataclass(frozen=True)
 class CloneSettings:
-    """Says how recorded episodes are learnt.
+    """Settings of learning from recorded episodes.
 
     Attributes:
         epochs: passes over the episodes.
         batch: steps of a minibatch.
-        learning_rate: Adam's, which falls to 0.
-        seed: of the initial parameters and the minibatches.
-        validation: share of the episodes, the last ones, that are not learnt from but only compared with.
+        learning_rate: Adam's learning rate, which falls to 0.
+        seed: seed of the initial parameters and the minibatches.
+        validation: share of the episodes, the last ones, that are held out for validation.
     """
 
     epochs: int = 10
@@ -61,14 +61,14 @@ class CloneSettings:
 def clone(
     episodes: Path, out: Path, settings: CloneSettings, network: NetworkConfig | None = None, trust: bool = False
 ) -> dict[str, Any]:
-    """Learns a recording, and writes the policy as a run with one checkpoint; returns the run's summary.
+    """Learns from a recording, writes the policy as a run with one checkpoint, and returns the run's summary.
 
     ``network`` None: the networks of the recording's config. ``trust``: whether to import what the recording names,
     though this user hasn't trained with it.
 
     Raises:
-        ValueError: there is no such recording, the run exists, the networks can't learn so; one line.
-        NonFiniteError: the loss isn't finite, or the parameters aren't; there is no run then.
+        ValueError: there is no such recording, the run exists, or the networks can't learn this way; one line.
+        NonFiniteError: the loss or the parameters aren't finite; then there is no run.
     """
     recording = read_recording(episodes)
     config = _config(recording.facts, settings, network)
@@ -114,7 +114,7 @@ def clone(
 
 
 def _checked(log: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    """Returns ``log`` for the records of epochs, which raises a ``NonFiniteError`` of a loss that isn't finite."""
+    """Wraps ``log`` so that it raises a ``NonFiniteError`` if a record has a loss that isn't finite."""
 
     def logged(record: dict[str, Any]) -> None:
         for name, value in record.items():
@@ -126,16 +126,17 @@ def _checked(log: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]]
 
 
 def _check_parameters(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises a ``NonFiniteError`` where the last step has left parameters that aren't finite."""
+    """Raises a ``NonFiniteError`` if the last step left parameters that aren't finite."""
     for name, array in arrays.items():
         if name.startswith(POLICY) and not np.isfinite(array).all():
             raise NonFiniteError(f"{name} isn't finite after the last epoch; {LESS}")
 
 
 def _config(facts: Mapping[str, Any], settings: CloneSettings, network: NetworkConfig | None) -> Config:
-    """Takes a recording's config for a run that plays on a CPU, with other networks if that is asked for.
+    """Turns a recording's config into that of a run that plays on a CPU, with other networks if given.
 
-    What is of use in training alone can't stand in the way. The engine is torch, but for environments of JAX's.
+    Settings that only training uses are reset, so that they can't get in the way. The engine is torch, except for
+    environments of JAX.
     """
     config: Config = validate(Config, facts["config"], "the recording's config")
     network = network or config.network
@@ -151,14 +152,14 @@ def _config(facts: Mapping[str, Any], settings: CloneSettings, network: NetworkC
         **({"engine": "jax", "threads": 1} if config.env.jax_only else {"engine": "torch"}),
         **(UNTRAINED if facts["policy"] in BASELINES else {"ppo": _unused_ppo(config.ppo)}),
     }
-    if config.env.backend != "tensor" or stepped_as_arrays(config.env):  # simulators go on where they were
+    if config.env.backend != "tensor" or stepped_as_arrays(config.env):  # simulators stay on their device
         backend = "auto" if config.env.backend == "tensor" else config.env.backend
         changed |= {"device": "cpu", "env": config.env.model_copy(update={"backend": backend})}
     return resolve(config.model_copy(update=UNUSED | changed))
 
 
 def _unused_ppo(ppo: PPOConfig) -> PPOConfig:
-    """Leaves out of how a recorded policy was optimised what engine torch hasn't, and code that isn't called."""
+    """Removes settings that the torch engine lacks, and the user's loss, which isn't called."""
     even = {"drop_remainder": False, "num_minibatches": 1, "gradient_accumulation": 1} if ppo.drop_remainder else {}
     return ppo.model_copy(update={"loss": None, "loss_kwargs": {}, **even})
 

@@ -1,7 +1,7 @@
-"""Compares evaluations of policies by their episodes, and of groups of seeds by their runs.
+"""Compares policies by the episodes of their evaluations, and groups of seeds by their runs.
 
-Intervals over episodes are of one policy and say nothing of another seed's; those over runs are what a method is judged
-by (Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice").
+Intervals over episodes describe one policy and say nothing of another seed's policy; intervals over runs are what a
+method is judged by (Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice").
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
 NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 METRICS = ("return", "score", "length")
 LEAST_EPISODES, LARGEST_EFFECT = 10, 10.0
-"""Cohen's d is of so many episodes of each at least: of fewer it is mostly chance, and too large by more than 4 %. And
-of no more standard deviations: beyond, episodes hardly vary, and it measures that instead of the difference."""
+"""Cohen's d needs this many episodes on each side: with fewer it is mostly chance, and over 4 % too large. It is also
+not shown beyond this many standard deviations: episodes hardly vary then, and it measures that, not the difference.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,8 @@ class Evaluated:
     """The episodes of one policy.
 
     Attributes:
-        name: what it is called.
-        facts: about it, as ``lockstep eval --json FILE`` writes them.
+        name: name of the policy.
+        facts: facts about it, as ``lockstep eval --json FILE`` writes them.
         table: float64 ``[n, 4]``, see :func:`lockstep.policies.evaluation.run_episodes`.
     """
 
@@ -45,20 +46,20 @@ class Evaluated:
 
     @property
     def count(self) -> int:
-        """How many numbers there are of each metric."""
+        """Number of values of each metric."""
         return len(self.table)
 
     def values(self, metric: str) -> np.ndarray | None:
-        """One number an episode, ``[n]``; None where not every episode has it."""
+        """Returns a metric's value of each episode, ``[n]``; None unless every episode has one."""
         return _column(self.table, metric)
 
 
 @dataclass(frozen=True)
 class EvaluatedGroup(Evaluated):
-    """The episodes of a group's runs, one policy a seed; ``table`` is of the first.
+    """The episodes of a group's runs, one policy per seed; ``table`` is that of the first.
 
     Attributes:
-        tables: of each run.
+        tables: the table of each run.
     """
 
     tables: Sequence[np.ndarray] = ()
@@ -67,11 +68,11 @@ class EvaluatedGroup(Evaluated):
 
     @property
     def count(self) -> int:
-        """How many runs there are."""
+        """Number of runs."""
         return len(self.tables)
 
     def values(self, metric: str) -> np.ndarray | None:
-        """The mean over each run's episodes, ``[runs]``; None where not every episode has the metric."""
+        """Returns the mean over the episodes of each run, ``[runs]``; None unless every episode has the metric."""
         columns = [_column(table, metric) for table in self.tables]
         return None if any(c is None for c in columns) else np.array([c.mean() for c in columns if c is not None])
 
@@ -84,7 +85,10 @@ def _column(table: np.ndarray, metric: str) -> np.ndarray | None:
 def interval(
     statistic: Callable[..., float], *samples: np.ndarray, repetitions: int = REPETITIONS, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval (Efron 1979) of a statistic of independent samples ``[n]``, of any lengths."""
+    """Returns the percentile bootstrap interval (Efron 1979) of a statistic of independent samples ``[n]``.
+
+    The samples may differ in length.
+    """
     generator = keyed_generator(seed, "bootstrap")
     found = [statistic(*(x[generator.integers(len(x), size=len(x))] for x in samples)) for _ in range(repetitions)]
     tail = 50.0 * (1.0 - CONFIDENCE)
@@ -93,14 +97,14 @@ def interval(
 
 
 def _ends(statistic: Callable[..., float], *samples: np.ndarray) -> tuple[float, float] | tuple[None, None]:
-    """:func:`interval`; None where a sample is of a single value, which says nothing of how others would be spread."""
+    """Returns :func:`interval`; None if a sample has a single value, which says nothing of the spread."""
     return interval(statistic, *samples) if min(map(len, samples)) > 1 else (None, None)
 
 
 def cohens_d(x: np.ndarray, y: np.ndarray) -> float | None:
-    """Difference of means ``y - x`` over the pooled standard deviation (Cohen 1988); None where nothing varies.
+    """Returns the difference of means ``y - x`` over the pooled standard deviation (Cohen 1988).
 
-    The pooled variance is ``((n_x - 1) s_x² + (n_y - 1) s_y²) / (n_x + n_y - 2)``.
+    The pooled variance is ``((n_x - 1) s_x² + (n_y - 1) s_y²) / (n_x + n_y - 2)``. None if nothing varies.
     """
     freedom = len(x) + len(y) - 2
     if freedom < 1:
@@ -110,7 +114,7 @@ def cohens_d(x: np.ndarray, y: np.ndarray) -> float | None:
 
 
 def effect_size(x: np.ndarray, y: np.ndarray) -> tuple[float | None, str | None]:
-    """:func:`cohens_d` where it says something, else None and why not."""
+    """Returns :func:`cohens_d` if it is meaningful, else None with the reason."""
     fewest = min(len(x), len(y))
     if fewest < LEAST_EPISODES:
         return None, f"of {fewest} it would be mostly chance; it takes {LEAST_EPISODES} of each"
@@ -123,7 +127,7 @@ def effect_size(x: np.ndarray, y: np.ndarray) -> tuple[float | None, str | None]
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
-    """Estimates how probable it is that an episode (a run) of ``y`` beats one of ``x``, a tie counting half.
+    """Estimates the probability that an episode (a run) of ``y`` beats one of ``x``; a tie counts half.
 
     Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", section 4.3: the
     Mann-Whitney U statistic over ``n_x n_y``.
@@ -134,9 +138,9 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def describe_metric(values: np.ndarray) -> dict[str, float | None]:
-    """Mean and interquartile mean with confidence intervals, standard deviation, quartiles and range of ``[n]``.
+    """Returns mean and interquartile mean with their intervals, standard deviation, quartiles and range of ``[n]``.
 
-    One value has no interval: its ends are None.
+    The ends of intervals are None if there is a single value.
     """
     low, high = _ends(lambda x: float(x.mean()), values)
     middle = _ends(lambda x: float(interquartile_mean(x)), values)
@@ -152,10 +156,10 @@ def describe_metric(values: np.ndarray) -> dict[str, float | None]:
 
 
 def against(x: np.ndarray, y: np.ndarray, statistic: str = "mean") -> dict[str, float | str | None]:
-    """Measures how far ``y`` is above ``x``: difference of means, probability of improvement, intervals; Cohen's d.
+    """Measures by how much ``y`` exceeds ``x``: difference, probability of improvement, their intervals, and Cohen's d.
 
-    The ``statistic`` whose difference is taken is ``mean`` or ``iqm``, the interquartile mean. Where either has a
-    single value the ends of intervals are None.
+    ``statistic`` is what the difference is taken of: ``mean`` or ``iqm``, the interquartile mean. The ends of intervals
+    are None if either side has a single value.
     """
     d, why_none = effect_size(x, y)
     middle = np.mean if statistic == "mean" else interquartile_mean
@@ -174,12 +178,12 @@ def against(x: np.ndarray, y: np.ndarray, statistic: str = "mean") -> dict[str, 
 
 
 def metrics_of(all_of_them: Sequence[Evaluated]) -> list[str]:
-    """The metrics that every episode of every policy has."""
+    """Returns the metrics that every episode of every policy has."""
     return [name for name in METRICS if all(each.values(name) is not None for each in all_of_them)]
 
 
 def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
-    """Each policy in numbers, and all but the first one against the first, as JSON would have it.
+    """Returns each policy in numbers, and all others against the first, as JSON.
 
     Raises:
         ValueError: there are less than two, they played different environments, groups are mixed with single policies,
@@ -222,9 +226,9 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
 
 
 def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
-    """Lists what of the evaluations isn't alike, and how long was trained, a line each: it may explain a difference.
+    """Returns a line for each way in which evaluations or training lengths differ, as it may explain a difference.
 
-    What a file doesn't say is left out. Of groups their first runs speak.
+    Facts that a file lacks are skipped. A group is represented by its first run.
     """
     first, lines = all_of_them[0], []
     for other in all_of_them[1:]:
@@ -248,7 +252,7 @@ def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
 
 
 def _apart(one: Any, two: Any) -> tuple[Any, Any]:
-    """Of two tables what isn't the same in both; else both."""
+    """Returns what differs between two tables; values that aren't tables are returned whole."""
     if not isinstance(one, dict) or not isinstance(two, dict):
         return one, two
     missing = object()
@@ -268,7 +272,7 @@ def _known(each: Evaluated, metric: str) -> np.ndarray:
 
 
 def in_words(found: dict[str, Any]) -> str:
-    """A table of the policies, and a line for each that is compared with the first."""
+    """Returns a table of the policies, and a line for each that is compared with the first."""
     metrics = [name for name in METRICS if name in found["policies"][0]]
     width = max(len(each["name"]) for each in found["policies"])
     over, statistic = found["over"], found["statistic"]
@@ -296,12 +300,12 @@ def in_words(found: dict[str, Any]) -> str:
 
 
 def _in_brackets(form: str, value: float, low: float | None, high: float | None) -> str:
-    """A number, and in brackets the ends of its interval if it has one."""
+    """Formats a number, with the ends of its interval in brackets if it has one."""
     return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:
-    """The figure: each metric's distribution by policy or group, and the means with their intervals below."""
+    """Draws each metric's distribution by policy or group, with the means and intervals below; returns the figure."""
     from matplotlib.figure import Figure
 
     name = found["statistic"]

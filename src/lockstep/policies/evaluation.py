@@ -1,4 +1,4 @@
-"""Plays whole episodes with keyed starts, the same ones every time, and sums them up."""
+"""Plays whole episodes with keyed starts, which are the same every time, and summarises them."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from lockstep.envs.registry import make_envs
 from lockstep.policies.baselines import Actor
 
 COLUMNS = 4
-"""Of an evaluation's table: return, length, success, score."""
+"""Columns of an evaluation's table: return, length, success, score."""
 BATCH = 256
-"""Environments of one batch: more episodes than these are played batch after batch."""
+"""Environments of one batch; more episodes than these are played in several batches."""
 
 
 def run_episodes(
     envs: HostEnvs, act: Callable[[np.ndarray], np.ndarray], max_steps: int, finite: bool = False
 ) -> np.ndarray:
-    """Plays one episode, of ``max_steps`` at most, in each environment, stepped together in a batch of fixed shape.
+    """Plays one episode of at most ``max_steps`` in each environment, stepped together in a batch of fixed shape.
 
     Args:
         envs: the environments.
         act: maps observation rows ``[E, width]`` to rows of actions.
-        max_steps: after which an episode is cut.
-        finite: whether a return that isn't finite is refused.
+        max_steps: number of steps after which an episode is cut.
+        finite: whether a return that isn't finite is an error.
 
     Returns:
-        float64 ``[E, 4]``: return, length, success (1 task solved, -1 not solved, 0 not said), and score (points of
+        float64 ``[E, 4]``: return, length, success (1 task solved, -1 not solved, 0 not reported), and score (points of
         the game at its end, NaN if it has none).
 
     Raises:
-        EnvironmentFailureError: an environment failed, gave an index of no choice or a mask that allows nothing, or a
-            return isn't finite and must be; one line.
+        EnvironmentFailureError: an environment failed, gave an index out of range or a mask that allows nothing, or
+            ``finite`` and a return isn't; one line.
     """
     b = envs.buffers
     envs.reset()
@@ -70,9 +70,10 @@ def run_episodes(
 
 
 def _check_observations(envs: HostEnvs, live: np.ndarray, step: int) -> None:
-    """Names the first live environment that gave an index of no choice, or a mask that allows nothing.
+    """Raises an error for the first live environment that gave an index out of range, or a mask that allows nothing.
 
-    One whose episode is over may show what it likes; of those that are none of their choices, the policy is shown none.
+    Environments whose episode is over may give anything; invalid rows of theirs are zeroed, so the policy never sees
+    them.
     """
     layout, rows = envs.description.observation, envs.buffers.observations
     if not live.all():
@@ -84,14 +85,14 @@ def _check_observations(envs: HostEnvs, live: np.ndarray, step: int) -> None:
 
 
 def _failure(envs: HostEnvs, row: int, what: str, when: str) -> EnvironmentFailureError:
-    """Makes the error of an environment that gave what is none."""
+    """Returns the error of an environment that gave something invalid."""
     name = envs.description.id
     hint = "" if is_handed(name) else f"; lockstep check {name} looks for such numbers"
     return EnvironmentFailureError(f"environment {name} gave {what} {when} episode {envs.env_ids[row]}{hint}")
 
 
 def _check_returns(envs: HostEnvs, returns: np.ndarray, step: int) -> None:
-    """Names the first of the environments whose reward, or sum of rewards, isn't finite after so many steps."""
+    """Raises an error for the first environment whose reward, or sum of rewards, isn't finite after ``step`` steps."""
     for row in np.flatnonzero(~np.isfinite(returns))[:1]:
         reward = float(envs.buffers.rewards[row])
         what = f"rewards that add up to {returns[row]:g}" if math.isfinite(reward) else f"reward {reward:g}"
@@ -99,14 +100,15 @@ def _check_returns(envs: HostEnvs, returns: np.ndarray, step: int) -> None:
 
 
 def success_of(value: float) -> bool | None:
-    """Reads a success from a table: solved, not solved, or None where nothing was said."""
+    """Returns a success of a table: True, False, or None if it wasn't reported."""
     return None if value == 0 else value > 0
 
 
 def summarize(episodes: np.ndarray) -> dict[str, float | int]:
-    """Sums up ``[n, 4]`` episodes: mean, standard deviation, least and greatest return, and mean length.
+    """Summarises episodes ``[n, 4]``: mean, standard deviation, minimum and maximum of the return, and mean length.
 
-    ``success_rate`` is there if an episode says whether it succeeded, ``score_mean`` and its like if all have a score.
+    ``success_rate`` is included if an episode reports success or failure, ``score_mean`` and the like if all have a
+    score.
     """
     returns, lengths = episodes[:, 0], episodes[:, 1]
     out: dict[str, float | int] = {
@@ -128,14 +130,14 @@ def summarize(episodes: np.ndarray) -> dict[str, float | int]:
 
 
 def start_of(actor: Actor, seed: int | None) -> int:
-    """Chooses the seed of the episodes' starts: the one given, else the actor's own."""
+    """Returns the seed of the episodes' starts: the given one, else the actor's own."""
     return actor.config.seed if seed is None else seed
 
 
 def evaluate(
     actor: Actor, episodes: int, seed: int | None = None, deterministic: bool = True, batch: int = BATCH
 ) -> np.ndarray:
-    """Plays whole episodes, batch after batch; the k-th one starts alike whatever the batches are.
+    """Plays whole episodes in batches; the start of the k-th one doesn't depend on the batches.
 
     Returns:
         float64 ``[episodes, 4]``, see :func:`run_episodes`.
@@ -151,7 +153,7 @@ def evaluate(
 
 
 def check_device(config: Config) -> None:
-    """Raises a one-line ``ValueError`` where simulators are stepped on a device that isn't here.
+    """Raises a one-line ``ValueError`` if simulators are stepped on a device that this machine lacks.
 
     A policy plays on the CPU wherever it was trained, and so do all other environments.
     """
@@ -165,7 +167,7 @@ def check_device(config: Config) -> None:
 
 
 def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) -> np.ndarray:
-    """Plays one episode in each of as many environments, whose starts have these numbers; ``[n, 4]``."""
+    """Plays one episode in each of as many environments as there are ``numbers``, which key the starts; ``[n, 4]``."""
     config = actor.config
     check_device(config)
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Writes a policy into a file that other programs run, and holds the file to the policy before it gets its name."""
+"""Exports a policy to a file for other programs, and checks the file against the policy before it gets its name."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from lockstep.core.spaces import MASK, ActionLayout, ObservationLayout
 from lockstep.policies.policy import Policy
 
 OBSERVATIONS = 1000
-"""That a file is checked on."""
+"""Number of observations that a file is checked on."""
 STEPS = 8
-"""That a recurrent policy takes, of as many of them in all."""
+"""Number of steps into which they are divided for a recurrent policy."""
 RELATIVE, ABSOLUTE = 1e-4, 1e-5
-"""How far a file's numbers may lie from the policy's."""
+"""Tolerances between a file's numbers and the policy's."""
 CLEAR = 1e-4
-"""By how much the most likely action leads where the file must choose the same one."""
+"""Lead of the most likely action from which on the file must choose the same one."""
 BF16 = {"torch": 0.01, "jax": 0.05}
-"""Of an output's largest number: how far a file may lie from a policy in bfloat16, and its ``CLEAR``; by engine.
+"""Tolerance for a policy in bfloat16 and its ``CLEAR``, relative to an output's largest number; by engine.
 
-A sum in another order may be rounded to the next number of bfloat16, which is seen in the output. Files round where
-PyTorch does; XLA fuses operations and rounds elsewhere.
+A sum in another order may round to the next bfloat16 number, which shows in the output. Files round where PyTorch does;
+XLA fuses operations and rounds elsewhere.
 """
 FORBIDDEN = -1e7
-"""What only logits of forbidden actions are below."""
+"""Only logits of forbidden actions are below this."""
 DTYPES = {"vector": "float32", "one_hot": "int64", "mask": "bool", "image": "uint8"}
-"""Of a file's inputs, by kind of the observation's part."""
+"""Dtypes of a file's inputs, by kind of the observation's part."""
 
 Runner = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
-"""Runs a file: from inputs to outputs, by name."""
+"""Runs a file: maps inputs to outputs, both by name."""
 
 
 class ExportError(RunError):
-    """A policy can't be written into a file, or the file gives other numbers; the message is one line."""
+    """A policy can't be exported, or the file gives other numbers; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a file: its name, dtype and shape, but for the batch axis that comes first."""
+    """An input of a file: its name, dtype, and shape without the leading batch axis."""
 
     name: str
     dtype: str
@@ -53,7 +53,7 @@ class Input:
 
 
 def inputs_of(observation: ObservationLayout, state_size: int) -> list[Input]:
-    """Lists a file's inputs, in order: ``observation``, or one for each part; ``action_mask`` and ``state``, if any."""
+    """Returns a file's inputs, in order: ``observation``, or one per part; ``action_mask`` and ``state``, if any."""
     found = [Input(_name(leaf.name, leaf.apart), DTYPES[leaf.kind], leaf.shape) for leaf in observation.leaves]
     return found + ([Input("state", "float32", (state_size,))] if state_size else [])
 
@@ -65,7 +65,7 @@ def _name(leaf: str, apart: bool) -> str:
 
 
 def input_arrays(layout: ObservationLayout, rows: np.ndarray, state: np.ndarray) -> dict[str, np.ndarray]:
-    """Takes observation rows ``[n, width]`` and a state ``[n, size]`` apart into a file's inputs."""
+    """Splits observation rows ``[n, width]`` and a state ``[n, size]`` into a file's inputs."""
     floats, arrays = layout.floats(rows), {}
     for leaf, each in zip(layout.leaves, inputs_of(layout, 0), strict=True):
         source = rows if leaf.kind == "image" else floats
@@ -77,7 +77,7 @@ def input_arrays(layout: ObservationLayout, rows: np.ndarray, state: np.ndarray)
 
 
 def metadata_of(policy: Policy, run: str) -> dict[str, Any]:
-    """What a file says of itself: environment, run, step, parameters and inputs."""
+    """Returns the metadata of a file: environment, run, step, parameters and inputs."""
     state_size = policy.recurrent_state(1).shape[1]
     return {
         "environment": policy.environment["id"],
@@ -92,19 +92,19 @@ def metadata_of(policy: Policy, run: str) -> dict[str, Any]:
 
 
 def export_policy(policy: Policy, path: Path, door: str, run: str) -> float:
-    """Writes a file, runs it on random observations, and gives it its name if it is the policy.
+    """Writes a file, runs it on random observations, and gives it its name if its numbers are the policy's.
 
     Args:
-        policy: what to write.
+        policy: the policy to export.
         path: the file; its folder is made.
-        door: what the PyTorch engine writes it with: ``write_onnx`` or ``write_program``.
-        run: the run's name, which the file tells.
+        door: the PyTorch engine's function that writes it: ``write_onnx`` or ``write_program``.
+        run: the run's name, for the file's metadata.
 
     Returns:
-        The greatest difference between the file's numbers and the policy's.
+        The largest difference between the file's numbers and the policy's.
 
     Raises:
-        ValueError: a package is missing, or the network is the JAX engine's own; one line.
+        ValueError: a package is missing, or the network is a custom one of the JAX engine; one line.
         ExportError: the network can't be traced, or the file gives other numbers.
     """
     module = policy.to_torch()
@@ -112,7 +112,7 @@ def export_policy(policy: Policy, path: Path, door: str, run: str) -> float:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with draft_of(path) as draft:
-            draft.touch()  # an OSError that says why, where PyTorch's would say it in many words
+            draft.touch()  # raises an OSError with a short reason, unlike PyTorch
             try:
                 run_file: Runner = write(module, draft, metadata_of(policy, run))
             except (ValueError, OSError):
@@ -127,10 +127,10 @@ def export_policy(policy: Policy, path: Path, door: str, run: str) -> float:
 
 
 def compare(policy: Policy, run_file: Runner) -> float:
-    """Runs a file and the policy on the same random observations; the greatest difference of a number.
+    """Runs a file and the policy on the same random observations; returns the largest difference of a number.
 
     Raises:
-        ExportError: they differ by more than ``RELATIVE`` and ``ABSOLUTE`` allow, or ``BF16``, or in a clear action.
+        ExportError: they differ by more than ``RELATIVE`` and ``ABSOLUTE``, or ``BF16``, allow, or in a clear action.
     """
     generator = keyed_generator(policy.config.seed, "export")
     steps = STEPS if policy.recurrent_state(1).shape[1] else 1
@@ -149,7 +149,7 @@ def compare(policy: Policy, run_file: Runner) -> float:
 
 
 def _bf16_rounding(policy: Policy, name: str, wanted: np.ndarray) -> float | None:
-    """How far an output may lie from that of a policy that computes in bfloat16; None: it computes in float32."""
+    """Returns the tolerance for an output of a policy that computes in bfloat16; None if it computes in float32."""
     if policy.config.precision != "bf16":
         return None
     allowed = wanted[wanted > FORBIDDEN] if name == "logits" else wanted
@@ -157,7 +157,7 @@ def _bf16_rounding(policy: Policy, name: str, wanted: np.ndarray) -> float | Non
 
 
 def _unit(policy: Policy) -> np.ndarray | float:
-    """In what ``ABSOLUTE`` is for actions: squashed ones are low + half · (tanh + 1), rounded as half the span is."""
+    """Returns the unit of ``ABSOLUTE`` for actions: squashed ones, low + half · (tanh + 1), round as half the span."""
     if not policy.config.network.squash:
         return 1.0
     half = 0.5 * (np.asarray(policy.action.high) - np.asarray(policy.action.low))
@@ -167,7 +167,7 @@ def _unit(policy: Policy) -> np.ndarray | float:
 def _difference(
     policy: Policy, name: str, wanted: np.ndarray, found: np.ndarray, unit: np.ndarray | float = 1.0
 ) -> float:
-    """The greatest difference of an output's numbers, if all are near enough; ``ABSOLUTE`` is times ``unit``."""
+    """Returns an output's largest difference; raises if it is too large. ``ABSOLUTE`` is multiplied by ``unit``."""
     if found.shape != wanted.shape:
         raise ExportError(f"{name} is of shape {found.shape} and the policy's of {wanted.shape}")
     difference, rounding = np.abs(found.astype(np.float64) - wanted), _bf16_rounding(policy, name, wanted)
@@ -179,7 +179,7 @@ def _difference(
 def _difference_of_actions(
     policy: Policy, rows: np.ndarray, state: np.ndarray, wanted: Mapping[str, np.ndarray], found: np.ndarray
 ) -> float:
-    """The greatest difference of continuous actions; 0 for indices, which are the same where one clearly leads."""
+    """Returns the largest difference of continuous actions; 0 for indices, which must agree where one leads."""
     actions = policy.action.natives(policy.greedy(rows, state))
     if not policy.action.discrete:
         return _difference(policy, "action", actions, found, _unit(policy))
@@ -194,7 +194,7 @@ def _difference_of_actions(
 
 
 def clear_choices(action: ActionLayout, logits: np.ndarray, lead: float = CLEAR) -> np.ndarray:
-    """Whether the best of each index leads the second by more than ``lead``, bool ``[n, indices]``."""
+    """Says for each index whether its best choice leads the second by more than ``lead``, bool ``[n, indices]``."""
     parts = np.split(logits, np.cumsum(action.choices)[:-1], -1)
     best = [np.sort(part, -1)[:, -2:] for part in parts]
     return np.stack([two[:, -1] - two[:, 0] > lead if two.shape[1] > 1 else np.ones(len(two), bool) for two in best], 1)

@@ -1,4 +1,4 @@
-"""Writes pictures of a steady pace as a GIF that browsers play at that pace."""
+"""Writes frames at a steady rate as a GIF that browsers play at that rate."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 FASTEST = 50
-"""Pictures a second that browsers show of a GIF at the most: one that asks for more is played at ten."""
+"""Most frames per second of a GIF that browsers show; they play a faster one at ten."""
 
 
 class GifWriter:
-    """Collects pictures of ``fps`` a second, and writes them when it is closed.
+    """Collects frames at ``fps`` a second and writes them when it is closed.
 
-    A GIF's delays are whole hundredths of a second. Those of its pictures differ by one where that keeps the pace, and
-    of more pictures a second than :data:`FASTEST` every second, third, … is kept. An ``OSError`` at once where the file
-    can't be written.
+    A GIF's delays are whole hundredths of a second, so delays differ by one where that keeps the rate. Above
+    :data:`FASTEST` only every second, third, … frame is kept. Raises an ``OSError`` at once if the file can't be
+    written.
     """
 
     def __init__(self, video: Path, fps: int) -> None:
@@ -26,13 +26,13 @@ class GifWriter:
         video.open("wb").close()
 
     def append_data(self, picture: Any) -> None:
-        """Takes a picture, uint8 ``[height, width, 3]``."""
+        """Takes a frame, uint8 ``[height, width, 3]``."""
         if self._given % self._every == 0:
             self._kept.append(np.array(picture))
         self._given += 1
 
     def close(self) -> None:
-        """Writes the file, or removes it where there is no picture."""
+        """Writes the file, or removes it if there are no frames."""
         if not self._kept:
             self._video.unlink(missing_ok=True)
             return

@@ -1,4 +1,4 @@
-"""Loads a trained policy for one's own code: ``lockstep.load_policy(run)``."""
+"""Loads a trained policy of a run, and computes with it."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ NORMALIZER_PREFIX = "normalizers/observations."
 
 
 class Policy:
-    """A callable from observations to actions, normalisation included.
+    """Maps observations to actions, with a trained policy and its normalisation.
 
     A recurrent policy remembers what it saw: call :meth:`reset` when an episode begins.
 
     Args:
-        config: the run's.
+        config: the run's config.
         checkpoint: parameters, normalisers and the environment's description.
-        engine: what computes: ``torch`` or ``jax``; None: the run's own. Both read the same arrays.
-        network: the class that ``network.custom`` names, where the caller has it; None: it is found by that name.
+        engine: the engine that computes: ``torch`` or ``jax``; None: the run's own. Both read the same arrays.
+        network: the class that ``network.custom`` names; None: it is imported by that name.
 
     Raises:
         ValueError: the engine can't compute this policy; one line.
 
     Attributes:
-        config: the run's.
+        config: the run's config.
         environment: the environment's description, as a dict.
-        observation: how observations lie in rows.
-        action: what actions are.
-        global_step: environment steps that it was trained for.
-        cloned: whether it has learnt recorded episodes instead.
+        observation: layout of observations in rows.
+        action: description of actions.
+        global_step: environment steps that the policy was trained for.
+        cloned: whether it imitates recorded episodes instead.
     """
 
     def __init__(
@@ -71,43 +71,45 @@ class Policy:
         self.reset(config.seed)
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode: forget what was seen; with a seed also draw the noise of sampled actions anew."""
+        """Begins an episode: clears the recurrent state; with a seed also restarts the noise of sampled actions."""
         self._carry = self._zeros(0)
         if seed is not None:
             self._noise = keyed_generator(seed, "policy")
 
     def forget(self, rows: np.ndarray) -> None:
-        """Forget what was seen in some of the rows of the last batch, bool ``[rows]``."""
+        """Clears the recurrent state of some rows of the last batch, bool ``[rows]``."""
         if len(self._carry) == len(rows):
             self._carry[rows] = 0.0
 
     def __call__(self, observation: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
-        """The action for one observation, or the actions for a batch of them.
+        """Returns the action for one observation, or the actions for a batch of observations.
 
         Args:
-            observation: of the environment's space, or with one leading batch axis (of every part of a Dict).
-            deterministic: the most likely action, else a sample.
-            action_mask: which actions are allowed, where the environment gives that apart from its observations: of
-                several indices one after another, or a tuple of arrays; one for all, or for each; None: all.
+            observation: an observation of the environment's space, or a batch with one leading axis (in every part of a
+                Dict).
+            deterministic: whether to take the most likely action; otherwise it is sampled.
+            action_mask: which actions are allowed, if the environment gives that separately from its observations: one
+                mask for all observations or one for each; with several indices, their masks concatenated or a tuple of
+                arrays; None: all are allowed.
 
         Returns:
             What ``env.step`` takes: an int, or an array of the action's shape within its bounds; for a batch an array
-            of them.
+            of actions.
 
         Raises:
-            ValueError: the observation has another shape than the environment's, or parts of a batch, or masks, are not
-                equally many.
+            ValueError: the observation's shape isn't the environment's, or the parts or masks of a batch differ in
+                number.
         """
         rows, single = self._rows(observation, action_mask)
         actions = self.act(rows, deterministic)
         return self.action.native(actions[0]) if single else native_batch(self.action, actions)
 
     def act(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions of observation rows, as of :meth:`native`; a critic with a memory of its own remembers them, too."""
+        """Returns the actions of observation rows as :meth:`native` does; a critic's own memory is updated too."""
         before = self.recurrent_state(len(rows))
         actions = self.native(rows, deterministic)
         own = carry_size(self.config.network.recurrent, self.config.network.recurrent_size)
-        if own and before.shape[1] > own:  # the critic's memory, which acting alone doesn't need
+        if own and before.shape[1] > own:  # the critic's memory, which the actor alone doesn't update
             self._carry[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
         return actions
 
@@ -119,17 +121,17 @@ class Policy:
         deterministic: bool = False,
         action_masks: Any = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Acts as a model of Stable-Baselines3 does, for code that is written for one, such as its ``evaluate_policy``.
+        """Acts as a model of Stable-Baselines3 does, for code that expects one, such as its ``evaluate_policy``.
 
         Args:
             observation: one, or a batch, as :meth:`__call__` takes it.
-            state: what the call before returned, where the policy is recurrent; None: episodes begin.
+            state: the state that the previous call returned, if the policy is recurrent; None: episodes begin.
             episode_start: which episodes of the batch begin with this observation, bool ``[n]``.
-            deterministic: the most likely action, else a sample, which is the default here as it is there.
-            action_masks: which actions are allowed, ``action_mask`` of :meth:`__call__`.
+            deterministic: whether to take the most likely action; by default it is sampled, as in Stable-Baselines3.
+            action_masks: which actions are allowed, as ``action_mask`` of :meth:`__call__`.
 
         Returns:
-            The actions as an array, and float32 ``[n, size]`` to give to the next call, or None without memory.
+            The actions as an array, and the state for the next call, float32 ``[n, size]``, or None without memory.
         """
         recurrent = self._function.carry_size > 0
         if recurrent:
@@ -140,13 +142,13 @@ class Policy:
         return actions, self._carry.copy() if recurrent else None
 
     def value(self, observation: Any, action_mask: Any = None) -> Any:
-        """The critic's estimate of the return from here, as training scaled rewards.
+        """Returns the critic's estimate of the return from here, with rewards scaled as in training.
 
-        A recurrent policy estimates from what it remembers, and remembers nothing of this.
+        A recurrent policy uses its state, and doesn't update it.
 
         Args:
-            observation: one, or a batch, as :meth:`__call__` takes it; ``action_mask`` too.
-            action_mask: which actions are allowed.
+            observation: one, or a batch, as :meth:`__call__` takes it.
+            action_mask: which actions are allowed, as for :meth:`__call__`.
 
         Returns:
             A float, or for a batch float32 ``[n]``.
@@ -160,22 +162,22 @@ class Policy:
         return float(found["value"][0]) if single else found["value"]
 
     def log_prob(self, observation: Any, action: Any, action_mask: Any = None) -> Any:
-        """The log-probability of an action, or the log-density of a continuous one; memory as in :meth:`value`.
+        """Returns the log-probability of an action, or the log-density of a continuous one; memory as in :meth:`value`.
 
-        The density is that of the Gaussian before it is clipped to the bounds; of a squashed one that within them, in
-        the environment's units (a little inside a bound for an action that lies on it, where there is none), of those
-        components whose bounds aren't equal.
+        The density is that of the Gaussian before actions are clipped to their bounds. For a squashed Gaussian it is
+        the density within the bounds, in the environment's units, over the components whose bounds differ; it doesn't
+        exist at a bound, so an action there is moved slightly inside.
 
         Args:
             observation: one, or a batch, as :meth:`__call__` takes it.
-            action: what :meth:`__call__` gives for it: one action, or as many as observations.
+            action: one action, or one for each observation, as :meth:`__call__` returns them.
             action_mask: which actions are allowed; a forbidden one has about -1e8.
 
         Returns:
             A float, or for a batch float32 ``[n]``.
 
         Raises:
-            ValueError: the action has another shape than the environment's, or is none of its choices.
+            ValueError: the action's shape isn't the environment's, or an index isn't one of its choices.
         """
         rows, single = self._rows(observation, action_mask)
         acted, slope = action_rows(self.action, action, len(rows), self.config.network.squash)
@@ -186,7 +188,7 @@ class Policy:
         return float(found[0]) if single else found
 
     def probabilities(self, observation: Any, action_mask: Any = None) -> Any:
-        """The probability of every choice, 0 where it is forbidden; memory as in :meth:`value`.
+        """Returns the probability of every choice, 0 if it is forbidden; memory as in :meth:`value`.
 
         Args:
             observation: one, or a batch, as :meth:`__call__` takes it.
@@ -209,14 +211,14 @@ class Policy:
         return given[0] if self.action.kind == "discrete" else given
 
     def to_torch(self) -> Any:
-        """The policy as a ``torch.nn.Module`` that needs nothing else, whichever engine trained it.
+        """Returns the policy as a ``torch.nn.Module`` that needs nothing else, whichever engine trained it.
 
         Returns:
-            A :class:`lockstep.torch_engine.export.module.PolicyModule` with copies of the parameters, on the CPU: raw
-            observations in, actions for ``env.step`` out.
+            A :class:`lockstep.torch_engine.export.module.PolicyModule` with copies of the parameters, on the CPU. It
+            takes raw observations and returns actions for ``env.step``.
 
         Raises:
-            ValueError: PyTorch isn't installed, or the network is the JAX engine's own.
+            ValueError: PyTorch isn't installed, or the network is a custom one of the JAX engine.
         """
         door = _engine_of(self.config, "torch")
         frozen = None if self._normalizer is None else self._normalizer.frozen
@@ -224,19 +226,19 @@ class Policy:
 
     @property
     def params_sha256(self) -> str:
-        """Of the parameters, as ``summary.json`` has it."""
+        """The sha256 of the parameters, as in ``summary.json``."""
         return sha256_of({name: array for name, array in self._arrays.items() if name.startswith(POLICY)})
 
     def recurrent_state(self, count: int) -> np.ndarray:
-        """What is remembered of a batch of so many, float32 ``[count, size]``; zeros if the last had another number."""
+        """Returns the recurrent state, float32 ``[count, size]``; zeros unless the last batch had ``count`` rows."""
         return self._carry if len(self._carry) == count else self._zeros(count)
 
     def _zeros(self, count: int) -> np.ndarray:
-        """What is remembered of a batch of so many as episodes begin."""
+        """Returns the recurrent state of a batch of ``count`` at the start of episodes."""
         return np.zeros((count, self._function.carry_size), np.float32)
 
     def outputs(self, rows: np.ndarray, state: np.ndarray, actions: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """What actor and critic give for observation rows ``[n, width]``: ``PolicyFunction.outputs`` of the engines."""
+        """Returns the engine's ``PolicyFunction.outputs``, of actor and critic, for observation rows ``[n, width]``."""
         if len(rows):
             return self._function.outputs(self._normalized(rows), state, actions)
         zeros = self.observation.zeros(1)
@@ -244,11 +246,11 @@ class Policy:
         return {name: x[:0] for name, x in self._function.outputs(zeros, self._zeros(1), acted).items()}
 
     def greedy(self, rows: np.ndarray, state: np.ndarray) -> np.ndarray:
-        """The most likely actions of observation rows ``[n, width]``, as rows; nothing is remembered."""
+        """Returns the most likely actions of observation rows ``[n, width]``, as rows; keeps no state."""
         return self._function(self._normalized(rows), None, state)[0]
 
     def random_rows(self, count: int, generator: np.random.Generator) -> np.ndarray:
-        """Random observation rows ``[count, width]``: numbers as the normaliser met them, else standard normal."""
+        """Draws observation rows ``[count, width]``; numbers as the normaliser met them, else standard normal."""
         rows = random_rows(self.observation, self.action, count, generator)
         if self._normalizer is not None:
             mean, scale, _ = self._normalizer.frozen
@@ -257,16 +259,16 @@ class Policy:
         return rows
 
     def _found(self, observation: Any, action_mask: Any) -> tuple[dict[str, np.ndarray], bool]:
-        """What the networks give for observations, and whether there was a single one."""
+        """Returns the networks' outputs for observations, and whether there was a single observation."""
         rows, single = self._rows(observation, action_mask)
         return self.outputs(rows, self.recurrent_state(len(rows))), single
 
     def _rows(self, observation: Any, action_mask: Any) -> tuple[np.ndarray, bool]:
-        """Observation rows ``[n, width]``, and whether there was a single observation."""
+        """Returns observation rows ``[n, width]``, and whether there was a single observation."""
         return observation_rows(self.observation, self.action, observation, action_mask)
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
-        """Actions as :class:`lockstep.envs.host_envs.Buffers` takes them, of observation rows ``[rows, width]``."""
+        """Returns actions, as :class:`lockstep.envs.host_envs.Buffers` holds them, for rows ``[rows, width]``."""
         if not len(observations):
             self._carry = self._zeros(0)
             return self._function(self.observation.zeros(1), None, self._zeros(1))[0][:0]
@@ -279,7 +281,7 @@ class Policy:
         return actions
 
     def _normalized(self, rows: np.ndarray) -> np.ndarray:
-        """Observation rows ``[rows, width]`` as the networks take them."""
+        """Returns observation rows ``[rows, width]`` as the networks take them."""
         if self._normalizer is None:
             return rows
         rows = rows.copy()
@@ -312,7 +314,7 @@ def load_policy(
     trust: bool = False,
     network: type | None = None,
 ) -> Policy:
-    """Does what :func:`lockstep.load_policy` does for a run by its path; refusals speak of commands' options.
+    """Loads a run's policy as :func:`lockstep.load_policy` does, for commands: errors name their options.
 
     Raises:
         ValueError: see there.

@@ -1,4 +1,4 @@
-"""Records episodes, what a policy saw and did, as .npz or .safetensors; neither can hold code."""
+"""Records episodes, what a policy saw and did, as .npz or .safetensors; neither format can hold code."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SUFFIXES = (".npz", ".safetensors")
 ARRAYS = ("observations", "actions", "episodes", "table")
 FACTS = "facts"
 TOLD = ("policy", "config", "environment")
-"""What of the facts is read again."""
+"""Facts that are required when a recording is read."""
 FORMAT = 1
 BATCH = 64
-"""Episodes that are recorded at once."""
+"""Episodes that are recorded at the same time."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Episodes one after the other.
+    """Recorded episodes, one after the other.
 
     Attributes:
         observations: rows ``[steps, width]`` (:class:`lockstep.core.spaces.ObservationLayout`), not normalised.
-        actions: rows ``[steps, …]`` as :class:`lockstep.envs.host_envs.Buffers` has them, taken after each observation.
+        actions: the action after each observation, rows ``[steps, …]`` as in :class:`lockstep.envs.host_envs.Buffers`.
         episodes: the episode of each step, int64 ``[steps]``, ascending from 0.
         table: each episode's return, length, success and score, float64 ``[episodes, 4]``.
         facts: JSON: ``config`` of the environment and its policy, ``environment`` (spaces), ``policy`` (its name).
@@ -47,7 +47,7 @@ class Recording:
 
 
 class Recorder:
-    """Keeps what another actor sees and does; see :class:`lockstep.policies.baselines.Actor`."""
+    """Wraps an actor and keeps what it sees and does; see :class:`lockstep.policies.baselines.Actor`."""
 
     def __init__(self, actor: Actor) -> None:
         self._actor = actor
@@ -57,7 +57,7 @@ class Recorder:
         self.done: list[np.ndarray] = []
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin episodes, and forget those before."""
+        """Begins episodes, and drops what was kept."""
         self._actor.reset(seed)
         self.seen, self.done = [], []
 
@@ -74,7 +74,7 @@ class Recorder:
 
 
 def record(actor: Actor, name: str, episodes: int, seed: int | None = None, deterministic: bool = True) -> Recording:
-    """Plays whole episodes with an evaluation's starts (seed None: the actor's own); keeps what was seen and done."""
+    """Plays whole episodes with an evaluation's starts (seed None: the actor's own); returns what was seen and done."""
     recorder, start = Recorder(actor), start_of(actor, seed)
     recorder.reset(start)
     tables, seen, done = [], [], []
@@ -102,13 +102,13 @@ def record(actor: Actor, name: str, episodes: int, seed: int | None = None, dete
 
 
 def check_suffix(path: Path) -> None:
-    """Raise a one-line ``ValueError`` where a file's name doesn't say what it is."""
+    """Raises a one-line ``ValueError`` unless a file's name ends in one of :data:`SUFFIXES`."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"recording: {path} must end in {' or '.join(SUFFIXES)}")
 
 
 def check_place(path: Path) -> None:
-    """Raise a one-line ``ValueError`` where a file's name doesn't say what it is, or something else has it."""
+    """Raises a one-line ``ValueError`` if a file's suffix is wrong, or if a file there isn't a recording."""
     check_suffix(path)
     if path.exists() and not (path.is_file() and (not path.stat().st_size or _is_recording(path))):
         raise ValueError(f"recording: {path} is there and no recording, and would be lost; name another file")
@@ -126,7 +126,7 @@ def _is_recording(path: Path) -> bool:
 
 
 def write_recording(path: Path, recording: Recording) -> None:
-    """Write a file of one of the :data:`SUFFIXES`, whole or not at all."""
+    """Writes a recording in the format of its file's suffix, whole or not at all."""
     check_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(getattr(recording, name)) for name in ARRAYS}
@@ -139,10 +139,10 @@ def write_recording(path: Path, recording: Recording) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """The reverse of :func:`write_recording`.
+    """Reads what :func:`write_recording` wrote.
 
     Raises:
-        ValueError: there is no such file, or it is no recording; one line.
+        ValueError: there is no such file, or it isn't a recording; one line.
     """
     check_suffix(path)
     if not path.is_file():
@@ -155,13 +155,13 @@ def read_recording(path: Path) -> Recording:
         if lacks := [name for name in TOLD if name not in found]:
             raise ValueError(f"its {FACTS} lack {lacks[0]}")
         return Recording(**arrays, facts=found)
-    except Exception as error:  # of what reads damage: zip, zlib, NumPy's headers, JSON, memory that there isn't
+    except Exception as error:  # damage shows as an error of zip, zlib, NumPy, JSON or memory
         raise ValueError(f"recording: {path} is none: {' '.join(str(error).split())}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], str]:
     if path.suffix == ".npz":
-        with zipfile.ZipFile(path) as file:  # np.load unpickles unless it is told not to
+        with zipfile.ZipFile(path) as file:  # no member may be a pickle
             return {name: _member(file, name) for name in ARRAYS}, str(_member(file, FACTS))
     with safe_open(path, framework="numpy") as file:
         return {name: file.get_tensor(name) for name in ARRAYS}, file.metadata()[FACTS]

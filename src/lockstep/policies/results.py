@@ -1,4 +1,4 @@
-"""Writes what an evaluation found: in words, its episodes as JSON and CSV, and a histogram of their returns."""
+"""Writes the results of an evaluation: in words, its episodes as JSON and CSV, and a histogram of their returns."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ COLUMN_NAMES = ("return", "length", "success", "score")
 BAR, MEAN = "#1f5fa8", "#d9822b"
 MOST_BINS = 40
 GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions", "atari"}
-"""Settings of an environment that make it another game."""
+"""Settings of an environment that change the game."""
 RECORDS = {*OWN_NAMES, GROUP_JSON, CURVES_CSV, CURVES_JSON, CURVES_PNG}
-"""Names that a run, or a group of them, gives to files of its own."""
+"""Names of files that belong to a run or a group."""
 COMPARED = {"policies", "against", "differences"}
-"""What a comparison says, of :func:`lockstep.policies.comparison.comparison`."""
+"""Keys of a comparison, see :func:`lockstep.policies.comparison.comparison`."""
 
 
 def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dict[str, Any]:
-    """Sums up an evaluation's table, and says of which environment it is."""
+    """Summarises an evaluation's table, with the environment and how actions were chosen."""
     env = actor.config.env
     settings = env.model_dump(mode="json", include=GAME) | {"kwargs": arguments_of(env)}
     facts = {"environment": env.id, "env_settings": settings}
-    sampled = None if isinstance(actor, Baseline) else not deterministic  # which has no most likely action
+    sampled = None if isinstance(actor, Baseline) else not deterministic  # a baseline has no most likely action
     return summarize(table) | facts | {"stochastic": sampled, "global_step": actor.global_step}
 
 
 def in_words(actor: Actor, facts: dict[str, Any]) -> str:
-    """Puts the facts of an evaluation into one line."""
+    """Returns an evaluation's facts as one line."""
     more = f", success rate {facts['success_rate']:.0%}" if "success_rate" in facts else ""
     if "score_mean" in facts:
         more += f", score {facts['score_mean']:,.2f} (max {facts['score_max']:,.0f})"
@@ -68,13 +68,13 @@ def check_files(
     option: str = "histogram",
     compares: bool = False,
 ) -> None:
-    """Checks the files that a command is to write, of which ``option`` names the picture.
+    """Checks the files that a command is about to write; ``option`` is the picture's option.
 
-    The JSON is an evaluation, or a comparison where the command ``compares``.
+    The JSON file is an evaluation, or a comparison if the command ``compares``.
 
     Raises:
-        ValueError: a name doesn't say what it is, something that no such command has written would be lost, or a
-            picture can't be drawn; one line.
+        ValueError: a file has a wrong suffix, a file of another kind would be overwritten, or a picture can't be drawn;
+            one line.
     """
     files = (("json", json_file, (".json",)), ("csv", csv_file, (".csv",)), (option, picture, (".png", ".svg", ".pdf")))
     for name, path, known in files:
@@ -93,7 +93,7 @@ def check_files(
 
 
 def is_evaluation(path: Path) -> bool:
-    """Whether a file is there that ``lockstep eval --json FILE`` has written."""
+    """Returns whether ``lockstep eval --json FILE`` wrote a file."""
     try:
         read_json(path)
     except (ValueError, RecursionError):
@@ -115,11 +115,11 @@ def _is_csv(path: Path) -> bool:
 
 
 def _is_figure(path: Path) -> bool:
-    return b"atplotlib" in path.read_bytes()  # which says so in each of its formats
+    return b"atplotlib" in path.read_bytes()  # matplotlib names itself in each of its formats
 
 
 Kind = tuple[Callable[[Path], bool], str]
-"""Tells a file that may be replaced by one of its kind, and says what one is that may not."""
+"""Recognises a file that may be overwritten, and describes one that may not."""
 EVALUATION: Kind = (is_evaluation, "no evaluation")
 COMPARISON: Kind = (_is_comparison, "no comparison")
 EPISODES: Kind = (_is_csv, "no list of episodes")
@@ -127,19 +127,19 @@ PICTURE: Kind = (_is_figure, "no picture of matplotlib's")
 
 
 def check_plot(option: str) -> None:
-    """Raise a one-line ``ValueError`` where matplotlib isn't installed."""
+    """Raises a one-line ``ValueError`` if matplotlib isn't installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(f"{option}: needs matplotlib; pip install 'lockstep-rl[plot]'")
 
 
 def written(*paths: Path | None) -> str:
-    """`` → FILE, FILE`` for those that were asked for."""
+    """Returns `` → FILE, FILE`` for the files that were asked for."""
     names = [str(path) for path in paths if path is not None]
     return f" → {', '.join(names)}" if names else ""
 
 
 def columns_of(table: np.ndarray) -> dict[str, list[Any]]:
-    """An evaluation's table ``[n, 4]`` as lists by name; those of which no episode says anything are left out.
+    """Returns an evaluation's table ``[n, 4]`` as lists by name, without those that no episode has a value for.
 
     A return or score that isn't finite is None.
     """
@@ -151,15 +151,15 @@ def columns_of(table: np.ndarray) -> dict[str, list[Any]]:
 
 
 def write_json(path: Path, facts: Mapping[str, Any], table: np.ndarray) -> None:
-    """Facts about an evaluation, and under ``per_episode`` a list of each column."""
+    """Writes an evaluation's facts, and each column of its table as a list under ``per_episode``."""
     write_text(path, as_json({**facts, "per_episode": columns_of(table)}, indent=1) + "\n")
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """The reverse of :func:`write_json`.
+    """Reads an evaluation that :func:`write_json` wrote.
 
     Raises:
-        ValueError: the file is none of these; one line.
+        ValueError: the file isn't an evaluation; one line.
     """
     try:
         facts = json.loads(path.read_text())
@@ -176,7 +176,7 @@ def read_json(path: Path) -> tuple[dict[str, Any], np.ndarray]:
 
 
 def write_csv(path: Path, table: np.ndarray) -> None:
-    """One line an episode, with its number."""
+    """Writes one line per episode, with its number."""
     columns, text = columns_of(table), io.StringIO()
     rows = zip(range(len(table)), *columns.values(), strict=True)
     csv.writer(text, lineterminator="\n").writerows([("episode", *columns), *rows])
@@ -184,13 +184,13 @@ def write_csv(path: Path, table: np.ndarray) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, in a directory that is made where it lacks; behind a link, what that names."""
+    """Writes a file whole or not at all, and makes its directory; of a link, the target is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path.resolve(), text)
 
 
 def edges_of(values: np.ndarray) -> np.ndarray:
-    """Places a histogram's bins: one a whole number where those are few, else evenly spaced ones."""
+    """Returns the edges of a histogram's bins: one per whole number if there are few, else evenly spaced."""
     low, high = float(values.min()), float(values.max())
     if np.all(values == np.round(values)) and high - low < MOST_BINS:
         return np.arange(low, high + 2) - 0.5
@@ -198,7 +198,7 @@ def edges_of(values: np.ndarray) -> np.ndarray:
 
 
 def draw_histogram(title: str, table: np.ndarray) -> Any:
-    """The figure: how often returns (scores, where there are) and lengths came, with their means."""
+    """Draws histograms of returns (scores, if there are any) and lengths, with their means; returns the figure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
@@ -216,7 +216,7 @@ def draw_histogram(title: str, table: np.ndarray) -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as its file's name says, whole or not at all."""
+    """Writes a figure in the format of its file's suffix, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with draft_of(path.resolve()) as draft:
         figure.savefig(draft, dpi=120)

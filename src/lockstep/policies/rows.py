@@ -1,4 +1,4 @@
-"""Rows of actions and observations that no environment gave: of a user's arrays, and at random."""
+"""Makes rows of observations and actions from a user's arrays, or at random, and checks them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from lockstep.core.spaces import ActionLayout, ObservationLayout, descend
 from lockstep.envs.numbers import nothing
 
 EDGE = 1.0 - 1e-6
-"""How far towards its bounds, of 1, a squashed action is taken for: at them the inverse of tanh is infinite."""
+"""How close to its bounds, scaled to 1, a squashed action may be: at them the inverse of tanh is infinite."""
 
 
 def action_rows(layout: ActionLayout, actions: Any, count: int, squashed: bool) -> tuple[np.ndarray, float]:
-    """Turns actions in the environment's units into what an engine's distributions take.
+    """Converts actions in the environment's units to what an engine's distributions take.
 
     Args:
-        layout: what actions are.
-        actions: ``count`` of them, ``[count, …]``; or a single one where ``count`` is 1.
-        count: how many.
+        layout: description of actions.
+        actions: the actions ``[count, …]``; or a single one if ``count`` is 1.
+        count: number of actions.
         squashed: whether a tanh squashes a Gaussian into the bounds.
 
     Returns:
         int64 ``[count]`` or ``[count, indices]``, from 0 on, or float32 ``[count, components]`` before the tanh (0
-        where bounds are equal); and the logarithm of what a unit of the distribution's is in the environment's.
+        where bounds are equal); and the logarithm of the scale from the distribution's units to the environment's.
 
     Raises:
-        ValueError: the shape is another one, or an index out of range; one line.
+        ValueError: the shape is wrong, or an index is out of range; one line.
     """
     given = np.asarray(on_host(actions))
     if given.shape != (count, *layout.shape) and not (count == 1 and given.shape == layout.shape):
@@ -50,7 +50,7 @@ def action_rows(layout: ActionLayout, actions: Any, count: int, squashed: bool) 
 
 
 def density_of_fixed(layout: ActionLayout, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Log-density ``[n]`` that squashed components with equal bounds have at 0, where :func:`action_rows` puts them."""
+    """Returns the log-density ``[n]`` at 0, see :func:`action_rows`, of squashed components with equal bounds."""
     mean, std = (x[:, layout.fixed].astype(np.float64) for x in (mean, std))
     return (-0.5 * np.square(mean / std) - np.log(std) - 0.5 * np.log(2.0 * np.pi)).sum(1).astype(np.float32)
 
@@ -75,7 +75,7 @@ def random_rows(
 
 
 def random_masks(choices: tuple[int, ...], count: int, generator: np.random.Generator) -> np.ndarray:
-    """Draws action masks, bool ``[count, choices of all indices]``, each with something allowed of every index."""
+    """Draws action masks, bool ``[count, choices of all indices]``, each allowing a choice of every index."""
     masks = []
     for number in choices:
         mask = generator.random((count, number)) < 0.5
@@ -85,10 +85,10 @@ def random_masks(choices: tuple[int, ...], count: int, generator: np.random.Gene
 
 
 def part_shapes(layout: ObservationLayout, observation: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of an observation's parts by their paths, of one or of a batch.
+    """Returns the shapes of an observation's parts by their paths, for one observation or a batch.
 
     Raises:
-        ValueError: it lacks a part, or is another thing altogether; one line.
+        ValueError: it lacks a part, or has another structure; one line.
     """
     shapes = {}
     for leaf in layout.leaves:
@@ -104,17 +104,17 @@ def part_shapes(layout: ObservationLayout, observation: Any) -> dict[str, tuple[
 def observation_rows(
     layout: ObservationLayout, action: ActionLayout, observation: Any, mask: Any
 ) -> tuple[np.ndarray, bool]:
-    """Gives rows ``[n, width]`` of one observation, or of a batch, and whether it was a single one.
+    """Returns the rows ``[n, width]`` of one observation or a batch, and whether it was a single observation.
 
     Args:
-        layout: how observations lie in rows.
-        action: what actions are.
-        observation: of a user's, also in tensors.
-        mask: which actions are allowed: of several indices one after another, or a tuple of arrays; one for all, or for
-            each; None: all.
+        layout: layout of observations in rows.
+        action: description of actions.
+        observation: the user's observation; may hold tensors.
+        mask: which actions are allowed: one mask for all observations or one for each; with several indices, their
+            masks concatenated or a tuple of arrays; None: all are allowed.
 
     Raises:
-        ValueError: it isn't what the environment gives, or parts or masks of a batch are not equally many; one line.
+        ValueError: it isn't what the environment gives, or parts or masks of a batch differ in number; one line.
     """
     count = _batch_size(layout, observation)
     observation, masks = on_host(observation), _masks(action, mask, count)
@@ -127,7 +127,7 @@ def observation_rows(
 
 
 def _batch_size(layout: ObservationLayout, observation: Any) -> int | None:
-    """Counts the observations of a batch; None of a single one."""
+    """Returns the number of observations in a batch; None for a single one."""
     shapes = part_shapes(layout, observation)
     leaf = next(x for x in layout.leaves if x.kind != "mask")
     shape = shapes[leaf.name]
@@ -145,7 +145,7 @@ def _batch_size(layout: ObservationLayout, observation: Any) -> int | None:
 
 
 def _masks(action: ActionLayout, mask: Any, count: int | None) -> np.ndarray:
-    """Gives masks as one for all observations, ``[choices of all indices]``, or one for each, ``[count, …]``."""
+    """Returns one mask for all observations, ``[choices of all indices]``, or one for each, ``[count, …]``."""
     if mask is None:
         return np.ones(action.outputs)
     try:
@@ -161,7 +161,7 @@ def _masks(action: ActionLayout, mask: Any, count: int | None) -> np.ndarray:
 
 
 def _one_after_another(action: ActionLayout, mask: Any, count: int | None = None) -> np.ndarray:
-    """Joins the arrays of a mask that has one for each index, or those of several such masks."""
+    """Concatenates the arrays of a mask that has one per index, or those of several such masks."""
     if len(action.choices) > 1 and isinstance(mask, tuple | list):
         shapes = [_shape(part) or () for part in mask]
         of_indices = [shape[-1:] for shape in shapes] == [(number,) for number in action.choices]
@@ -176,10 +176,10 @@ def _one_after_another(action: ActionLayout, mask: Any, count: int | None = None
 def _of_observations(
     action: ActionLayout, mask: tuple[Any, ...] | list[Any], shapes: list[tuple[int, ...]], count: int | None
 ) -> bool:
-    """Tells whether parts that could be an index's each, of all observations of a batch, are an observation's each.
+    """Returns whether a mask's parts belong to one observation each, if they could also belong to one index each.
 
-    So they could where indices have equally many choices. A list of arrays is one for each observation then, a tuple
-    one for each index, as an environment's mask; a tuple of tuples or lists one for each of as many observations.
+    They could if all indices have equally many choices. Then a list of arrays has one per observation, a tuple one per
+    index, like an environment's mask; a tuple of tuples or lists has one per observation if their number fits.
     """
     if count is None or len({*action.choices}) > 1 or any(len(shape) < 2 for shape in shapes):
         return False
@@ -189,7 +189,7 @@ def _of_observations(
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array, or of a nested list; None of one whose parts are of several lengths."""
+    """Returns the shape of an array or a nested list; None if its parts differ in length."""
     try:
         return np.shape(value)
     except ValueError:
@@ -197,7 +197,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 
 def on_host(value: Any) -> Any:
-    """Gives tensors of PyTorch's, also inside dicts and tuples, as arrays: those of a graph or a GPU, and bfloat16."""
+    """Returns PyTorch tensors, also inside dicts and tuples, as arrays, even from a graph, a GPU or in bfloat16."""
     if isinstance(value, Mapping):
         return {key: on_host(part) for key, part in value.items()}
     if isinstance(value, tuple):
@@ -209,8 +209,8 @@ def on_host(value: Any) -> Any:
 
 
 def item_of(observation: Any, index: int) -> Any:
-    """One observation of a batch of them."""
-    if isinstance(observation, str):  # of a batch of texts, which come as a tuple and aren't looked at
+    """Returns one observation of a batch."""
+    if isinstance(observation, str):  # one of a batch of texts, which is a tuple; its text isn't used
         return observation
     if isinstance(observation, Mapping):
         return {key: item_of(value, index) for key, value in observation.items()}
@@ -230,7 +230,7 @@ def _misfit(layout: ObservationLayout, observation: Any) -> str:
 
 
 def checked_rows(layout: ObservationLayout, action: ActionLayout, rows: np.ndarray) -> np.ndarray:
-    """Gives rows ``[n, width]`` of a user's back; raises a one-line ``ValueError`` for what no environment gives."""
+    """Returns a user's rows ``[n, width]``; raises a one-line ``ValueError`` if no environment could give them."""
     floats = layout.floats(rows)
     if np.isnan(floats).any():
         raise ValueError("observation: it holds nan")
@@ -247,7 +247,7 @@ def checked_rows(layout: ObservationLayout, action: ActionLayout, rows: np.ndarr
 
 
 def native_batch(action: ActionLayout, rows: np.ndarray) -> np.ndarray:
-    """What ``env.step`` takes of rows ``[n, …]``, an action each: within the bounds, at the space's precision."""
+    """Returns what ``env.step`` takes for rows ``[n, …]`` of actions: within the bounds, in the space's dtype."""
     if action.discrete or action.dtype == "float32":
         return action.natives(rows)
     return np.array(action.native_rows(rows), action.dtype).reshape(-1, *action.shape)

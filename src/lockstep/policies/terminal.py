@@ -1,4 +1,4 @@
-"""Shows texts in a terminal, one in place of the other, until a key ends it."""
+"""Shows texts in a terminal, each in place of the one before, until a key ends it."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any
 try:
     import termios
     import tty
-except ImportError:  # Windows: Ctrl-C ends it there
+except ImportError:  # on Windows only Ctrl-C ends it
     termios = tty = None
 
 CLEAR = "\x1b[H\x1b[J"
-"""Puts a terminal's cursor into the upper left corner and clears what is below."""
+"""Moves a terminal's cursor to the upper left corner and clears everything below."""
 HINT = "the policy plays, keys don't steer; {} ends it"
 QUIT_KEYS = b"qQ\x04"
-"""q, and Ctrl-D."""
+"""q and Ctrl-D."""
 
 
 class QuitPlay(Exception):  # noqa: N818 (no error)
-    """Whoever watches has seen enough."""
+    """The viewer ended the play."""
 
 
 class Terminal:
-    """Shows ``fps`` texts a second, each in place of the one before; where no terminal is, all of them at once.
+    """Shows ``fps`` texts a second, each in place of the one before; without a terminal it prints them all at once.
 
-    Keys are read where input comes from a terminal whose foreground is this process; :meth:`close` gives it back.
+    Keys are read if input comes from a terminal in whose foreground this process runs; :meth:`close` restores it.
     """
 
     def __init__(self, fps: int) -> None:
         self._pause = 1 / fps if sys.stdout.isatty() else 0.0
         self._input, self._before = -1, None
         if self._pause:
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # no terminal, no file, no termios
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # no terminal, no file or no termios
                 self._read_keys(sys.stdin.fileno())
 
     def _read_keys(self, descriptor: int) -> None:
-        """Lets single keys through, unechoed; Ctrl-C stays a signal."""
+        """Reads single keys without echo; Ctrl-C stays a signal."""
         if termios is not None and tty is not None and os.tcgetpgrp(descriptor) == os.getpgrp():
             self._before = termios.tcgetattr(descriptor)
             tty.setcbreak(descriptor)
@@ -63,7 +63,7 @@ class Terminal:
             raise QuitPlay
 
     def _quits(self) -> bool:
-        """Waits for the next text's turn; whether a key that ends it was pressed meanwhile."""
+        """Waits until the next text is due; returns whether a key that ends the play was pressed."""
         until = time.monotonic() + self._pause
         while (left := until - time.monotonic()) > 0:
             if select.select([self._input], [], [], left)[0]:
@@ -73,7 +73,7 @@ class Terminal:
         return False
 
     def close(self) -> None:
-        """Gives the terminal back as it was."""
+        """Restores the terminal's settings."""
         if termios is not None and self._before is not None:
             before: Any = self._before
             self._before = None

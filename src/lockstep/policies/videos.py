@@ -1,4 +1,4 @@
-"""Shows a policy at play: in windows, as text, in video files, and in the videos of a run's evaluations."""
+"""Shows a policy playing: in windows, as text, in video files, and in the videos of a run's evaluations."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ NO_TEXT = "{} can't be shown as text; --video out.mp4 (or .gif) shows it"
 
 
 def has_screen() -> bool:
-    """Whether windows can be opened here."""
+    """Returns whether windows can be opened here."""
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def prepare_rendering(screen: bool) -> None:
-    """Choose the graphics libraries' back ends; before an environment that they belong to is imported."""
+    """Chooses the graphics libraries' back ends; to be called before an environment that uses them is imported."""
     os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # pygame would swallow SIGTERM
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # Gymnasium before 1.4 opens the sound card, to play nothing
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # Gymnasium before 1.4 opens the sound card for nothing
     if not screen:
         os.environ.setdefault("MUJOCO_GL", "egl")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def video_writer(video: Path, fps: int) -> Any:
-    """An mp4 or gif file to append frames to.
+    """Opens an mp4 or gif file for appending frames.
 
     Raises:
-        ValueError: the name doesn't end in .mp4 or .gif, or what a video needs isn't installed.
+        ValueError: the name doesn't end in .mp4 or .gif, or a package for videos isn't installed.
     """
     check_suffix(video)
     imageio = _imageio("video")
@@ -67,7 +67,7 @@ def video_writer(video: Path, fps: int) -> Any:
 
 
 def check_suffix(video: Path) -> None:
-    """Raise a one-line ``ValueError`` where a video's name doesn't say what it is."""
+    """Raises a one-line ``ValueError`` unless a video's name ends in .mp4 or .gif."""
     if video.suffix not in VIDEO_SUFFIXES:
         raise ValueError(f"video: {video} must end in {' or '.join(VIDEO_SUFFIXES)}")
 
@@ -82,10 +82,10 @@ def _imageio(key: str) -> Any:
 
 
 def drawn_environment(config: EnvConfig, mode: str) -> Any:
-    """An environment that draws itself in a window (``human``), as arrays (``rgb_array``) or as text (``ansi``).
+    """Makes an environment that renders in a window (``human``), as arrays (``rgb_array``) or as text (``ansi``).
 
     Raises:
-        ValueError: it can't; one line.
+        ValueError: it can't render so; one line.
     """
     if config.backend == "envpool":
         raise ValueError(
@@ -108,7 +108,7 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
         except NotImplementedError:
             raise ValueError(_undrawn(config.id, mode, f"it has no render mode {mode!r}")) from None
     modes = env.metadata.get("render_modes")
-    if mode == "ansi" and modes and mode not in modes:  # one that says nothing is asked for a text
+    if mode == "ansi" and modes and mode not in modes:  # one that lists no modes is tried
         env.close()
         raise ValueError(NO_TEXT.format(config.id))
     return env
@@ -119,9 +119,9 @@ def _undrawn(env_id: str, mode: str, why: str) -> str:
 
 
 def begin_as_evaluated(env: Any, config: EnvConfig, seed: int, episode: int) -> int:
-    """Chooses the seed of a reset that begins an episode as an evaluation with this seed does.
+    """Returns the seed for a reset that starts an episode as an evaluation with ``seed`` does.
 
-    One of our array environments is told, too, where that evaluation's random numbers come from.
+    One of our array environments also gets that evaluation's source of random numbers.
     """
     if stepped_as_arrays(config):
         env.unwrapped.draw_from(EvaluationDraws(seed, episode))
@@ -131,9 +131,9 @@ def begin_as_evaluated(env: Any, config: EnvConfig, seed: int, episode: int) -> 
 def play_episode(
     env: Any, policy: Policy, writer: Any, seed: int, deterministic: bool
 ) -> tuple[float, int, int | None]:
-    """Plays one episode, drawn before every step: return, length, and score where there is one.
+    """Plays one episode, rendered before every step; returns its return, length, and score if there is one.
 
-    Without a writer the environment draws itself, in a window.
+    Without a writer the environment renders itself in a window.
 
     Raises:
         QuitPlay: a key was pressed that ends the play, or the window was closed.
@@ -165,9 +165,9 @@ def play_episode(
 
 @contextlib.contextmanager
 def _named(name: str, where: str, in_window: bool) -> Iterator[None]:
-    """Names the environment in whatever it raises itself: a frame, a file or a key that ends the play has its own.
+    """Turns errors that the environment raises into ones that name it; not those of frames, files or keys.
 
-    One whose window was closed may leave without an error (``sys.exit()``), which ends the play as well.
+    If its window is closed, an environment may call ``sys.exit()``, which ends the play as well.
     """
     try:
         yield
@@ -198,7 +198,7 @@ def _frame(env: Any) -> Any:
 
 
 def frames_per_second(env: Any) -> int:
-    """Reads the pace that an environment's pictures are meant for; 30 where it says none."""
+    """Returns the frame rate that an environment declares, or 30."""
     return int(env.metadata.get("render_fps") or 30)
 
 
@@ -211,14 +211,14 @@ def play(
 ) -> list[tuple[float, int, int | None]]:
     """Plays episodes in a window (target None), into a video file, or as text (``"terminal"``).
 
-    They start by ``seed``, or the run's own; actions are the most likely ones, or samples. In a terminal a key ends it,
-    in a window whoever closes it. A video appears under its name when it is whole.
+    ``seed`` keys their starts, None: the run's own; actions are the most likely ones, or samples. A key ends the play
+    in a terminal, closing the window does otherwise. A video gets its name once it is complete.
 
     Returns:
-        Of each that was played to its end its return, length, and score (None where the environment has none).
+        Return, length and score (None if there is none) of each episode that was played to its end.
 
     Raises:
-        ValueError: the environment can't be rendered here, or what a video needs isn't installed.
+        ValueError: the environment can't be rendered here, or a package for videos isn't installed.
     """
     config, first = policy.config, policy.config.seed if seed is None else seed
     prepare_rendering(has_screen())
@@ -243,10 +243,10 @@ def play(
 
 
 def check_video(config: EnvConfig) -> None:
-    """Draw one picture of an environment, so that a run that records videos doesn't start where it can't.
+    """Renders one frame of an environment, so that a run that records videos fails before it starts if it can't.
 
     Raises:
-        ValueError: it can't be drawn here, or what a video needs isn't installed; one line.
+        ValueError: it can't be rendered here, or a package for videos isn't installed; one line.
     """
     _imageio("eval.record_video")
     prepare_rendering(screen=False)
@@ -255,20 +255,20 @@ def check_video(config: EnvConfig) -> None:
             env.reset(seed=0)
             _frame(env)
     except ValueError as error:
-        goes_on = "--eval.record-video false goes on without videos"  # a run that began where it could be drawn
+        goes_on = "--eval.record-video false goes on without videos"  # the run may have started on another machine
         raise ValueError(f"eval.record_video: {error}; {goes_on}") from None
 
 
 def record_evaluation(policy: Policy, video: Path) -> float:
-    """Record the first episode of a policy's evaluation, with its most likely actions, as an mp4 file.
+    """Records the first episode of a policy's evaluation, with its most likely actions, as an mp4 file.
 
-    The file appears under its name when it is whole.
+    The file gets its name once it is complete.
 
     Returns:
         The episode's return.
 
     Raises:
-        ValueError: the environment can't be drawn here.
+        ValueError: the environment can't be rendered here.
         OSError: the file can't be written.
         EnvironmentFailureError: the environment raised.
     """
@@ -285,13 +285,13 @@ def record_evaluation(policy: Policy, video: Path) -> float:
 
 
 class EvaluationVideos:
-    """Records a run's evaluations, if wanted, where a process writes; failing costs the videos, not the run."""
+    """Records a run's evaluations, if wanted, on the process that writes; a failure ends the videos, not the run."""
 
     def __init__(self, run: RunDirectory, trackers: Tracker, wanted: bool) -> None:
         self._run, self._trackers, self._wanted = run, trackers, wanted
 
     def record(self, policy: Callable[[], Policy], step: int) -> None:
-        """Record an episode at this environment step; ``policy`` is called where there is a file to write."""
+        """Records an episode at this environment step; ``policy`` is called only if a file is to be written."""
         path = self._run.video_path(step) if self._wanted else None
         if path is None:
             return

@@ -24,7 +24,9 @@ def in_plain_words(value: Any, path: str = "") -> Any:
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if isinstance(value, list | tuple | set | range):
+    if isinstance(value, set | frozenset):  # of text, whose order is another one in each process
+        raise ValueError(f"{path}: a set has no order; give a list")
+    if isinstance(value, list | tuple | range):
         return [in_plain_words(inner, path) for inner in value]
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return in_plain_words(value.tolist(), path)

@@ -7,6 +7,7 @@ import difflib
 import json
 import select
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,7 @@ class Conversation:
         self._run, self._callbacks = run, list(callbacks)
         self._observes = observe_only
         self._failure: BaseException | None = None
+        self._failed: list[Any] = []
         self._answers: dict[int, dict[str, Any]] = {}
         self._seen, self._begun = set[Path](), False
         self._listener: socket.socket | None = None
@@ -123,11 +125,13 @@ class Conversation:
     def __enter__(self) -> Conversation:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._listener is not None and kind is None:
-            self._listen()
-            self._safely(self._end)
-        self._hang_up()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        stopped = self._begun and (kind is KeyboardInterrupt or error is self._failure)
+        try:
+            if self._callbacks and (error is None or stopped):
+                self._end(error)
+        finally:
+            self._hang_up()
 
     def raise_failure(self) -> None:
         """Raises what a callback raised, with its own traceback."""
@@ -154,14 +158,16 @@ class Conversation:
 
     def _listen(self) -> None:
         if self._listener is None:
-            select.select([], [], [], POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
             return
         while not (self._observes and self._failure is not None):
-            sockets = [self._listener] + ([] if self._reader is None else [self._reader[0]])
-            ready, _, _ = select.select(sockets, [], [], POLL_SECONDS)
-            if not ready:
+            ready = select.poll()  # select.select refuses the files of a caller who has opened many
+            for each in [self._listener] + ([] if self._reader is None else [self._reader[0]]):
+                ready.register(each, select.POLLIN)
+            found = [number for number, _ in ready.poll(POLL_SECONDS * 1000)]
+            if not found:
                 return
-            if self._listener in ready:
+            if self._listener.fileno() in found:
                 if self._reader is not None:  # of a rank that was started again
                     self._reader[0].close()
                 self._reader = self._listener.accept()[0], b""
@@ -197,16 +203,18 @@ class Conversation:
 
     def _ask(self, record: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = {"go_on": self._failure is None, "metrics": {}}
-        self._safely(self._begin)
+        self._begin()
         names = ["on_iteration"] + (["on_evaluation"] if any(key.startswith("eval/") for key in record) else [])
         for name in names:
             for callback in self._callbacks:
-                said = self._safely(_said, getattr(callback, name, None), record)
+                if self._failure is not None:
+                    break
+                said = self._safely(callback, _said, getattr(callback, name, None), record)
                 if said is False:
                     answer["go_on"] = False
                 elif isinstance(said, dict):
                     answer["metrics"] |= said
-        self._safely(self._tell_checkpoints)
+        self._tell_checkpoints()
         answer["go_on"] &= self._failure is None
         return answer
 
@@ -216,7 +224,12 @@ class Conversation:
             self._seen = set(self._run.checkpoints)
             self._tell("on_start", self._run)
 
-    def _end(self) -> None:
+    def _end(self, error: BaseException | None) -> None:
+        """Tells of the last checkpoints and the end; ``error`` is what is raised then, of Ctrl-C or a callback."""
+        if self._listener is not None:
+            self._listen()
+        if error is not None:
+            self._failure = error
         self._tell_checkpoints()
         self._tell("on_end", self._run)
 
@@ -227,21 +240,24 @@ class Conversation:
                 self._tell("on_checkpoint", path)
 
     def _tell(self, name: str, *arguments: Any) -> None:
+        """Tells all callbacks, also once another one has failed: they may have to close what they have opened."""
         for callback in self._callbacks:
             said = getattr(callback, name, None)
-            if said is not None:
-                said(*arguments)
+            if said is not None and not any(callback is failed for failed in self._failed):
+                self._safely(callback, said, *arguments)
 
-    def _safely(self, action: Any, *arguments: Any) -> Any:
-        """Calls a callback, unless one has failed; its exception ends the run, and is raised once that is over."""
-        if self._failure is not None:
-            return None
+    def _safely(self, callback: Any, action: Any, *arguments: Any) -> Any:
+        """Calls a callback; its exception ends the run, and the first one is raised once that is over."""
         try:
             return action(*arguments)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._failure = error
+            self._failed.append(callback)
+            if self._failure is None:
+                self._failure = error
+            else:
+                self._failure.add_note(f"then {type(callback).__name__} raised {type(error).__name__}: {error}")
             return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import site
@@ -18,6 +19,7 @@ from typing import IO
 from lockstep.core.errors import RunError
 from lockstep.core.process import (
     ERROR_PREFIX,
+    EXIT_FAILURE,
     EXIT_USER_ERROR,
     PATH_VARIABLE,
     command_that_ends_with_us,
@@ -34,6 +36,7 @@ STOPPED = range(129, 160)
 """Exit statuses of a command that a signal stopped."""
 KEPT = 1000
 """Characters of standard error that are kept, of which a message shows some."""
+UNTOLD = "the command ended before it was done; it was killed, or an environment or a network has called exit"
 NEEDED = ("lockstep", "numpy", "pydantic")
 """What processes import that look at ``LOCKSTEP_PATH`` then."""
 
@@ -51,27 +54,22 @@ def run_command(
 
     Args:
         words: the command line.
-        variables: environment variables beside this process's own.
+        variables: environment variables beside this process's own; modules are also looked for in ``LOCKSTEP_PATH``.
         quiet: whether to keep what goes to standard output.
         meanwhile: is called again and again until the command ends.
 
     Raises:
-        ValueError: the command refused its input; its line.
+        ValueError: the command refused its input, or is started by a module that we import; one line.
         RunError: it failed; its line.
         KeyboardInterrupt: the user interrupted.
     """
+    if (module := _imported_by_us()) is not None:
+        raise ValueError(
+            f"{module} starts lockstep {words[0]} while Lockstep imports it, which would begin again without end; put "
+            'the call under if __name__ == "__main__":'
+        )
     shared = not quiet and _is_terminal(sys.stdout)
-    before, after = (os.pathsep.join(places) for places in _places(sys.path))
-    process = subprocess.Popen(
-        command_that_ends_with_us(*words, asks="lockstep.python.orphaned.end_with_caller"),
-        env={**without_launcher(), "PYTHONPATH": before, PATH_VARIABLE: after, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=None if shared else subprocess.DEVNULL if quiet else subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",  # of what an environment prints, which a full pipe would stop
-        start_new_session=True,  # Ctrl-C is this process's to pass on
-    )
+    process, status = _started(words, variables, None if shared else subprocess.DEVNULL if quiet else subprocess.PIPE)
     errors = _Errors()
     pumps = [_pump(process.stderr, errors.show)]
     if process.stdout is not None:
@@ -88,16 +86,71 @@ def run_command(
         if process.poll() is None:  # ``meanwhile`` raised
             process.send_signal(signal.SIGTERM)
             process.wait()
+        with status:
+            told = status.read(8)
         kill_session(process.pid)  # what it has started, and left
         for pump in pumps:
             pump.join(READ_SECONDS)
     if interrupted:
         raise KeyboardInterrupt
-    code = process.returncode
+    code = process.returncode or int(told or EXIT_FAILURE)
     if code == 0 or code in STOPPED:
         return code
-    message = said_error(errors.why, code)
+    untold = not (process.returncode or told or errors.why.startswith(ERROR_PREFIX))
+    message = UNTOLD if untold else said_error(errors.why, code)
     raise ValueError(message) if code == EXIT_USER_ERROR else RunError(message)
+
+
+def _imported_by_us() -> str | None:
+    """The user's module in whose import this is called, where Lockstep imports it; None: it isn't, or a callback does.
+
+    The command would import it once more.
+    """
+    frame, module = sys._getframe(), None
+    while frame is not None:
+        name, is_module = str(frame.f_globals.get("__name__")), frame.f_code.co_name == "<module>"
+        ours = name.partition(".")[0] == "lockstep"
+        if is_module and name == "__main__":  # a script's own, or a notebook's
+            return None
+        if is_module and not ours:
+            module = module or name
+        elif ours and module is not None:
+            return None if name.startswith(f"{__package__}.") else module
+        frame = frame.f_back
+    return None
+
+
+def _started(
+    words: Sequence[str], variables: Mapping[str, str], stdout: int | None
+) -> tuple[subprocess.Popen[str], io.FileIO]:
+    """Starts a command; returns it, and where it tells its exit status at its end.
+
+    The process's own can't be had where this one ignores ``SIGCHLD``, or another thread waits for all children: Python
+    says 0 then.
+    """
+    places = variables.get(PATH_VARIABLE, "").split(os.pathsep)
+    before, after = (os.pathsep.join(found) for found in _places([*sys.path, *places]))
+    reader, theirs = os.pipe()
+    os.set_blocking(reader, False)  # what the command has started may hold the other end
+    status = io.FileIO(reader)
+    try:
+        process = subprocess.Popen(
+            command_that_ends_with_us(*words, asks="lockstep.python.orphaned.end_with_caller", tells=theirs),
+            env={**without_launcher(), **variables, "PYTHONPATH": before, PATH_VARIABLE: after},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",  # of what an environment prints, which a full pipe would stop
+            start_new_session=True,  # Ctrl-C is this process's to pass on
+            pass_fds=[theirs],
+        )
+    except BaseException:
+        status.close()
+        raise
+    finally:
+        os.close(theirs)
+    return process, status
 
 
 def _places(path: Sequence[str]) -> tuple[list[str], list[str]]:

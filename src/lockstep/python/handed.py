@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from lockstep.config.files import merge
 from lockstep.config.handed import HANDED, VARIABLES, imported_name, is_wanted_again, shown_name
+from lockstep.core.process import PATH_VARIABLE
 from lockstep.core.temporary import temporary_directory
 
 
@@ -114,15 +116,26 @@ def _pickled(key: str, given: Any) -> bytes:
         ) from None
 
 
+def _place_of(given: Any) -> str:
+    """Where Python has found an object's module, which a relative place of ``sys.path`` may not be any more."""
+    module = sys.modules.get(given.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        return ""
+    above, depth = Path(file).absolute().parents, module.__name__.count(".") + hasattr(module, "__path__")
+    return str(above[depth]) if depth < len(above) else ""
+
+
 @contextlib.contextmanager
 def variables_for(given: Sequence[Handed]) -> Iterator[dict[str, str]]:
     """The environment variables by which processes find what was handed over, for as long as the block runs."""
     pickled = {each.key: each.pickled for each in given if each.pickled is not None}
+    places = [_place_of(each.given) for each in given if each.pickled is None]
+    variables = {PATH_VARIABLE: os.pathsep.join(places)} if places else {}
     if not pickled:
-        yield {}
+        yield variables
         return
     with temporary_directory() as directory:
-        variables = {}
         for key, content in pickled.items():
             file = Path(directory, f"{key}.pickle")
             file.write_bytes(content)

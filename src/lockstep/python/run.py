@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Collection, Sequence
 from os import PathLike
 from pathlib import Path
@@ -224,7 +225,7 @@ class Run:
         words = self._episodes_words("play", episodes, seed, deterministic, checkpoint)
         with variables_for(self.given) as variables, in_callers_words():
             run_command([*words, "--video", str(out)], variables, quiet=True)
-        return Path(out)
+        return Path(os.path.expanduser(out))
 
     def _episodes_words(
         self, command: str, episodes: int, seed: int | None, deterministic: bool, checkpoint: str | int | Path
@@ -281,7 +282,9 @@ class Run:
         check_installed()
         from lockstep.report.page import write_report  # which imports what may be missing
 
-        return write_report([(self.path, self.path.name)], self.path / REPORT if out is None else Path(out))
+        return write_report(
+            [(self.path, self.path.name)], self.path / REPORT if out is None else Path(os.path.expanduser(out))
+        )
 
     def resume(self, total_steps: int | None = None, **settings: Any) -> Run:
         """Goes on with the run, to ``total_steps`` if that is given; settings as :func:`lockstep.train`'s.

@@ -80,12 +80,13 @@ def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) 
         return find_run(resume, options.runs_dir, single=False)[0].absolute(), None
     if options.name is not None:
         return runs_dir / options.name, options.name
-    path, made = runs_dir / default_name(config, options.seeds_from(config.seed)), not runs_dir.exists()
+    path = runs_dir / default_name(config, options.seeds_from(config.seed))
+    for missing in reversed([place for place in (runs_dir, *runs_dir.parents) if not place.exists()]):
+        stack.callback(_remove_empty, missing)
     with writing(path):
         runs_dir.mkdir(parents=True, exist_ok=True)
         path = new_directory(path)
-    for empty in (runs_dir, path) if made else (path,):
-        stack.callback(_remove_empty, empty)
+    stack.callback(_remove_empty, path)
     return path, path.name
 
 

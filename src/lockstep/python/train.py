@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lockstep.config.files import FILE_SUFFIXES, lay_over, nested, read_file
 from lockstep.config.run import Config
@@ -71,8 +71,8 @@ def train(
         if not _is_section(settings["env"], config is not None or resume is not None):
             env = settings.pop("env")
     elif "env" in settings and not isinstance(settings["env"], Mapping):
-        raise ValueError("env: given twice")
-    if isinstance(env, Mapping | Config) or (isinstance(env, str | Path) and Path(env).suffix in FILE_SUFFIXES):
+        raise ValueError(f"env: given twice{'; give the config as config=' if _is_config(env) else ''}")
+    if _is_config(env):
         if config is not None:
             raise ValueError("config: given twice, as env as well; give the environment's id or what makes it as env")
         env, config = None, env
@@ -111,6 +111,11 @@ def _options_of(seeds: Any, **options: Any) -> dict[str, Any]:
     elif not isinstance(seeds, str | None):
         raise ValueError(f'seeds: {seeds!r} is no list of seeds; give range(5), [3, 7] or "0-4"')
     return {key: value for key, value in (options | {"seeds": seeds}).items() if value is not None}
+
+
+def _is_config(env: Any) -> TypeGuard[str | Path | Mapping[str, Any] | Config]:
+    """Whether what is given as ``env`` is a config in any form."""
+    return isinstance(env, Mapping | Config) or (isinstance(env, str | Path) and Path(env).suffix in FILE_SUFFIXES)
 
 
 def _is_section(env: Any, beside_another: bool) -> bool:

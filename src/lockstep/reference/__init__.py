@@ -1,7 +1,7 @@
-"""The mathematics both engines are held to, written once in float64 NumPy.
+"""The mathematics that both engines are tested against, written once in float64 NumPy.
 
-Nothing here is fast and nothing here is used in training: every function is the formula of its source, spelt so that
-it can be checked against the paper line by line. The engines' own versions are compared with these in the tests.
+Nothing here is fast or used in training: every function is the formula of its source, written so that it can be
+checked against the paper line by line. The tests compare the engines' own versions with these.
 
 Arrays are time-major, `[num_steps, num_envs, ...]`. Inputs of any real dtype are converted to float64 first. Shapes
 that a formula expects to agree must agree exactly: nothing is broadcast across samples, because a silent broadcast of

@@ -15,13 +15,13 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Array, Array]:
-    """Generalised advantage estimation.
+    """Computes advantages by generalised advantage estimation.
 
     `delta_t = r_t + gamma * V'_t * (1 - terminated_t) - V_t`;
     `A_t = delta_t + gamma * lambda * (1 - (terminated | truncated)_t) * A_{t+1}`, with `A_T = 0`.
 
     A terminated step bootstraps from 0, a truncated one from the value of its final observation; both end the sum. All
-    arrays are `[T, E]`; `bootstrap_values`, V', are ignored, whatever they hold, where the episode terminated.
+    arrays are `[T, E]`; `bootstrap_values`, V', are ignored where the episode terminated.
 
     Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation", eq. 16.
 
@@ -45,7 +45,7 @@ def gae(
 
 
 def discounted_returns(rewards: ArrayLike, dones: ArrayLike, initial: ArrayLike, gamma: float) -> tuple[Array, Array]:
-    """Forward-running discounted return of each environment, whose variance scales rewards.
+    """Computes the running discounted return of each environment, whose variance scales rewards.
 
     `R_t = gamma * R_{t-1} + r_t`. After a done step (terminated or truncated) R is reset to 0; the value at the done
     step itself is recorded before the reset. Passing `final` as the next call's `initial` continues without a seam.
@@ -70,7 +70,7 @@ def discounted_returns(rewards: ArrayLike, dones: ArrayLike, initial: ArrayLike,
 
 
 def explained_variance(values: ArrayLike, returns: ArrayLike) -> float:
-    """Share of the returns' variance that the values explain: `1 - Var(returns - values) / Var(returns)`.
+    """Returns the share of the returns' variance that the values explain: `1 - Var(returns - values) / Var(returns)`.
 
     1 is perfect up to a constant, 0 no better than a constant, negative worse than a constant, nan where all returns
     are equal (their variance is 0).

@@ -1,4 +1,4 @@
-"""What every formula does with its arguments first: float64, and no silent broadcasting."""
+"""Converts the arguments of every formula to float64, without silent broadcasting."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -7,7 +7,7 @@ Array = NDArray[np.float64]
 
 
 def float64(**arrays: ArrayLike) -> list[Array]:
-    """Convert to float64 and insist on one common shape (keyword names appear in the error)."""
+    """Converts arrays to float64; raises a ``ValueError`` with their names unless all have one shape."""
     converted = {name: np.asarray(array, dtype=np.float64) for name, array in arrays.items()}
     if len({array.shape for array in converted.values()}) > 1:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in converted.items())

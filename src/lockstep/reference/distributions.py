@@ -9,13 +9,13 @@ LOG_2PI = float(np.log(2.0 * np.pi))
 
 
 def log_softmax(logits: Array) -> Array:
-    """Normalised log-probabilities over the last axis; the maximum is taken out so that no exponential overflows."""
+    """Returns normalised log-probabilities over the last axis; the maximum is subtracted so that nothing overflows."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
 
 
 def categorical_log_prob(logits: ArrayLike, actions: ArrayLike) -> Array:
-    """`log p(a) = logits_a - log sum_b exp(logits_b)`.
+    """Returns `log p(a) = logits_a - log sum_b exp(logits_b)`.
 
     Args:
         logits: `[..., num_actions]`, unnormalised.
@@ -37,7 +37,7 @@ def categorical_log_prob(logits: ArrayLike, actions: ArrayLike) -> Array:
 
 
 def categorical_entropy(logits: ArrayLike) -> Array:
-    """`H = -sum_a p(a) log p(a)` in nats, with `0 log 0 = 0`, `[..., num_actions]` to `[...]`.
+    """Returns `H = -sum_a p(a) log p(a)` in nats, with `0 log 0 = 0`, `[..., num_actions]` to `[...]`.
 
     Logits are unnormalised; -inf marks an impossible action.
     """
@@ -48,7 +48,7 @@ def categorical_entropy(logits: ArrayLike) -> Array:
 
 
 def gaussian_log_prob(mean: ArrayLike, log_std: ArrayLike, actions: ArrayLike) -> Array:
-    """Log-density of a diagonal Gaussian, summed over the last axis.
+    """Returns the log-density of a diagonal Gaussian, summed over the last axis.
 
     `sum_i [ -((a_i - mean_i) / std_i)^2 / 2 - log std_i - log(2 pi) / 2 ]`.
 

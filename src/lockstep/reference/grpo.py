@@ -1,11 +1,11 @@
 """GRPO: advantages relative to a group that started from the same state, and the loss of the valid steps.
 
-A group is `group_size` environments with consecutive ids that start a collection from one and the same seeded state. A
-collection is one episode of each environment: what an environment does after its first end is masked. The members'
-returns stand in for the critic.
+A group is `group_size` environments with consecutive ids that start a collection from the same seeded state. A
+collection is one episode of each environment: steps after its first end are masked. The members' returns replace the
+critic.
 
 Source: Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models",
-section 4.1, eq. 3 and 4. An action of a step is here what a token is there.
+section 4.1, eq. 3 and 4. An action of a step here is what a token is there.
 """
 
 import numpy as np
@@ -16,13 +16,14 @@ from lockstep.reference.ppo import policy_terms
 
 
 def group_advantages(returns: ArrayLike, group_size: int, eps: float, scale: bool = True) -> Array:
-    """Group-relative advantages of GRPO: `A_i = (R_i - mean_g) / (std_g + eps)`, `[num_groups * group_size]`.
+    """Returns GRPO's group-relative advantages: `A_i = (R_i - mean_g) / (std_g + eps)`, `[num_groups * group_size]`.
 
     Group g is the g-th run of `group_size` consecutive returns. `std_g` is the population standard deviation, as
     everywhere in this package; the paper leaves the choice open. A group whose returns are all equal has advantages 0
     (up to rounding).
 
-    Without `scale`, `A_i = R_i - mean_g`: dividing by the standard deviation weighs groups of nearly equal returns up.
+    Without `scale`, `A_i = R_i - mean_g`: dividing by the standard deviation gives groups of nearly equal returns a
+    larger weight.
 
     Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2 (outcome supervision); without `scale`: Liu et al. 2025,
     "Understanding R1-Zero-Like Training: A Critical Perspective" (Dr. GRPO), section 3.2.
@@ -53,7 +54,7 @@ def grpo_loss(
     reference_log_prob: ArrayLike | None = None,
     count: int,
 ) -> dict[str, float]:
-    """GRPO's clipped loss and its diagnostics, each a sum over the valid steps given divided by `count`.
+    """Computes GRPO's clipped loss and its diagnostics, each a sum over the valid steps given divided by `count`.
 
     With `ratio = exp(new_log_prob - old_log_prob)`, per valid step:
     policy `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))` (eq. 3, negated: a loss);
@@ -63,22 +64,22 @@ def grpo_loss(
 
     Eq. 3 divides each output by its own length and then by the group's size, so that a step of a long episode weighs
     less. Here every valid step weighs the same: the sum is divided by their number in the global minibatch, on all
-    ranks together. A rank's own number would weigh the steps of ranks with short episodes up. Because `count` is the
-    global count, the results of any partition of the minibatch add up to the whole's.
+    ranks together. A rank's own number would give steps a larger weight on ranks with short episodes. Because `count`
+    is the global count, the results of any partition of the minibatch add up to the whole's.
 
     Source: Shao et al. 2024, "DeepSeekMath", eq. 3 and 4; the division: Yu et al. 2025, "DAPO: An Open-Source LLM
     Reinforcement Learning System at Scale", section 3.3.
 
     All arrays have one shape, `[N]` or any other; where `mask` is False they may hold anything, even nan. `kl_coef` is
-    the paper's beta, where it isn't 0 the reference policy's log-probabilities are needed; the paper has no entropy
+    the paper's beta; unless it is 0, the reference policy's log-probabilities are needed. The paper has no entropy
     bonus.
 
     Returns:
         `policy_loss`, `reference_kl` (0 without a reference policy), `entropy`, `loss`, `approx_kl`, `clip_fraction`.
 
     Raises:
-        ValueError: If the shapes differ, `count` isn't positive or less than the valid steps given, or `kl_coef` has
-            no reference policy to apply to.
+        ValueError: If the shapes differ, `count` isn't positive or is less than the number of valid steps given, or
+            `kl_coef` isn't 0 and there is no reference policy.
     """
     if reference_log_prob is None and kl_coef:
         raise ValueError(f"kl_coef is {kl_coef}, but there is no reference_log_prob: give it, or kl_coef 0")

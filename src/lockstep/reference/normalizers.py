@@ -1,4 +1,4 @@
-"""Counts, means and variances that merge, and what is normalised by them."""
+"""Counts, means and variances that can be merged, and normalisation by them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from lockstep.reference.arrays import Array, float64
 
 
 class Moments(NamedTuple):
-    """Count, mean and sum of squared deviations from the mean (`m2`) of a set of samples, per element."""
+    """Holds count, mean and sum of squared deviations from the mean (`m2`) of a set of samples, per element."""
 
     count: int
     mean: Array
@@ -18,7 +18,7 @@ class Moments(NamedTuple):
 
 
 def moments(x: ArrayLike) -> Moments:
-    """Count, mean and m2 over axis 0 of `[N, ...]`, in two passes.
+    """Computes count, mean and m2 over axis 0 of `[N, ...]`, in two passes.
 
     N may be 0: mean and m2 are then 0, the neutral element of `merge_moments`.
     """
@@ -30,7 +30,7 @@ def moments(x: ArrayLike) -> Moments:
 
 
 def merge_moments(a: tuple[int, ArrayLike, ArrayLike], b: tuple[int, ArrayLike, ArrayLike]) -> Moments:
-    """Moments of the union of two disjoint sets of samples, given by their `(count, mean, m2)`.
+    """Computes the moments of the union of two disjoint sets of samples, given by their `(count, mean, m2)`.
 
     With `delta = mean_b - mean_a` and `n = n_a + n_b`:
     `mean = mean_a + delta * n_b / n`, `m2 = m2_a + m2_b + delta^2 * n_a * n_b / n`.
@@ -51,7 +51,7 @@ def merge_moments(a: tuple[int, ArrayLike, ArrayLike], b: tuple[int, ArrayLike, 
 
 
 def merge_all(parts: Sequence[tuple[int, ArrayLike, ArrayLike]]) -> Moments:
-    """Moments of the union of `parts`, in shard order, merged from first to last: `((p_0 + p_1) + p_2) + ...`.
+    """Merges the moments of `parts`, in shard order, from first to last: `((p_0 + p_1) + p_2) + ...`.
 
     Raises:
         ValueError: If `parts` is empty or the shapes differ.
@@ -66,7 +66,7 @@ def merge_all(parts: Sequence[tuple[int, ArrayLike, ArrayLike]]) -> Moments:
 
 
 def normalize_advantages(advantages: ArrayLike, mean: float, m2: float, count: int, eps: float = 1e-8) -> Array:
-    """`(A - mean) / (std + eps)` with `std = sqrt(m2 / count)`, the population standard deviation.
+    """Returns `(A - mean) / (std + eps)` with `std = sqrt(m2 / count)`, the population standard deviation.
 
     The statistics are those of the whole global minibatch; `advantages` may be any part of it, of any shape.
 

@@ -9,7 +9,7 @@ from lockstep.reference.arrays import Array, float64
 
 
 def clip_by_global_norm(grads: Sequence[ArrayLike], max_norm: float) -> tuple[list[Array], float]:
-    """Scale all gradients by `min(1, max_norm / (norm + 1e-6))`, `norm` being the L2 norm of all of them together.
+    """Scales all gradients by `min(1, max_norm / (norm + 1e-6))`, `norm` being the L2 norm of all of them together.
 
     The form of `torch.nn.utils.clip_grad_norm_`, 1e-6 included: a gradient whose norm is exactly `max_norm` shrinks by
     about 1e-6 of its size. A nan in any gradient makes all of them nan.
@@ -36,7 +36,7 @@ def adam_step(
     beta2: float,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    """One step of Adam, number `step` from 1, on arrays of one shape.
+    """Takes step number `step` of Adam, counted from 1, on arrays of one shape.
 
     `m = beta1 * m + (1 - beta1) * g`; `v = beta2 * v + (1 - beta2) * g^2`;
     `params -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)`.
@@ -62,10 +62,10 @@ def adam_step(
 def adaptive_learning_rate(
     lr: float, kl: float, desired_kl: float, low: float = 1e-5, high: float = 1e-2, noise: float = 1e-6
 ) -> float:
-    """The learning rate that follows an observed KL divergence.
+    """Adapts the learning rate to an observed KL divergence.
 
     `kl > 2 * desired_kl`: `max(low, lr / 1.5)`; `noise * desired_kl < kl < desired_kl / 2`: `min(high, lr * 1.5)`;
-    otherwise `lr`. A KL of `noise * desired_kl` or less (nothing was learnt yet, but for rounding) changes nothing.
+    otherwise `lr`. A KL of `noise * desired_kl` or less is rounding, before anything was learnt, and changes nothing.
 
     Source: rsl_rl, `PPO.update` with `schedule="adaptive"`, where `noise` is 0; no paper gives these constants.
     """

@@ -7,7 +7,7 @@ from lockstep.reference.arrays import Array, float64
 
 
 def kl_k3(log_prob_p: ArrayLike, log_prob_q: ArrayLike) -> float:
-    """Mean of `(r - 1) - log r`, `r = q(x) / p(x)`, `x ~ p`: unbiased for KL(p || q), never negative.
+    """Returns the mean of `(r - 1) - log r`, `r = q(x) / p(x)`, `x ~ p`: unbiased for KL(p || q), never negative.
 
     For PPO p is the policy that acted (old), q the one being trained (new).
 
@@ -20,13 +20,13 @@ def kl_k3(log_prob_p: ArrayLike, log_prob_q: ArrayLike) -> float:
 
 
 def policy_terms(ratio: Array, advantages: Array, clip_range: float) -> Array:
-    """Per-sample clipped surrogate, negated: `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))`."""
+    """Returns the clipped surrogate per sample, negated: `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))`."""
     clipped = np.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
     return np.maximum(-advantages * ratio, -advantages * clipped)
 
 
 def _value_terms(new_values: Array, old_values: Array, returns: Array, value_clip_range: float | None) -> Array:
-    """Per-sample value loss: half the squared error, or the worse of that and the clipped value's."""
+    """Returns the value loss per sample: half the squared error, or half the larger of that and the clipped value's."""
     squared_error = (new_values - returns) ** 2
     if value_clip_range is None:
         return 0.5 * squared_error
@@ -49,7 +49,7 @@ def ppo_loss(
     value_coef: float,
     count: int,
 ) -> dict[str, float]:
-    """PPO's clipped loss and its diagnostics, each a sum over the samples given divided by `count`.
+    """Computes PPO's clipped loss and its diagnostics, each a sum over the samples given divided by `count`.
 
     With `ratio = exp(new_log_prob - old_log_prob)`, per sample:
     policy `max(-A * ratio, -A * clip(ratio, 1 - eps, 1 + eps))`; value `0.5 * (V - R)^2`, or, with value clipping,
@@ -59,7 +59,7 @@ def ppo_loss(
 
     Because `count` is the global count, the results of any partition of the minibatch add up to the whole's. All arrays
     have one shape, `[N]` or any other; "old" are the policy and the values of the rollout, "new" those being trained;
-    advantages are already normalised, if they are to be.
+    advantages are already normalised, if normalisation is used.
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", eq. 7 and eq. 9 (negated: a loss);
     value clipping: Engstrom et al. 2020, section 3; approx_kl: see `kl_k3`.

@@ -1,1 +1,1 @@
-"""Keeps what a run leaves on disk and shows on the terminal; the only place that knows which rank writes."""
+"""Writes and reads what a run leaves on disk, and shows its progress; only this package knows which rank writes."""

@@ -1,4 +1,4 @@
-"""What a checkpoint is, safetensors and JSON, and how one is found and read; a manifest says what belongs to it."""
+"""Finds and reads checkpoints: directories of safetensors and JSON files, which a manifest lists with their hashes."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ from lockstep.runs.links import link_in_words
 
 MANIFEST = "manifest.json"
 PYTREE = "pytree"
-"""Kind, in the manifest, of a checkpoint that :mod:`lockstep.jax` saved."""
+"""The manifest's ``kind`` in a checkpoint that :mod:`lockstep.jax` saved."""
 GROUPS = ("policy", "optimizer", "normalizers")
 POLICY, OPTIMIZER, NORMALIZERS = "policy/", "optimizer/", "normalizers/"
-"""Begin the names of arrays; what follows is, of parameters, the name that the network gives them."""
+"""Prefixes of array names; after the prefix, a parameter has the name that its network gives it."""
 STATE = "state.json"
 SHARD = "envs/shard_"
 STATE_TYPES = {"environment": dict, "global_step": int, "iteration": int}
-"""What everybody reads in it."""
+"""Keys of :data:`STATE` that every reader needs, with their types."""
 REQUIRED = (*(f"{group}.safetensors" for group in GROUPS), STATE)
 FORMAT = 1
 _NAME = re.compile(r"step_(\d+)$")
 _PLAIN = re.compile(r"(envs/shard_\d+|[A-Za-z_]\w*)\.(safetensors|json)")
-"""Names of files in a checkpoint: none leads out of it."""
+"""Matches the names of a checkpoint's files; none of them leads out of its directory."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint can't be written or read; the message is one line that names it."""
+    """Raised if a checkpoint can't be written or read; the message is one line that names it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory, and where it was read from.
+    """A checkpoint in memory.
 
-    ``arrays`` are ``policy/…``, ``optimizer/…`` and ``normalizers/…`` by name, ``env_shards`` each shard's environment
-    arrays, ``state`` counters and whatever else is JSON.
+    Attributes:
+        arrays: by name: ``policy/…``, ``optimizer/…`` and ``normalizers/…``.
+        env_shards: each shard's environment arrays, by shard and name.
+        state: counters and everything else that is stored as JSON.
+        path: the directory that it was read from; None if it wasn't read from one.
     """
 
     arrays: dict[str, np.ndarray]
@@ -56,12 +59,12 @@ class Checkpoint:
 
 
 def below(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Those arrays whose names begin so, by the rest of their names."""
+    """Returns the arrays whose names start with ``prefix``, by their names without it."""
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def check_names_and_shapes(mine: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
-    """Raise a one-line ``ValueError`` unless arrays of a checkpoint have the names and shapes of a state's own."""
+    """Raises a one-line ``ValueError`` unless ``theirs``, of a checkpoint, have the names and shapes of ``mine``."""
     here, there = ({name: array.shape for name, array in arrays.items()} for arrays in (mine, theirs))
     for name in [*here, *there]:
         if here.get(name) != there.get(name):
@@ -72,20 +75,20 @@ def check_names_and_shapes(mine: Mapping[str, np.ndarray], theirs: Mapping[str, 
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays as safetensors bytes; ``unpack`` is the reverse."""
+    """Serialises arrays as safetensors; ``unpack`` is the reverse."""
     return save({name: np.array(a, order="C") for name, a in arrays.items()})
 
 
 def to_files(
     arrays: Mapping[str, np.ndarray], env_shards: Mapping[int, bytes], state: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    """A checkpoint's files by relative path; array names lose the prefix that their file's name says."""
+    """Returns a checkpoint's files by relative path; an array's name loses the prefix that its file is named after."""
     files: dict[str, bytes] = {}
     for group in GROUPS:
         members = {k.removeprefix(f"{group}/"): v for k, v in arrays.items() if k.startswith(f"{group}/")}
         files[f"{group}.safetensors"] = pack(members)
     files |= {f"{SHARD}{shard}.safetensors": content for shard, content in env_shards.items()}
-    files["state.json"] = (json.dumps(state) + "\n").encode()  # the encoder in C doesn't indent
+    files["state.json"] = (json.dumps(state) + "\n").encode()  # not indented: Python's encoder in C can't
     return files
 
 
@@ -93,7 +96,7 @@ def to_files(
 
 
 def manifest_of(path: Path) -> dict[str, Any] | None:
-    """A checkpoint's manifest, or None if it hasn't the shape of one."""
+    """Reads a checkpoint's manifest; None if there is none, or if it is malformed or a link."""
     if (path / MANIFEST).is_symlink() or not (path / MANIFEST).is_file():
         return None
     try:
@@ -103,7 +106,7 @@ def manifest_of(path: Path) -> dict[str, Any] | None:
 
 
 def parsed_manifest(content: bytes) -> dict[str, Any] | None:
-    """Parses what stands in a manifest's file; None if it hasn't the shape of one."""
+    """Parses the content of a manifest's file; None if it is malformed or of another format."""
     try:
         manifest = json.loads(content)
         files = manifest["files"]
@@ -115,12 +118,12 @@ def parsed_manifest(content: bytes) -> dict[str, Any] | None:
 
 
 def strange_name(manifest: Mapping[str, Any]) -> str | None:
-    """Finds a name in a manifest that no file of a checkpoint has, and that may lead out of it; None: all are plain."""
+    """Finds a file name in a manifest that no checkpoint has, and that may lead out of it; None if there is none."""
     return next((name for name in manifest["files"] if not _PLAIN.fullmatch(name)), None)
 
 
 def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
-    """Finds why a directory is not a valid checkpoint, or None if it is: every file of the manifest, byte for byte."""
+    """Says why a directory is not a valid checkpoint; None if every file has the sha256 that the manifest gives."""
     manifest = manifest_of(path)
     if manifest is None:
         return _why_no_manifest(path)
@@ -147,7 +150,7 @@ def problem_with(path: Path, required: Iterable[str] = REQUIRED) -> str | None:
 
 
 def _why_no_manifest(path: Path) -> str:
-    """Says why :func:`manifest_of` finds none: it is a link, of a newer version, or none."""
+    """Says why :func:`manifest_of` finds no manifest: it is a link, of a newer version, or not valid."""
     file = path / MANIFEST
     if file.is_symlink():
         return link_in_words(file)
@@ -155,7 +158,7 @@ def _why_no_manifest(path: Path) -> str:
 
 
 def written_by_newer(path: Path) -> str | None:
-    """Says that a checkpoint directory was written by a newer version in a format unknown here; None: it wasn't."""
+    """Says that a newer version wrote a checkpoint directory, in a format unknown here; None if none did."""
     file = path / MANIFEST
     try:
         return newer_format(file.read_bytes(), str(path)) if file.is_file() and not file.is_symlink() else None
@@ -164,7 +167,7 @@ def written_by_newer(path: Path) -> str | None:
 
 
 def newer_format(content: bytes, where: str) -> str | None:
-    """Says of what stands in a manifest's file what :func:`written_by_newer` says of the directory."""
+    """Says, as :func:`written_by_newer`, that a manifest's content is of a newer version; ``where`` names it."""
     try:
         found = json.loads(content)["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -175,10 +178,10 @@ def newer_format(content: bytes, where: str) -> str | None:
 
 
 def check_none_newer(directory: Path, found: Path) -> None:
-    """Refuses to go on from a checkpoint before those of a newer version, which would be removed.
+    """Refuses to resume from ``found`` if a newer version wrote a later checkpoint, which resuming would remove.
 
     Raises:
-        CheckpointError: one line that names the newest of them, and what would work.
+        CheckpointError: one line that names the newest such checkpoint, and what would work.
     """
     for path in checkpoints_in(directory):
         if path.name == found.name:
@@ -191,23 +194,23 @@ def check_none_newer(directory: Path, found: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Reads a checkpoint directory; a ``CheckpointError`` names the file that is missing or damaged."""
+    """Reads a checkpoint directory; raises a ``CheckpointError`` that names the file that is missing or damaged."""
     problem = problem_with(path)
     if problem:
         raise CheckpointError(problem)
     named = [name for name in (manifest_of(path) or {"files": {}})["files"] if name.startswith(SHARD)]
     try:
         files = {name: (path / name).read_bytes() for name in (*REQUIRED, *named)}
-    except OSError as error:  # a run that is being written has pruned it since
+    except OSError as error:  # a run that is being written has pruned it meanwhile
         raise CheckpointError(f"{error.filename or path} can't be read: {error.strerror or error}") from None
     return replace(checkpoint_of(files, str(path)), path=path)
 
 
 def checkpoint_of(files: Mapping[str, bytes], where: str) -> Checkpoint:
-    """Makes a checkpoint of its files' contents: the reverse of :func:`to_files`; errors name ``where``.
+    """Parses the contents of a checkpoint's files: the reverse of :func:`to_files`.
 
     Raises:
-        CheckpointError: they hold something else.
+        CheckpointError: they are not a checkpoint's; the message names ``where``.
     """
     arrays: dict[str, np.ndarray] = {}
     try:
@@ -221,7 +224,7 @@ def checkpoint_of(files: Mapping[str, bytes], where: str) -> Checkpoint:
 
 
 def find_training_state(directory: Path, which: str = "latest", warn: bool = True) -> Checkpoint:
-    """Reads a run's checkpoint as :func:`find_checkpoint`, and makes sure that training wrote it."""
+    """Reads a run's checkpoint as :func:`find_checkpoint` does; raises a ``CheckpointError`` if no run wrote it."""
     found = find_checkpoint(directory, which, warn)
     for key, kind in STATE_TYPES.items():
         value = found.state.get(key) if isinstance(found.state, dict) else None
@@ -233,31 +236,28 @@ def find_training_state(directory: Path, which: str = "latest", warn: bool = Tru
 
 
 def newest_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest of a run's newest checkpoint that has one; None without any."""
+    """Reads the newest valid manifest among a run's checkpoints; None if there is none."""
     return next((found for path in checkpoints_in(directory) if (found := manifest_of(path)) is not None), None)
 
 
 def step_of(path: Path) -> int | None:
-    """Global step of a checkpoint directory, by its name."""
+    """Returns the global step in a checkpoint directory's name; None if the name has none."""
     match = _NAME.match(path.name)
     return int(match.group(1)) if match else None
 
 
 def checkpoints_in(directory: Path) -> list[Path]:
-    """Checkpoint directories, newest first, valid or not."""
+    """Lists checkpoint directories, valid or not, newest first."""
     found = [p for p in directory.glob("step_*") if p.is_dir() and not p.is_symlink() and step_of(p) is not None]
     return sorted(found, key=lambda p: step_of(p) or 0, reverse=True)
 
 
 Score = tuple[bool, bool, float]
-"""Whether a checkpoint's policy was evaluated, whether the checkpoint was planned, and its score."""
+"""Whether the score is an evaluation's, whether the config asked for the checkpoint at that time, and the score."""
 
 
 def score_in(manifest: Mapping[str, Any] | None) -> Score | None:
-    """The score that a manifest says, if it is a number, behind what it is of: an evaluation, or the last episodes.
-
-    Between them stands whether the config asked for a checkpoint then.
-    """
+    """Returns a manifest's score, of an evaluation or of the last episodes; None if it is no finite number."""
     found = manifest or {}
     score = found.get("score")
     if not is_finite(score):
@@ -266,7 +266,7 @@ def score_in(manifest: Mapping[str, Any] | None) -> Score | None:
 
 
 def _was_evaluated(manifest: Mapping[str, Any]) -> bool:
-    """Whether a score is an evaluation's; versions that didn't say it gave no other score where a config evaluates."""
+    """Tells whether a score is an evaluation's; in versions that didn't record it, it was if the config evaluates."""
     if "evaluated" in manifest:
         return manifest["evaluated"] is True
     config = manifest.get("config")
@@ -276,29 +276,29 @@ def _was_evaluated(manifest: Mapping[str, Any]) -> bool:
 
 
 def best_of(directory: Path) -> Path | None:
-    """The checkpoint with the highest score, the newest among equals.
+    """Returns the checkpoint with the highest score, the newest among equals; None if none has a score.
 
-    Returns in training aren't compared with evaluations, which a resumed run may begin or leave off: they count only
-    where nothing was evaluated. One that was saved because a session ended, or by the clock, counts only where no other
-    of its kind has a score: the best one is a matter of the config.
+    Training returns count only if no checkpoint was evaluated: the two aren't comparable, and a resumed run may start
+    or stop evaluating. A checkpoint that was saved because a session ended, or by the clock, counts only if no planned
+    one of its kind has a score: so the best one depends on the config alone.
     """
     return best_among({path: score_in(manifest_of(path)) for path in checkpoints_in(directory)})
 
 
 def best_among(scores: Mapping[Path, Score | None]) -> Path | None:
-    """The checkpoint with the highest score, the newest among equals, of those that have one."""
+    """Returns the checkpoint with the highest score, the newest among equals; None if none has a score."""
     scored = [(score, step_of(path) or 0, path) for path, score in scores.items() if score is not None]
     return max(scored)[2] if scored else None
 
 
 def find_checkpoint(directory: Path, which: str = "latest", warn: bool = True) -> Checkpoint:
-    """Read a run's checkpoint: ``latest``, ``best``, or a step number.
+    """Reads a run's checkpoint: ``latest``, ``best``, or that of a step number.
 
-    A damaged one is passed over, with a warning, for the newest valid one before it; so is, for ``best`` too, one of a
-    newer version.
+    ``latest`` passes over checkpoints that are damaged or of a newer version, with a warning, and takes the newest
+    valid one. ``best`` passes over those of a newer version, with a warning.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no such checkpoint, or the one asked for is damaged.
     """
     if which == "best":
         best = best_of(directory)

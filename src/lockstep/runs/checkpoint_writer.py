@@ -1,4 +1,4 @@
-"""Commits checkpoints, in the background, by a rename: they are there whole or not at all."""
+"""Writes checkpoints in the background; a rename commits each, so that it is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lockstep.runs.pruning import Pruner
 def commit(
     directory: Path, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a run's checkpoint, unless it is there already; see :func:`write_directory`."""
+    """Writes a run's checkpoint unless it is there already, and returns its path; see :func:`write_directory`."""
     final = directory / f"step_{step}"
     if not final.exists() or problem_with(final) is not None:
         write_directory(final, files, {"step": step, "score": score, **(facts or {})})
@@ -31,17 +31,17 @@ def commit(
 
 
 def aside_of(final: Path) -> Path:
-    """Names where a directory waits while its successor takes its place; a crash at that moment leaves it there."""
+    """Returns where a directory waits while its successor takes its place; a crash at that moment leaves it there."""
     return final.parent / f".{final.name}.old"
 
 
 def left_aside(folder: Path) -> list[Path]:
-    """Lists the checkpoints of steps that a crash has left aside in a folder, by the places that they belong to."""
+    """Lists the original paths of checkpoints that a crash left aside in a folder (:func:`aside_of`)."""
     return [path.with_name(path.name[1 : -len(".old")]) for path in sorted(folder.glob(".step_*.old"))]
 
 
 def _put_back(final: Path, keep: Sequence[str]) -> None:
-    """Undoes that a directory was moved aside for its successor, as far as the disk lets it."""
+    """Moves a directory back from aside, with the entries in ``keep``, as far as the disk allows."""
     aside = aside_of(final)
     with contextlib.suppress(OSError):
         if final.exists():
@@ -55,9 +55,13 @@ def _put_back(final: Path, keep: Sequence[str]) -> None:
 def write_directory(
     final: Path, files: Mapping[str, bytes], facts: Mapping[str, Any], keep: Iterable[str] = ()
 ) -> None:
-    """Write files and their manifest so that they are there whole or not at all: temporary directory, fsync, rename.
+    """Writes files and their manifest so that they are there whole or not at all: temporary directory, fsync, rename.
 
-    A directory that is there is replaced, but for what ``keep`` names in it. ``facts`` is what else the manifest says.
+    Args:
+        final: the directory; an existing one is replaced.
+        files: contents by relative path.
+        facts: what the manifest says besides.
+        keep: names of entries that are kept from the replaced directory.
 
     Raises:
         CheckpointError: it can't be written; what was there is untouched.
@@ -67,7 +71,7 @@ def write_directory(
         if temporary.is_symlink():
             temporary.unlink()
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)  # not one that somebody else has made
+        temporary.mkdir(parents=True)  # fails if another process has made it
         folders = {(temporary / name).parent for name in files}
         for folder in folders - {temporary}:
             folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +112,7 @@ def _sync_record(path: Path) -> None:
 
 
 def _tidy(directory: Path) -> None:
-    """Removes what a crash has left half written, and puts back what it has left aside."""
+    """Removes checkpoints that a crash left half written, and puts back those that it left aside."""
     for leftover in directory.glob(".step_*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
     for final in left_aside(directory):
@@ -120,15 +124,17 @@ def _tidy(directory: Path) -> None:
 
 
 class CheckpointWriter:
-    """Commits checkpoints in a background thread, one at a time; a failure is raised at the next call.
+    """Commits checkpoints in a background thread, one at a time; the next call raises what failed.
 
-    Without a directory, on a rank that writes nothing, they are dropped. ``keep_last`` newest ones stay, and the best.
-    ``records`` are files whose lines a checkpoint counts on: they are on the disk before it is, the first always,
-    others where they are there. ``check`` is called before anything of one is written, and raises where the run isn't
-    this process's to write any more.
+    Args:
+        directory: for the checkpoints; None on a rank that doesn't write: they are dropped.
+        keep_last: how many of the newest stay.
+        keep_best: whether the best stays too.
+        records: log files that a checkpoint relies on, and that are synced to disk before it: the first must exist.
+        check: is called before a checkpoint is written, and raises if this process may no longer write the run.
 
     Attributes:
-        seconds: of a processor that the last one took in the background.
+        seconds: processor time that the last checkpoint took in the background.
     """
 
     def __init__(
@@ -151,7 +157,7 @@ class CheckpointWriter:
     def save(
         self, step: int, files: Mapping[str, bytes], score: float | None, facts: Mapping[str, Any] | None = None
     ) -> None:
-        """Commit a checkpoint in the background, once the one before it is done; ``facts`` go into its manifest."""
+        """Commits a checkpoint in the background, once the one before is done; ``facts`` go into its manifest."""
         self.wait()
         if self._directory is None or self._prune is None:
             return
@@ -162,7 +168,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def check_room(self, size: int) -> None:
-        """Leaves others room, in memory: a ``CheckpointError`` where states of so many bytes would take half of it."""
+        """Raises a ``CheckpointError`` if states of ``size`` bytes would take more than half of the free space."""
         if self._directory is None:
             return
         free, needed = shutil.disk_usage(self._directory).free, 2 * (self._keep_last + 1) * size
@@ -184,11 +190,11 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is under way."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait for the checkpoint under way; raises what went wrong with it."""
+        """Waits for the checkpoint that is being written; raises what went wrong with it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

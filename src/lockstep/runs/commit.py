@@ -1,4 +1,4 @@
-"""Asks git of which commit a directory is, for what a run remembers of its beginning."""
+"""Asks git which commit a directory is at, for a run to record at its start."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 DESCRIBE = ("-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40")
 PATIENCE = 5.0
-"""Seconds that git may take: of a repository on a slow disk the commit stays unknown."""
+"""Seconds that git may take; after that, as on a slow disk, the commit stays unknown."""
 
 
 def commit_of(directory: Path) -> str | None:
-    """The commit that is checked out, with ``-dirty`` behind it where tracked files differ; None: git knows none."""
+    """Returns the checked-out commit, with ``-dirty`` appended if tracked files differ; None if git knows none."""
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Sums up several seeds in a learning curve: interquartile mean and its bootstrap confidence band.
+"""Summarises several seeds as a learning curve: interquartile mean and its bootstrap confidence band.
 
 After Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", section 4: the
-interquartile mean is the mean of the middle half of the seeds, and its 95 % interval is what lies between the quantiles
-of that number over bootstrap samples, which are stratified by task: here there is one, so seeds are drawn from seeds.
+interquartile mean is the mean of the middle half of the seeds, and its 95 % interval lies between the quantiles of that
+mean over bootstrap samples. The paper stratifies samples by task; here there is one task, so seeds are resampled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINE, SINGLE = "#1f5fa8", "#b0b0b0"
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis without a quarter of it, rounded down, at either end: ``[…, n]`` to ``[…]``."""
+    """Averages the last axis without its lowest and highest quarters, each rounded down: ``[…, n]`` to ``[…]``."""
     count = values.shape[-1]
     cut = count // 4
     return np.sort(values, axis=-1)[..., cut : count - cut].mean(-1)
@@ -43,12 +43,12 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 def bootstrap_interval(
     values: np.ndarray, confidence: float = CONFIDENCE, repetitions: int = REPETITIONS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile interval of the interquartile mean over seeds; every point has the same draws of seeds.
+    """Returns the percentile interval of the interquartile mean over seeds; all points share the same draws of seeds.
 
     Args:
         values: ``[points, seeds]``.
-        confidence: share of the bootstrap samples inside.
-        repetitions: bootstrap samples.
+        confidence: share of the bootstrap samples inside the interval.
+        repetitions: number of bootstrap samples.
 
     Returns:
         Lower and upper ends, ``[points]`` each.
@@ -65,10 +65,11 @@ class Curve:
     """A learning curve over seeds.
 
     Attributes:
-        iterations: of each point, and ``global_steps`` environment steps of one seed.
-        returns: of every seed, float64 ``[points, seeds]``.
+        iterations: of each point.
+        global_steps: environment steps of one seed at each point.
+        returns: every seed's, float64 ``[points, seeds]``.
         iqm: interquartile mean, ``[points]``.
-        band: the lower and upper ends of its confidence interval, ``[points]`` each; None of a single seed.
+        band: the lower and upper ends of its confidence interval, ``[points]`` each; None for a single seed.
     """
 
     iterations: list[int]
@@ -81,7 +82,7 @@ class Curve:
 def points_of(
     records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS
 ) -> list[tuple[Mapping[str, Any], ...]]:
-    """Each seed's record of the iterations of which every seed's metric is known; of many, ``most`` evenly spaced."""
+    """Returns the seeds' records of each iteration at which all know the metric; at most ``most``, evenly spaced."""
     seeds = [{record["iteration"]: record for record in each if _known(record, metric)} for each in records]
     there = [iteration for iteration in seeds[0] if all(iteration in seed for seed in seeds)] if seeds else []
     rows = [tuple(seed[iteration] for seed in seeds) for iteration in there]
@@ -90,9 +91,9 @@ def points_of(
 
 
 def curve_of(records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS) -> Curve:
-    """The curve of a metric of each seed's records, over the iterations of which every seed's is known.
+    """Returns the curve of a metric over the iterations at which every seed knows it.
 
-    For returns those are the ones by which every seed has finished an episode. Where there are more than ``most``,
+    For returns, these are the iterations by which every seed has finished an episode. If there are more than ``most``,
     evenly spaced ones become points.
     """
     rows = points_of(records, metric, most)
@@ -104,18 +105,18 @@ def curve_of(records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRI
 
 
 def that_know(records: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> list[Sequence[Mapping[str, Any]]]:
-    """Those of several seeds' records in which there is a number of a metric: others haven't begun, or never will."""
+    """Returns the seeds' records that have a number for the metric; the others haven't begun, or never log it."""
     return [each for each in records if any(_known(record, metric) for record in each)]
 
 
 def seeds_in_a_curve(drawn: int, seeds: int) -> str:
-    """Says how many of a group's seeds a curve is of."""
+    """Says how many of a group's seeds a curve shows: ``3 of 5 seeds``."""
     of_all = f"{seeds} seed{'s' if seeds > 1 else ''}"
     return f"{drawn} of {of_all}" if drawn < seeds else of_all
 
 
 def single_seed(name: str, seeds: int) -> str:
-    """Says which seed a curve, or a result, is of where it is of one alone, by its name and its group's number."""
+    """Names the one seed that a curve or a result shows: ``seed_0 (1 of 5 seeds)``, or ``the only seed``."""
     return f"{name} (1 of {seeds} seeds)" if seeds > 1 else "the only seed"
 
 
@@ -124,20 +125,24 @@ def _known(record: Mapping[str, Any], metric: str) -> bool:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The metrics records of a run directory, as :func:`~lockstep.runs.trackers.jsonl.read_jsonl`."""
+    """Reads the metrics records of a run directory, as :func:`~lockstep.runs.trackers.jsonl.read_jsonl` does."""
     return read_jsonl(path / METRICS_JSONL)
 
 
 def _read_returns(path: Path) -> list[dict[str, Any]]:
-    """What a curve needs of :func:`read_records`: those of all seeds of a group are held at once."""
+    """Reads only the metrics that a curve needs, because the records of all seeds are held at once."""
     records = read_jsonl(path / METRICS_JSONL, "iteration", "global_step")
     return [{name: x for name in IN_A_CURVE if (x := record.get(name)) is not None} for record in records]
 
 
 def write_curves(path: Path, title: str, seeds: Mapping[int, Path], count: int | None = None) -> Curve:
-    """Write ``curves.csv``, ``curves.json`` and, with matplotlib, ``curves.png`` of several seeds' run directories.
+    """Writes ``curves.csv``, ``curves.json`` and, if matplotlib is installed, ``curves.png``.
 
-    ``count``: how many seeds the group has, of which some may have left nothing yet; None: as many as are given.
+    Args:
+        path: directory to write to.
+        title: of the picture.
+        seeds: run directories by seed.
+        count: number of seeds in the group, of which some may have no records yet; None: ``len(seeds)``.
     """
     curve = curve_of([_read_returns(directory) for directory in seeds.values()])
     names = ["iteration", "global_step", "iqm", "low", "high", *(f"seed_{seed}" for seed in seeds)]
@@ -158,14 +163,14 @@ def write_curves(path: Path, title: str, seeds: Mapping[int, Path], count: int |
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is installed."""
+    """Tells whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(title: str, curve: Curve, alone: str) -> Any:
-    """The figure: the interquartile mean with its band, and a thin line for every seed.
+    """Draws the interquartile mean with its band, and a thin line for every seed, as a matplotlib figure.
 
-    A curve of a single seed is drawn as that, and called ``alone``.
+    A single seed is drawn as one line with the label ``alone``.
     """
     from matplotlib.figure import Figure
 

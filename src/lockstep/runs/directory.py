@@ -1,4 +1,4 @@
-"""Opens the run directory, which has one writer, whatever the world size."""
+"""Opens a run's directory and writes what is in it; a run has one writer, whatever the world size."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ from lockstep.runs.trackers.service import Tracker, close_all
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
 REPORT, VERIFY = "report.html", "verify.json"
-BEGUN = "begun"  # stands beside states in memory once what lies behind the one that a run goes on from is removed
-KEPT_IN_MEMORY = 2  # states: one that is being written doesn't take the place of the last one
-SEED = "seed_"  # and the seed: what the directory of one of several is called
+BEGUN = "begun"  # beside the states in memory once a resumed run has removed what came after its checkpoint
+KEPT_IN_MEMORY = 2  # states, so that the last one stays while the next is written
+SEED = "seed_"  # followed by the seed, the name of one run's directory in a group
 FOLDERS = (CHECKPOINTS, TENSORBOARD, VIDEOS)
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, VIDEOS, WANDB, REPORT, VERIFY, *OWN_FILES}
 
 
 @dataclass
 class RunDirectory:
-    """One run's directory, seen from one rank: one that doesn't write has trackers and the like that do nothing.
+    """One run's directory, seen from one rank; on a rank that doesn't write, its trackers and writers do nothing.
 
     Attributes:
-        memory: directory where states are kept for a launcher that starts ranks again; None: it doesn't.
-        restarts: how often it has, a row each.
-        audience: where somebody listens to the run's records.
-        started: when this session began, ISO 8601 in UTC, ``command`` its command line and ``commit`` that of the git
-            repository it was started in, where a launcher tells.
-        commands: of the seeds of a group, the command line that trains each by itself.
+        memory: directory of the states from which a launcher restarts ranks; None if it doesn't restart them.
+        restarts: the launcher's restarts so far, a row each.
+        audience: address of the socket at which another process listens to the run's records; None if none does.
+        started: when this session began, ISO 8601 in UTC; None if no launcher set it, as the next two.
+        command: this session's command line.
+        commit: of the git repository in which the session was started.
+        commands: for each seed of a group, the command line that trains it alone.
     """
 
     path: Path
@@ -66,7 +67,7 @@ class RunDirectory:
     command: tuple[str, ...] | None = None
     commit: str | None = None
     commands: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    _lock: RunLock | None = field(default=None, repr=False)  # which unlock releases
+    _lock: RunLock | None = field(default=None, repr=False)  # released by unlock
     _taken: RunLock | None = field(default=None, repr=False)  # the launcher's, in the rank that writes
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
     _services: dict[str, Tracker] = field(default_factory=dict, repr=False)
@@ -74,16 +75,16 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Names the folder of checkpoints."""
+        """The folder of checkpoints."""
         return self.path / CHECKPOINTS
 
     def lock(self) -> None:
-        """Make sure that no other process writes this run; a ``ValueError`` if one does."""
+        """Locks the run for this process; raises a ``ValueError`` if another process writes it."""
         if not self.is_writer:
             return
         lock = RunLock(self.path / LOCK)
         try:
-            acquired = lock.acquire(PATIENCE if started_by_torchrun() else 0.0)  # those before it may be dying
+            acquired = lock.acquire(PATIENCE if started_by_torchrun() else 0.0)  # earlier ranks may still be dying
         except OSError as error:
             raise ValueError(f"run {self.path} {why_not_locked(error)}") from None
         if not acquired:
@@ -91,12 +92,12 @@ class RunDirectory:
         self._lock = lock
 
     def hand_over(self) -> None:
-        """Leave the writing to a rank, which takes it over; the run stays this process's."""
+        """Lets a rank :meth:`take_over` the writing; the run stays this process's."""
         if self._lock is not None:
             self._lock.hand_over()
 
     def take_over(self) -> None:
-        """Write this run from here on, for the process that holds it; a ``RunError`` if another one writes it."""
+        """Takes over the writing from the process that holds the run; raises a ``RunError`` if another rank writes."""
         if not self.is_writer:
             return
         lock = RunLock(self.path / LOCK)
@@ -105,20 +106,20 @@ class RunDirectory:
         self._taken = lock
 
     def hold_on(self) -> None:
-        """Make sure, once ranks have ended, that the run is still ours, before others are started or it is written.
+        """Makes sure that the run is still ours after its ranks have ended, before it is written or restarted.
 
-        A rank that found the lock's file removed holds the new one alone, and leaves it to anybody when it ends.
+        If a rank found the lock file removed and took a new one, the run is free for anyone once that rank has ended.
 
         Raises:
-            RunError: another process has the run meanwhile; one line.
+            RunError: another process has taken the run meanwhile; one line.
         """
         self.check_lock(PATIENCE)
         self.hand_over()
 
     def check_lock(self, patience: float = 0.0) -> None:
-        """Take the lock again where its file was removed; a ``RunError`` if another process has the run meanwhile.
+        """Takes the lock again if its file was removed; raises a ``RunError`` if another process has the run meanwhile.
 
-        ``patience``: seconds that it may take to let it go.
+        ``patience``: seconds to wait for that process to release it.
         """
         lock = self._lock or self._taken
         if lock is None or not lock.is_lost():
@@ -126,7 +127,7 @@ class RunDirectory:
         try:
             again = lock.renew(patience)
         except FileNotFoundError:
-            return  # the directory is gone, as is said where something is written
+            return  # the directory is gone; the next write says so
         if not again:
             raise RunError(
                 f"run {self.path}: its {LOCK} was removed, and {holder_of(self.path / LOCK)} has taken the run; this "
@@ -135,13 +136,13 @@ class RunDirectory:
         say(f"lockstep: warning: run {self.path}: its {LOCK} was removed while it was being written; it is there again")
 
     def unlock(self) -> None:
-        """Let others write this run."""
+        """Releases the run, so that others can write it."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def discard(self) -> None:
-        """Remove a directory that was made for a run which can't begin, if nothing but its config is there."""
+        """Removes the directory of a run that can't begin, if it holds nothing but a config."""
         self.unlock()
         if {path.name for path in self.path.iterdir()} <= {CONFIG}:
             (self.path / CONFIG).unlink(missing_ok=True)
@@ -149,20 +150,20 @@ class RunDirectory:
                 self.path.rmdir()  # not a link to a directory
 
     def start_services(self, config: Config, iteration: int) -> None:
-        """Start the trackers that aren't files: they may refuse, and so comes before anything of the run is changed.
+        """Starts the tracking services; this comes before anything of the run is changed, because they may refuse.
 
-        ``iteration`` is the one that the run goes on from.
+        ``iteration``: the one that the run resumes from.
         """
         if self.is_writer:
             second, records = self._second(config.log), (FINGERPRINTS, TIMING)
             self._services = start_services(self.path, config, second, records, iteration)
 
     def close_services(self) -> None:
-        """Close those that no trackers have taken over."""
+        """Closes the services that :meth:`open_trackers` hasn't taken over."""
         close_all(self._services)
 
     def open_trackers(self, config: Config) -> Tracker:
-        """The trackers that a config asks for; services that are started already go on."""
+        """Opens the trackers that a config asks for; takes over the services that are already started."""
         if not self.is_writer:
             return Tracker()
         extra, names = self._second(config.log), wanted_trackers(config.log)
@@ -172,15 +173,15 @@ class RunDirectory:
         return self._cwd / log.jsonl if log.jsonl else None
 
     def video_path(self, global_step: int) -> Path | None:
-        """Names the file of an evaluation's video; None on the ranks that don't write."""
+        """Returns the file for an evaluation's video; None on the ranks that don't write."""
         return self.path / VIDEOS / f"step_{global_step}.mp4" if self.is_writer else None
 
     def open_progress(self, total_steps: int, states: bool = True) -> Progress:
-        """The progress display; see :func:`~lockstep.runs.progress.make_progress`."""
+        """Opens the progress display; see :func:`~lockstep.runs.progress.make_progress`."""
         return make_progress(total_steps, self.quiet, states=states) if self.is_writer else Progress()
 
     def open_records(self, name: str) -> Tracker:
-        """:data:`FINGERPRINTS`, every tensor's at each iteration, or :data:`TIMING`, each rank's times and memory."""
+        """Opens :data:`FINGERPRINTS` (every tensor's at each iteration) or :data:`TIMING` (ranks' times and memory)."""
         if not self.is_writer:
             return Tracker()
         if name in self._lost:
@@ -188,7 +189,7 @@ class RunDirectory:
         return JsonlTracker(self.path / name)
 
     def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter:
-        """The checkpoint writer."""
+        """Opens the checkpoint writer."""
         if self.is_writer:
             self.checkpoints.mkdir(exist_ok=True)
         directory = self.checkpoints if self.is_writer else None
@@ -196,20 +197,20 @@ class RunDirectory:
         return CheckpointWriter(directory, config.keep_last, config.keep_best, records, self.check_lock)
 
     def open_memory(self) -> CheckpointWriter | None:
-        """Writes states in memory for the launcher, which starts ranks again from them; None where it doesn't."""
+        """Opens the writer of the states from which the launcher restarts ranks; None if it doesn't restart them."""
         if self.memory is None:
             return None
         return CheckpointWriter(self.memory if self.is_writer else None, KEPT_IN_MEMORY, keep_best=False)
 
     def missing_rows(self, iteration: int) -> list[tuple[int, int]]:
-        """Which iterations up to this one have no row in ``metrics.jsonl``: the first and last of each stretch."""
+        """Returns the iterations up to this one without a row in ``metrics.jsonl``: each gap's first and last."""
         if not self.is_writer:
             return []
         found = sorted(n for n in iterations_of(self.path / METRICS_JSONL) if n <= iteration)
         return [(a + 1, b - 1) for a, b in itertools.pairwise([0, *found, iteration + 1]) if b - a > 1]
 
     def cut_after(self, iteration: int, global_step: int, log: LogConfig) -> None:
-        """Remove checkpoints, videos and log lines after a point: the run that goes on from it has one future.
+        """Removes checkpoints, videos and log lines after the point from which the run resumes.
 
         Raises:
             RunError: a checkpoint or a video can't be removed; one line, and no log line was cut.
@@ -226,35 +227,35 @@ class RunDirectory:
         for name in (FINGERPRINTS, TIMING):
             file = self.path / name
             last = max(cut_jsonl(file, iteration), default=0)
-            if last < iteration and file.exists():  # to be said if it is gone on with
+            if last < iteration and file.exists():  # open_records warns of it
                 self._lost[name] = f"{file} has no rows of iterations {last + 1} to {iteration}"
         if self.memory is not None:
-            with contextlib.suppress(OSError):  # where it is gone, states are kept nowhere
+            with contextlib.suppress(OSError):  # if the folder is gone, no states are kept
                 (self.memory / BEGUN).touch()
 
     def warn(self, text: str) -> None:
-        """One warning on standard error, quiet or not."""
+        """Prints a warning on standard error, even if the run is quiet."""
         if self.is_writer:
             say(f"lockstep: warning: {text}")
 
     def write_config(self, config: Config) -> None:
-        """Write ``config.json``."""
+        """Writes ``config.json``."""
         if self.is_writer:
             write_json(self.path / CONFIG, config.model_dump(mode="json"))
 
     def remove_summary(self) -> None:
-        """Remove the summary of an earlier session: the run is not at its end any more."""
+        """Removes the summary of an earlier session, because the run isn't at its end any more."""
         if self.is_writer:
             (self.path / SUMMARY).unlink(missing_ok=True)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write ``summary.json``."""
+        """Writes ``summary.json``."""
         if self.is_writer:
             write_json(self.path / SUMMARY, summary)
 
 
 def _videos_after(folder: Path, global_step: int) -> list[Path]:
-    """Finds the videos after a point; a ``RunError`` if there are some that can't be removed."""
+    """Finds the videos after a step; raises a ``RunError`` if there are any and the folder can't be written."""
     steps = {path: path.stem.removeprefix("step_") for path in sorted(folder.glob("step_*.mp4"))}
     found = [path for path, step in steps.items() if step.isdecimal() and int(step) > global_step]
     if found:
@@ -283,18 +284,18 @@ def _behind(path: Path, error: OSError) -> RunError:
 
 
 def written_by_another(path: Path) -> str:
-    """Says that a run is being written, by which process, and what to do, as the end of a line."""
+    """Ends a message with which process writes a run, and what to do."""
     return f"is being written by {holder_of(path / LOCK)}; wait for it or stop it"
 
 
 def is_writer(topology: Topology) -> bool:
-    """Whether this rank writes the run and speaks for it: one does."""
+    """Tells whether this rank is the one that writes the run and prints its messages."""
     return topology.rank == 0
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Makes what goes wrong with the file system in the block a ``ValueError`` of one line about ``path``."""
+    """Turns an ``OSError`` in the block into a one-line ``ValueError`` that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -302,7 +303,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
-    """The directory of one of a run's seeds, inside the run's own, with its ``config.json``; it comes back locked."""
+    """Makes the directory of one of a run's seeds, inside the run's, with its ``config.json``; returns it locked."""
     path, command = run.path / f"{SEED}{config.seed}", run.commands.get(config.seed)
     seed = RunDirectory(path, run.is_writer, quiet=True, started=run.started, command=command, commit=run.commit)
     if seed.is_writer:
@@ -313,11 +314,11 @@ def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
 
 
 def open_run(path: Path, config: Config, trust: bool = False, later: bool = False) -> RunDirectory:
-    """A run that is resumed, its ``config.json`` brought up to date, or to be so ``later``; it comes back locked.
+    """Opens a run to resume it, and returns it locked; updates its ``config.json`` unless the caller does so ``later``.
 
     Raises:
-        ValueError: another process is writing it; it would be written through a link, and that isn't trusted; or a part
-            of it can't be written. One line, and nothing of it has changed.
+        ValueError: another process is writing it; a link in it would be written through, without ``trust``; or a part
+            of it can't be written. One line; the run is unchanged.
     """
     if not trust and (odd := odd_entry(path)) is not None:
         raise ValueError(f"run {path}: {odd}; if that is yours, give --trust")

@@ -1,4 +1,4 @@
-"""Finds runs: by name, by path, by one of their checkpoints; and tells what is one."""
+"""Finds runs by name, by path or by one of their checkpoints, and tells whether a directory is a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ from lockstep.runs.directory import CHECKPOINTS, CONFIG, SEED
 
 
 def check_single(path: Path) -> None:
-    """Raise a one-line ``ValueError`` if a run's directory holds not one run but one a seed."""
+    """Raises a one-line ``ValueError`` if a directory holds a group of seeds instead of a single run."""
     if seeds := seeds_in(path):
         raise ValueError(f"run: {path} holds a run for each of {len(seeds)} seeds; give one of them, e.g. {seeds[0]}")
 
 
 def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str]:
-    """The directory of a run given by name, path, or path of one of its checkpoints, and which checkpoint is meant.
+    """Finds the run that a name, a path or the path of one of its checkpoints means.
+
+    Returns:
+        The run's directory, and the checkpoint's name: ``latest`` unless the path names one.
 
     Raises:
-        ValueError: there is no such run, or not a ``single`` one but one a seed; the line names those that are there.
+        ValueError: there is no such run, or a ``single`` one is asked for and it is a group; the line says what there
+            is.
     """
     found = run_if_any(run, runs_dir, single)
     if found is not None:
@@ -41,10 +45,10 @@ def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Pat
 
 
 def run_if_any(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Path, str] | None:
-    """What :func:`find_run` finds, or None where there is no such run.
+    """Finds a run as :func:`find_run` does; None if there is no such run.
 
     Raises:
-        ValueError: it is not a ``single`` run but one a seed, or a checkpoint of no run; one line.
+        ValueError: a ``single`` run is asked for and it is a group, or it is a checkpoint outside a run; one line.
     """
     places = _places_of(run, runs_dir)
     for number, path in enumerate(places):
@@ -72,7 +76,7 @@ def _places_of(run: str, runs_dir: str) -> list[Path]:
 
 
 def _checkpoint_meant(path: Path) -> str | None:
-    """Which checkpoint of a run a path is, ``latest`` where it is the run itself; None: it is neither."""
+    """Returns the checkpoint that a path names, ``latest`` if the path is a run; None if it is neither."""
     if is_run(path):
         return "latest"
     inside = path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir()
@@ -85,9 +89,9 @@ def _say_once(text: str) -> None:
 
 
 def _say_which(run: str, taken: Path, others: Sequence[Path]) -> None:
-    """Says, once in a process, which of two runs is taken where one name is both a path and a name in ``runs_dir``."""
+    """Says, once per process, which run is taken if ``run`` is a path as well as a name in ``runs_dir``."""
     for other in others:
-        with contextlib.suppress(OSError):  # where nobody may look, nothing is meant
+        with contextlib.suppress(OSError):  # a run that can't be read isn't the one meant
             if is_run(other) and not other.samefile(taken):
                 _say_once(
                     f"lockstep: {run} is a run's path and a run's name in {other.parent}; {taken.absolute()} is taken"
@@ -95,14 +99,14 @@ def _say_which(run: str, taken: Path, others: Sequence[Path]) -> None:
 
 
 def with_name(path: Path) -> Path:
-    """A run's directory as a path that ends in its name, which ``.`` and ``..`` don't."""
+    """Returns a run's directory as a path that ends in its name, even if it was given as ``.`` or ``..``."""
     return path.resolve() if path.name in ("", "..") else path
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is a run's: it has a config, perhaps torn, or a checkpoint that has kept it.
+    """Tells whether a directory is a run's: it has a config, even a torn one, or a checkpoint that keeps one.
 
-    A config of that name that is another program's, a model's for one, is none.
+    A ``config.json`` of another program, such as a model's, doesn't count.
     """
     if "config" in (newest_manifest(path / CHECKPOINTS) or {}):
         return True
@@ -116,6 +120,6 @@ def is_run(path: Path) -> bool:
 
 
 def seeds_in(path: Path) -> list[Path]:
-    """The runs of single seeds inside a run of several, in the order of their seeds."""
+    """Lists the runs of a group, in the order of their seeds."""
     found = {p.parent.name.removeprefix(SEED): p.parent for p in path.glob(f"{SEED}*/{CONFIG}")}
     return [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]

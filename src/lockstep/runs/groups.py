@@ -1,4 +1,4 @@
-"""A group of seeds: a directory with one run a seed, their curves and a summary of all."""
+"""Keeps the records of a group of seeds: a directory with one run per seed, their curves and a common summary."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ OWN = (
     *("seed", "status", "global_step", "final_return", "episodes", "best_checkpoint", "params_sha256", "state_sha256"),
     *INCIDENTS,
 )
-"""What the summary of a group says of each seed."""
+"""Keys that a group's summary has for each seed."""
 FINISHED = "finished"
 DIFFERENT = {*OWN, "final_success_rate", "wall_time", "steps_per_second", "best_evaluation", "last_evaluation"}
-"""What of a seed's summary the group's doesn't say as its own."""
+"""Keys of a seed's summary that the group's own doesn't copy."""
 OF_A_SESSION = ("command", "wall_time", "steps_per_second")
-"""What it says of the session that wrote it; one that finds all seeds finished leaves what the session before said."""
+"""Keys about the session that wrote the summary; a session that finds all seeds finished keeps the earlier values."""
 TAKEN_BY_ALL = ("iteration", "global_step")
-"""What it says as that of the seed that is least far: up to there the curves go."""
+"""Keys for which the summary takes the lowest value of all seeds: the curves end there."""
 GROUP_JSON = "group.json"
-"""What a group keeps beside its config: its ``seeds``, before they are made, ``wall_time`` of earlier sessions, and the
-``places`` on mirrors that were the group's own, under the names that it has had."""
+"""Holds the group's ``seeds``, from before their runs are made, the ``wall_time`` of earlier sessions, and the group's
+``places`` on mirrors, under every name that it has had."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Before:
     """How far a group was when its session began.
 
     Attributes:
-        wall_time: of the sessions before, in seconds.
+        wall_time: of earlier sessions, in seconds.
         steps: of each run, by its directory.
-        summary: that it had.
+        summary: of the session before.
     """
 
     wall_time: float = 0.0
@@ -58,25 +58,25 @@ class Before:
 
 
 def remember_seeds(group: RunDirectory, seeds: Sequence[int], places: Iterable[str] = ()) -> None:
-    """Writes down which seeds a group is of, so that one which is killed while it makes them goes on with all.
+    """Writes down a group's seeds, so that a group which is killed while it makes their runs resumes with all of them.
 
-    ``places`` as :func:`remember_places`, whose record a group has from the beginning, with a mirror or without.
+    ``places`` are as in :func:`remember_places`; the group records them from the start, even if it has no mirror.
     """
     _keep(group, {"seeds": list(seeds), "places": _with_places(group.path, places)})
 
 
 def remember_places(group: RunDirectory, places: Iterable[str]) -> None:
-    """Writes down places on mirrors that are the group's, beside those before, so that none is taken for a seed's own.
+    """Adds to a group's places on mirrors, so that none of them is taken for a seed's own.
 
     Args:
         group: its directory.
-        places: of its runs, as the group gives them: ``MIRROR/GROUP``.
+        places: where its runs are mirrored, as ``MIRROR/GROUP``.
     """
     _keep(group, {"places": _with_places(group.path, places)})
 
 
 def places_of(group: Path) -> list[str] | None:
-    """Returns what :func:`remember_places` wrote; None of a group of a version that didn't, or what can't be read."""
+    """Returns the places that :func:`remember_places` wrote; None if an older version wrote none, or if unreadable."""
     places = _kept(group).get("places")
     return [place for place in places if isinstance(place, str)] if isinstance(places, list) else None
 
@@ -86,15 +86,15 @@ def _with_places(group: Path, places: Iterable[str]) -> list[str]:
 
 
 def forget_seeds(group: RunDirectory) -> None:
-    """Removes what :func:`remember_seeds` wrote, of a group that can't begin."""
+    """Removes what :func:`remember_seeds` wrote, because the group can't begin."""
     if group.is_writer:
         (group.path / GROUP_JSON).unlink(missing_ok=True)
 
 
 def seeds_of(group: Path) -> list[int]:
-    """Returns the seeds of a group, in order: those it was asked for, and those it has; none of a single run.
+    """Returns the seeds of a group, sorted: those it was started with, and those it has runs of; none for a single run.
 
-    Groups of versions that didn't write down which were asked for are of those they have.
+    Older versions didn't write down which seeds a group was started with; then it has those of its runs.
     """
     asked = _kept(group).get("seeds")
     kept = [seed for seed in asked if type(seed) is int and seed >= 0] if isinstance(asked, list) else []
@@ -102,7 +102,7 @@ def seeds_of(group: Path) -> list[int]:
 
 
 def begin_group(group: RunDirectory, runs: Sequence[Path]) -> Before:
-    """Begins a session of a group: removes the summary of the one before, and returns how far its runs are."""
+    """Begins a session of a group: removes the earlier session's summary, and returns how far the runs are."""
     summary = object_if_any(group.path / SUMMARY)
     wall_time = summary.get("wall_time", _kept(group.path).get("wall_time"))
     before = Before(
@@ -132,15 +132,15 @@ def finish_group(
     say: Callable[[str], None],
     before: Before = Before(),
 ) -> dict[str, Any]:
-    """Writes a group's curves and its ``summary.json``, and returns that.
+    """Writes a group's curves and its ``summary.json``, and returns the summary.
 
     Args:
         group: its directory.
-        seeds: summaries of its runs, by their directories, as far as they have any.
-        count: of its runs.
-        seconds: that all took together in this session.
+        seeds: summaries of its runs that have one, by their directories.
+        count: number of its runs.
+        seconds: duration of this session.
         say: shows a line to the user.
-        before: how far the group was when it began.
+        before: how far the group was when the session began.
     """
     directories = {summary["seed"]: path for path, summary in seeds.items()}
     first = next(iter(seeds.values()))
@@ -170,7 +170,7 @@ def finish_group(
 
 
 def status_of(seeds: Sequence[str], count: int) -> str:
-    """Returns the status of a group of ``count`` runs, of those that have one: finished, if all of them are."""
+    """Returns the status of a group of ``count`` runs from the statuses known: finished if all ``count`` are."""
     others = [status for status in seeds if status != FINISHED]
     if others:
         return others[0]
@@ -178,13 +178,13 @@ def status_of(seeds: Sequence[str], count: int) -> str:
 
 
 def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sums up an iteration of seeds that one program trains at once: steps and speed of all, and their mean return.
+    """Combines the records of seeds that one program trains at once: adds steps and speeds, averages returns.
 
     Args:
-        records: each seed's of that iteration.
+        records: each seed's record of the iteration.
 
     Returns:
-        What progress shows; the return is the interquartile mean.
+        A record for the progress display; its return is the interquartile mean.
     """
     return {
         "global_step": sum(record["global_step"] for record in records),
@@ -199,20 +199,20 @@ def together_in_turn(
     others: Sequence[Mapping[str, Any]],
     steps_per_second: float | None,
 ) -> dict[str, Any]:
-    """Sums up seeds that processes train side by side and in turn.
+    """Combines the records of seeds that processes train side by side and in turn.
 
-    Their speeds aren't added: a seed that has ended has none, and one that starts up has none yet. Nor are returns of
-    seeds that have only begun averaged with those of trained ones.
+    Speeds aren't added, because a seed that has ended or is starting has none. Returns of seeds that have just begun
+    aren't averaged with those of trained ones.
 
     Args:
         running: the last record of each seed that trains.
-        ended: of each seed that has been trained to its end.
-        others: of each that has yet to go on, or has failed; only their steps count.
-        steps_per_second: of all of them together; None: it isn't known yet.
+        ended: the last record of each seed that has been trained to its end.
+        others: the last record of each seed that waits or has failed; only their steps count.
+        steps_per_second: of all seeds together; None if unknown yet.
 
     Returns:
-        What progress shows; the return is the interquartile mean over seeds that have ended, before any has over those
-        that run, as ``return_of`` says.
+        A record for the progress display. Its return is the interquartile mean over the seeds that have ended, or, as
+        long as none has, over those that run; ``return_of`` says which.
     """
     shown = ended or running
     return {
@@ -224,6 +224,6 @@ def together_in_turn(
 
 
 def _mean_return(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """The interquartile mean of the returns that are known; None without any."""
+    """Returns the interquartile mean of the known returns; None if none is known."""
     returns = [record[METRIC] for record in records if record[METRIC] is not None]
     return float(interquartile_mean(np.array(returns))) if returns else None

@@ -1,4 +1,4 @@
-"""Finds what in a run's directory leads elsewhere, before anything is written there."""
+"""Finds links in a run's directory before anything is written through them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ WANDB = "wandb"
 
 
 def link_in_words(path: Path) -> str:
-    """Says of a link where a file of a run should be where it leads, and how the run can be read."""
+    """Says that a run's file is a link, where it leads, and what makes the run readable."""
     target = os.readlink(path)
     helps = "copy the run with cp -rL" if path.exists() else "nothing is there: fetch the run's files first"
     return f"{path} is a link to {target}; {helps}"
 
 
 def odd_entry(path: Path) -> str | None:
-    """Finds something in a run's directory through which others' files would be written, or which is no file at all."""
+    """Describes an entry of a run's directory that is a link, or neither file nor directory; None if there is none."""
     for folder, folders, files in os.walk(path):
         if Path(folder) == path and WANDB in folders and not (path / WANDB).is_symlink():
-            folders.remove(WANDB)  # has links of its own, and is written by its own software
+            folders.remove(WANDB)  # only W&B's software writes here, and it makes links
         for name in sorted([*folders, *files]):
             entry = Path(folder, name)
             if entry.is_symlink():

@@ -1,4 +1,4 @@
-"""Says in a row each which runs lie in a directory, by their files alone: nothing that a run names is imported."""
+"""Describes each run in a directory as a row, from its files alone: nothing that a run names is imported."""
 
 from __future__ import annotations
 
@@ -22,21 +22,25 @@ from lockstep.runs.trackers import METRICS_JSONL
 
 RUNNING, NO_SUMMARY, DAMAGED = "running", "ended without a summary", "damaged"
 MOST_BYTES = 1 << 26
-"""Of a file that is read whole; no run writes larger ones."""
+"""Largest file that is read whole; no run writes larger ones."""
 LAST_BYTES = 1 << 20
-"""Of ``metrics.jsonl`` that are looked at, from its end."""
+"""Bytes at the end of ``metrics.jsonl`` in which the last record is sought."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of a run; None: it isn't.
+    """One run's row; None where something is unknown.
 
     Attributes:
+        name: that the table shows.
+        path: of its directory.
         environment: its id.
-        seed: of a run of several, the first; ``seeds`` is their number.
+        seed: the run's; for a group, the first.
+        seeds: their number.
         steps: global steps of each seed.
-        status: in the words of ``summary.json``, or :data:`RUNNING`, :data:`NO_SUMMARY`, :data:`DAMAGED`.
-        final_return: mean of the last hundred episodes, of several seeds the interquartile mean.
+        status: as in ``summary.json``, or :data:`RUNNING`, :data:`NO_SUMMARY`, :data:`DAMAGED`.
+        final_return: mean of the last hundred episodes; for several seeds, the interquartile mean.
+        ranks: their number.
         started: ISO 8601 in UTC.
         size: of all its files, in bytes.
         problem: what is wrong with its files, in one line.
@@ -56,13 +60,13 @@ class Row:
     problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the row by the names of ``--sort`` and of the table."""
+        """Returns the row under the names that ``--sort`` and the table use."""
         named = {"return" if name == "final_return" else name: value for name, value in vars(self).items()}
         return {name: value for name, value in named.items() if name != "problem" or value is not None}
 
 
 def runs_in(places: Sequence[Path]) -> list[Path]:
-    """Finds the run directories in some directories, and those that are one themselves; what is no run is left out.
+    """Finds the run directories in ``places``; a place may itself be one. Skips everything else.
 
     Raises:
         OSError: a directory can't be read.
@@ -85,7 +89,7 @@ def _looks_like_run(path: Path) -> bool:
 
 
 def row_of(path: Path, name: str) -> Row:
-    """Reads one run; whatever is wrong with it becomes the row's problem."""
+    """Reads one run; if something is wrong with its files, the row's ``problem`` says so."""
     try:
         return _read(path, name)
     except OSError as error:
@@ -95,7 +99,7 @@ def row_of(path: Path, name: str) -> Row:
 
 
 class UnreadableError(Exception):
-    """A file of a run doesn't hold what it should; the message is one line."""
+    """Raised if a file of a run doesn't hold what it should; the message is one line."""
 
 
 def _read(path: Path, name: str) -> Row:
@@ -123,7 +127,11 @@ def _read(path: Path, name: str) -> Row:
 
 
 def config_of(path: Path) -> dict[str, Any]:
-    """Reads ``config.json``, or where that is gone or damaged what the newest checkpoint keeps of it."""
+    """Reads ``config.json``, or, if it is missing or damaged, the copy in the newest checkpoint.
+
+    Raises:
+        UnreadableError: neither can be read.
+    """
     try:
         return read_object(path / CONFIG)
     except (OSError, UnreadableError) as error:
@@ -136,7 +144,7 @@ def config_of(path: Path) -> dict[str, Any]:
 
 
 def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps, return, ranks and date of a run: by its summary, else by its last metrics and its newest checkpoint."""
+    """Reads a run's steps, return, ranks and date: from its summary, or from its last metrics and newest checkpoint."""
     if summary:
         return {
             "steps": _whole(summary, "global_step"),
@@ -156,7 +164,7 @@ def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sums up what is known of several seeds that share a program."""
+    """Combines what is known of several seeds: the first's values, the mean return, the earliest date."""
     returns = [known["final_return"] for known in each]
     mean = None if None in returns else float(interquartile_mean(np.array(returns)))
     dates = [known["started"] for known in each if known["started"] is not None]
@@ -167,15 +175,15 @@ def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads an object from a plain file.
+    """Reads a JSON object from a plain file.
 
     Raises:
-        FileNotFoundError: there is none.
-        UnreadableError: it holds something else.
+        FileNotFoundError: there is no such file.
+        UnreadableError: it isn't a plain file, is too large, or doesn't hold a JSON object.
     """
     if path.is_symlink():
         raise UnreadableError(link_in_words(path))
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # reading a pipe would block
         raise UnreadableError(f"{path} is no file")
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -189,7 +197,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def object_if_any(path: Path) -> dict[str, Any]:
-    """Reads an object as :func:`read_object` does; an empty one where there is none, or something else."""
+    """Reads a JSON object as :func:`read_object` does; an empty one if that fails."""
     try:
         return read_object(path)
     except (OSError, UnreadableError):
@@ -197,7 +205,7 @@ def object_if_any(path: Path) -> dict[str, Any]:
 
 
 def last_record(path: Path) -> dict[str, Any]:
-    """The last whole record of a metrics file; an empty one without any."""
+    """Reads the last whole record of a metrics file; an empty one if there is none."""
     if path.is_symlink() or not path.is_file():
         return {}
     with path.open("rb") as file:
@@ -215,19 +223,19 @@ def last_record(path: Path) -> dict[str, Any]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of all files below a directory; links are not followed."""
+    """Adds up the bytes of all files below a directory; links are not followed."""
     total = 0
     for folder, _, files in os.walk(path):
         for name in files:
             try:
                 total += os.lstat(os.path.join(folder, name)).st_size
             except OSError:
-                continue  # removed meanwhile, by a run that goes on
+                continue  # removed meanwhile by a run that is being written
     return total
 
 
 def _written(path: Path) -> str | None:
-    """When a file was last written: what is known of a run whose files don't say when it began."""
+    """Returns when a file was last written; this stands for the start of a run that doesn't record it."""
     try:
         then = datetime.datetime.fromtimestamp(path.lstat().st_mtime, datetime.UTC)
     except (OSError, OverflowError, ValueError):
@@ -239,14 +247,14 @@ def _written(path: Path) -> str | None:
 
 
 def _text(found: Any, *keys: str) -> str | None:
-    """A text below keys, without what would steer a terminal; None if there is none."""
+    """Returns the text at nested keys, without terminal control characters; None if there is none."""
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
     return printable(found) if isinstance(found, str) else None
 
 
 def printable(text: str) -> str:
-    """A text in one line in which nothing steers a terminal."""
+    """Replaces line ends and terminal control characters in a text by ``?``."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -263,7 +271,7 @@ def _number(found: Mapping[str, Any], key: str) -> float | None:
 
 
 def _date(found: Mapping[str, Any]) -> str | None:
-    """The date of ``started``, in UTC."""
+    """Returns the date ``started`` in UTC; None if there is none."""
     try:
         then = datetime.datetime.fromisoformat(found.get("started") or "")
         return then.astimezone(datetime.UTC).isoformat(timespec="seconds")
@@ -277,7 +285,7 @@ SORTS = ("return", "steps", "date", "name", "size")
 
 
 def ordered(rows: Iterable[Row], by: str) -> list[Row]:
-    """Sorts rows: names from A on, everything else from the highest and the newest on; what isn't known comes last."""
+    """Sorts rows: names ascending, everything else descending (newest first); unknown values come last."""
     rows = sorted(rows, key=lambda row: row.name)
     if by == "name":
         return rows

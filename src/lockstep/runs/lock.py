@@ -1,4 +1,4 @@
-"""Keeps a run to one writer, by the kernel's record locks: they are of one process, not of what it forks."""
+"""Keeps a run to one writer, by the kernel's record locks, which belong to a process and not to its forks."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from typing import IO
 from lockstep.core.process import at_failure, started_at
 
 RUN, WRITER = 0, 1
-"""Bytes of the lock file: whoever is responsible for the run holds the first, the process that writes the second."""
+"""Bytes of the lock file: the process responsible for the run locks the first, the process that writes the second."""
 PATIENCE = 10.0
-"""Seconds that a writer whose launcher is gone may take to die."""
+"""Seconds for which a writer may outlive its launcher."""
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""What a file system says that keeps no locks: Lustre mounted without ``flock``, NFS without its lock service."""
+"""Errors of file systems without locks: Lustre mounted without ``flock``, NFS without its lock service."""
 MOST_BYTES = 4096
-"""Of a lock file that are read."""
+"""Bytes of a lock file that are read."""
 _POLL = 0.02
 _ON_LINUX = sys.platform == "linux"
 _QUERY = "hhqqi4x" if _ON_LINUX else "qqihh"
-"""``struct flock`` on 64-bit systems: type, whence, start, length, process; on the others type and whence come last."""
+"""``struct flock`` on 64-bit Linux: type, whence, start, length, process; elsewhere type and whence come last."""
 
 _held: dict[tuple[int, int, int], RunLock] = {}
-"""Locks of this process (its id comes first: a fork holds none) by device and inode; the kernel refuses it nothing."""
+"""Locks of this process by process id (a fork holds none), device and inode; the kernel would grant them again."""
 
 
 class RunLock:
-    """Holds the lock file of a run, in which stands who does.
+    """Locks a run by its lock file, whose content names the holder.
 
-    A launcher takes both bytes, and leaves the second one to the rank that writes once it exists; nobody else can have
-    the run in between, nor while any of the two processes lives.
+    A launcher locks both bytes, and releases the second to the rank that writes once that exists. No other process can
+    take the run in between, nor while either of the two lives.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class RunLock:
         self._whole = False
 
     def acquire(self, patience: float = 0.0) -> bool:
-        """Take the run for this process, which will write it; False if another one has it for so many seconds."""
+        """Takes the run for this process; returns False if another one still has it after ``patience`` seconds."""
         while True:
             if self._key() in _held:
                 return False
@@ -63,12 +63,12 @@ class RunLock:
             file.close()  # its last holder removed it between our opening and locking it
 
     def hand_over(self) -> None:
-        """Leave the writing to a rank, which calls :meth:`take_over`."""
+        """Leaves the writing to a rank, which calls :meth:`take_over`."""
         if self._file is not None:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, WRITER)
 
     def take_over(self) -> bool:
-        """Become the process that writes, for one that holds the run; False if another one writes."""
+        """Makes this process the writer for the one that holds the run; returns False if another one writes."""
         if (key := self._key()) is not None and key in _held:
             self._file = _held[key]._file
             return True
@@ -78,20 +78,20 @@ class RunLock:
             return False
         self._keep(file)
         if not os.fstat(file.fileno()).st_size:
-            self._sign(file)  # what our launcher had signed was removed
+            self._sign(file)  # the file that our launcher signed was removed
         return True
 
     def is_lost(self) -> bool:
-        """Whether the file that this process has taken isn't there any more, by which others may write the run too."""
+        """Tells whether the file that this process locked was removed, so that others can take the run."""
         return self._file is not None and self._key() != _key_of(self._file)
 
     def renew(self, patience: float = 0.0) -> bool:
-        """Take the run by a new file where the old one :meth:`is_lost`; False if another process has it meanwhile.
+        """Takes the run by a new lock file if the old one :meth:`is_lost`; returns False if another process has it.
 
-        ``patience``: seconds that whoever has it may take to let it go, as our ranks do that are dying.
+        ``patience``: seconds to wait for that process, which may be a dying rank of ours.
 
         Raises:
-            OSError: the file can't be made; a ``FileNotFoundError`` where the run's directory is gone too.
+            OSError: the file can't be made; a ``FileNotFoundError`` if the run's directory is gone too.
         """
         assert self._file is not None
         file = self._path.open("ab")
@@ -106,11 +106,11 @@ class RunLock:
         return True
 
     def release(self) -> None:
-        """Let others have the run, and remove the file."""
+        """Releases the run, and removes the lock file."""
         if self._file is None:
             return
         with contextlib.suppress(OSError):
-            if self._key() == _key_of(self._file):  # not another run's that began in between
+            if self._key() == _key_of(self._file):  # not that of a process that has taken the run since
                 self._path.unlink()
         _held.pop(_key_of(self._file), None)
         self._file.close()
@@ -122,7 +122,7 @@ class RunLock:
         at_failure.append(self._release_own)
 
     def _sign(self, file: IO[bytes]) -> None:
-        """Writes down who has the run; a link's file is another's, and on a full disk nothing stands there."""
+        """Writes the holder into the lock file, unless that is a link to another's file or the disk is full."""
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "started": started_at(os.getpid())}
         with contextlib.suppress(OSError):
             if not self._path.is_symlink():
@@ -130,7 +130,7 @@ class RunLock:
                 os.write(file.fileno(), json.dumps(holder).encode())
 
     def _release_own(self) -> None:
-        """Releases the run unless the process that forked this one holds it, or our launcher, which will."""
+        """Releases the run if this process acquired it, and not the one that forked it or its launcher."""
         if self._whole and self._file is not None and _key_of(self._file) in _held:
             self.release()
 
@@ -147,20 +147,20 @@ def _key_of(file: IO[bytes]) -> tuple[int, int, int]:
 
 
 def holder_of(path: Path) -> str:
-    """Says which process has the run of a lock file, as far as that stands there: ``another process``, and which."""
+    """Says ``another process``, with its id and host if the lock file names them."""
     try:
         status = path.lstat()
         if (os.getpid(), status.st_dev, status.st_ino) in _held or not stat.S_ISREG(status.st_mode):
-            return "another process"  # that is ourselves, and closing the file would release the lock
+            return "another process"  # our own: closing the file would release the lock
         with path.open("rb") as file:
             found = json.loads(file.read(MOST_BYTES))
         return f"another process, {int(found['pid'])} on {found['host']}"
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return "another process"  # of a version that wrote nothing there, or just about to
+        return "another process"  # an older version wrote nothing there, or the holder hasn't yet
 
 
 def why_not_locked(error: OSError) -> str:
-    """Says what keeps a run's lock from being taken, other than another process, and what would help."""
+    """Says why a run can't be locked if no other process has it, and what would help."""
     why = error.strerror or error
     if error.errno in WITHOUT_LOCKS:
         return f"lies where there are no file locks ({why}); mount Lustre with flock, or use another --runs-dir"
@@ -168,15 +168,15 @@ def why_not_locked(error: OSError) -> str:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process has the run of a lock file; asks only, and takes nothing that a run about to begin would miss.
+    """Tells whether a process has locked a run; only asks, so that it never gets in the way of a run about to begin.
 
-    False where the file system can't tell.
+    Returns False if the file system can't tell.
     """
     if path.is_symlink() or not path.is_file():
         return False
     status = path.stat()
     if (os.getpid(), status.st_dev, status.st_ino) in _held:
-        return True  # the kernel knows no lock against ourselves, and closing the file would release it
+        return True  # the kernel reports no lock of our own, and closing the file would release it
     asked = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if _ON_LINUX else (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)
     try:
         with path.open("rb") as file:
@@ -187,7 +187,7 @@ def is_held(path: Path) -> bool:
 
 
 def _lock(file: IO[bytes], byte: int, seconds: float) -> bool:
-    """Lock one byte, trying for some seconds."""
+    """Locks one byte; returns False if another process still holds it after ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         try:

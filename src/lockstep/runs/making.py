@@ -1,4 +1,4 @@
-"""Makes the directory of a new run, where there is nothing of another one."""
+"""Makes the directory of a new run, if no other run is in the way."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from lockstep.runs.links import odd_entry
 from lockstep.runs.trackers import METRICS_JSONL
 
 TORN = (f".{CONFIG}.tmp", f".{GROUP_JSON}.tmp")
-"""What a process leaves that is killed while it writes the first file of a run, or of a group."""
+"""Files that a process leaves if it is killed while it writes the first file of a run, or of a group."""
 
 
 def default_name(config: Config, seeds: Sequence[int] = ()) -> str:
-    """Environment, seeds and time, e.g. ``CartPole-v1-seed0-20260131-120000``."""
+    """Returns a name of environment, seeds and time, e.g. ``CartPole-v1-seed0-20260131-120000``."""
     env = config.env.id.rpartition(":")[2].replace("/", "-")
     named = f"seeds{seeds[0]}-{seeds[-1]}" if len(seeds) > 1 else f"seed{config.seed}"
     return f"{env}-{named}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[int] = ()) -> RunDirectory:
-    """Make a run directory with its ``config.json``; it comes back locked. ``seeds`` stand in its default name.
+    """Makes a run directory with its ``config.json``, and returns it locked; its default name contains ``seeds``.
 
-    If the name is taken, or the directory can't be written, it is a one-line ``ValueError``.
+    Raises:
+        ValueError: the name is taken, or the directory can't be written; one line.
     """
     path = Path(runs_dir) / (name or default_name(config, seeds))
     with writing(path):
@@ -56,7 +57,7 @@ def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[
 
 
 def _untouched(path: Path) -> bool:
-    """Whether a directory is empty, or holds no more than a run of ours that never got through its first iteration."""
+    """Tells whether a directory is empty, or holds only a run that never completed an iteration."""
     if not path.is_dir() or not {p.name for p in path.iterdir()} <= {*OWN_NAMES, *TORN}:
         return False
     metrics = path / METRICS_JSONL
@@ -70,8 +71,8 @@ def _untouched(path: Path) -> bool:
 
 
 def _what_then(path: Path, config: Config) -> str:
-    """Says what to do in place of beginning a run with this config in a directory that holds something."""
-    if not is_run(path) and (seeds := seeds_in(path)):  # brought from their mirror, each by itself
+    """Says what is in a directory where a run with this config can't begin, and what to do instead."""
+    if not is_run(path) and (seeds := seeds_in(path)):  # each was brought from its mirror by itself
         names = f"{seeds[0].name} … {seeds[-1].name}" if seeds[1:] else seeds[0].name
         one = f"--resume {quoted(seeds[0])} continues {'one of them' if seeds[1:] else 'it'} by itself"
         return f", with {names} but no {CONFIG} of a group; {one}, another --name starts a new group"
@@ -82,7 +83,7 @@ def _what_then(path: Path, config: Config) -> str:
 
 
 def _differs_in_seed(path: Path, config: Config) -> bool:
-    """Whether the config of the run in ``path`` is this one with another seed; what can't be read isn't."""
+    """Tells whether the run in ``path`` has this config with another seed; False if it can't be read."""
     try:
         there = json.loads((path / CONFIG).read_text())
         return there.pop("seed") != config.seed and there == config.model_dump(mode="json", exclude={"seed"})
@@ -91,6 +92,6 @@ def _differs_in_seed(path: Path, config: Config) -> bool:
 
 
 def has_begun(path: Path) -> bool:
-    """Whether a directory is a run's of which something is left: more than a config that was lost at the start."""
+    """Tells whether a directory holds a run with more than an empty config, which a crash at the start leaves."""
     empty = (path / CONFIG).is_file() and (path / CONFIG).stat().st_size == 0
     return is_run(path) and not (empty and _untouched(path))

@@ -1,4 +1,4 @@
-"""Draws a metric of several runs into one picture, over steps, time or iterations; needs matplotlib."""
+"""Draws a metric of several runs in one picture, over steps, time or iterations; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Y_LABELS = {METRIC: "mean return of the last 100 episodes"}
 
 @dataclass(frozen=True)
 class Line:
-    """What is drawn of a run: ``[points]`` each.
+    """The line of one run, or of a group of seeds.
 
     Attributes:
-        label: its name.
-        x: where.
-        y: the metric, of a run of several seeds its interquartile mean over them.
-        band: ends of that one's 95 % interval; None of a single seed.
+        label: its name in the picture.
+        x: positions on the horizontal axis, ``[points]``.
+        y: the metric, ``[points]``; for a group, its interquartile mean over seeds.
+        band: lower and upper ends of that mean's 95 % interval, ``[points]`` each; None for a single seed.
     """
 
     label: str
@@ -39,16 +39,16 @@ class Line:
 
 
 def line_of(path: Path, label: str, x: str, y: str) -> Line:
-    """Reads the line of a run, or of all its seeds that have got so far.
+    """Reads the line of a run, or of those seeds of a group that have logged the metric.
 
     Args:
         path: the run's directory.
-        label: by which the picture names it.
+        label: its name in the picture.
         x: ``steps``, ``time`` (the sum of the iterations' times) or ``iterations``.
         y: a key of ``metrics.jsonl``.
 
     Raises:
-        ValueError: the run has no numbers by that key; one line.
+        ValueError: the run has no numbers under that key; one line.
     """
     seeds = seeds_in(path)
     begun = [seed for seed in seeds if (seed / METRICS_JSONL).is_file()]
@@ -66,10 +66,11 @@ def line_of(path: Path, label: str, x: str, y: str) -> Line:
 
 
 def lines_of(named: Mapping[Path, str], x: str, y: str) -> tuple[list[Line], str]:
-    """Reads the line of each run, by its directory, and says over what they are.
+    """Reads the lines of runs, whose labels are given by directory; raises as :func:`line_of` does.
 
-    That is ``x``, or iterations in place of steps where the runs take none, as a clone's epochs. Errors are those of
-    :func:`line_of`.
+    Returns:
+        The lines, and what their horizontal axis shows: ``x``, or iterations in place of steps if the runs take no
+        steps, as in cloning.
     """
     lines = [line_of(path, label, x, y) for path, label in named.items()]
     if x != "steps" or not stand_still([line.x for line in lines]):
@@ -78,12 +79,12 @@ def lines_of(named: Mapping[Path, str], x: str, y: str) -> tuple[list[Line], str
 
 
 def stand_still(places: Sequence[Sequence[float]]) -> bool:
-    """Whether lines of several points are each at a single place of their axis."""
+    """Tells whether every line keeps to a single place on its axis, although one has several points."""
     return all(len(set(each)) == 1 for each in places) and any(len(each) > 1 for each in places)
 
 
 def records_of(path: Path) -> Records:
-    """The whole metrics records of a run directory; a torn last line, of a run that goes on or was killed, is left out.
+    """Reads the metrics records of a run directory, except for a torn last line.
 
     Raises:
         ValueError: there is no such file, or another line is no record; one line.
@@ -98,7 +99,7 @@ def records_of(path: Path) -> Records:
 
 
 def places_of(records: Sequence[Mapping[str, Any]], x: str) -> dict[int, float]:
-    """Where each iteration of a run lies on the horizontal axis."""
+    """Returns each iteration's position on the horizontal axis."""
     iterations = [record["iteration"] for record in records]
     if x == "iterations":
         return {iteration: iteration for iteration in iterations}
@@ -113,7 +114,7 @@ def _seconds(record: Mapping[str, Any]) -> float:
 
 
 def _nothing(label: str, y: str, records: Sequence[Records]) -> str:
-    """Says why a run has no line: no such key, or no number by it."""
+    """Says why a run has no line: its records lack the key, or have no number under it yet."""
     keys = dict.fromkeys(key for each in records for record in each for key in record)
     if y in keys or not keys:
         return f"plot: {label} has no {y} yet"
@@ -124,7 +125,7 @@ def _nothing(label: str, y: str, records: Sequence[Records]) -> str:
 
 
 def draw(lines: Sequence[Line], x: str, y: str) -> Any:
-    """The figure: a line for each run, with the band of those that have several seeds."""
+    """Draws a line for each run, with a band for those of several seeds, as a matplotlib figure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")

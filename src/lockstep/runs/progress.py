@@ -1,7 +1,7 @@
-"""Shows how far a run is while it trains: a live bar on a terminal, a line now and then in a pipe.
+"""Shows how far a run is while it trains: as a live bar on a terminal, as a line now and then in a pipe.
 
-There is no background thread: the display is drawn in ``update``. A thread could hold a lock at the moment in which an
-environment process is forked, and the child would wait for it forever.
+``update`` draws the display; there is no background thread, because a thread could hold a lock while an environment
+process is forked, and the child would wait for that lock forever.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
 
 
 class Progress:
-    """Shows how far a run is; this one shows nothing: for ``--quiet`` and for every rank but 0."""
+    """The interface of the progress displays; this one shows nothing, for ``--quiet`` and for every rank except 0."""
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Show the state after one iteration: ``record`` is its metrics record."""
+        """Shows the state after an iteration, of which ``record`` is the metrics record."""
 
     def message(self, text: str) -> None:
-        """Print a line of its own, above the bar if there is one."""
+        """Prints a separate line, above the bar if there is one."""
 
     def close(self) -> None:
-        """Show the last state and leave the terminal as it was; a second call does nothing."""
+        """Shows the last state and restores the terminal; a second call does nothing."""
 
 
 def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None, states: bool = True) -> Progress:
-    """The display that suits ``stream`` (default: stdout): live on a terminal, plain lines elsewhere, none if quiet.
+    """Returns the display for ``stream`` (default: stdout): live on a terminal, plain lines elsewhere, none if quiet.
 
-    Plain lines are messages alone without ``states``, where every iteration is one.
+    Without ``states``, plain lines show messages only: the caller sends one for every iteration.
     """
     if quiet:
         return Progress()
@@ -57,7 +57,7 @@ def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None, s
 class PlainProgress(Progress):
     """Prints a line at the first update, then at most one every two seconds, and the last state on closing.
 
-    Where nobody reads any more (``| head``) training goes on.
+    Training goes on even if the reader of the pipe is gone (``| head``).
     """
 
     def __init__(self, total_steps: int | None, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,18 +68,18 @@ class PlainProgress(Progress):
         self._unprinted: Mapping[str, Any] | None = None
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Print the state if it is time."""
+        """Prints the state if two seconds have passed since the last line."""
         self._unprinted = record
         if self._clock() >= self._next_line:
             self._print_state()
             self._next_line = self._clock() + LINE_INTERVAL
 
     def message(self, text: str) -> None:
-        """Print ``text``."""
+        """Prints ``text``."""
         say(text, self._stream)
 
     def close(self) -> None:
-        """Print the last state unless it is there already."""
+        """Prints the last state unless it is printed already."""
         self._print_state()
 
     def _print_state(self) -> None:
@@ -89,9 +89,9 @@ class PlainProgress(Progress):
 
 
 class TerminalProgress(Progress):
-    """A bar over the run's global steps, with return, speed, time left and time gone, redrawn in place.
+    """Draws a bar of the run's global steps in place, with return, speed, time left and time elapsed.
 
-    Whatever else is printed meanwhile appears above the bar.
+    Everything else that is printed meanwhile appears above the bar.
     """
 
     def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,7 +108,7 @@ class TerminalProgress(Progress):
             console=console,
             auto_refresh=False,
             redirect_stdout=is_stdout,
-            redirect_stderr=is_stdout and sys.stderr.isatty(),  # a stderr that goes to a file keeps going there
+            redirect_stderr=is_stdout and sys.stderr.isatty(),  # a stderr that goes to a file stays there
             get_time=clock,
             expand=True,
         )
@@ -116,7 +116,7 @@ class TerminalProgress(Progress):
         self._bar.start()
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Redraw the bar, ten times a second at most."""
+        """Redraws the bar, at most ten times a second."""
         self._bar.update(
             self._task,
             completed=record["global_step"],
@@ -129,19 +129,19 @@ class TerminalProgress(Progress):
             self._next_drawing = self._clock() + DRAW_INTERVAL
 
     def message(self, text: str) -> None:
-        """Print ``text`` above the bar, broken between words, where a long line goes on indented."""
+        """Prints ``text`` above the bar; wraps long lines between words and indents what follows."""
         console = self._bar.console
         whole = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
         parts = [textwrap.wrap(x, console.width, **whole) if len(x) > console.width else [x] for x in text.split("\n")]
         console.print("\n".join(line for part in parts for line in part), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Draw the last state and give the terminal back."""
+        """Draws the last state and restores the terminal."""
         self._bar.stop()
 
 
 def plain_line(record: Mapping[str, Any], total_steps: int) -> str:
-    """One line such as ``step 40,960/200,000  20%  return 187.3  41,200 steps/s  eta 0:00:04``."""
+    """Returns a line such as ``step 40,960/200,000  20%  return 187.3  41,200 steps/s  eta 0:00:04``."""
     step = record["global_step"]
     percent = min(100, 100 * step // max(1, total_steps))
     return (
@@ -151,7 +151,7 @@ def plain_line(record: Mapping[str, Any], total_steps: int) -> str:
 
 
 def evaluation_line(record: Mapping[str, Any]) -> str | None:
-    """Says what an evaluation found, where the record holds one: return, spread, episodes, successes."""
+    """Returns a line with an evaluation's return, spread, episodes and success rate; None if the record has none."""
     if "eval/episodes" not in record:
         return None
     mean, std = (_number(record, f"eval/return_{name}") for name in ("mean", "std"))
@@ -163,7 +163,7 @@ def evaluation_line(record: Mapping[str, Any]) -> str | None:
 
 
 def full_lines(record: Mapping[str, Any]) -> str:
-    """Says what a record holds of an iteration in up to three lines: where it is, times of its parts, the update."""
+    """Returns up to three lines about an iteration: its state, the times of its parts, the metrics of its update."""
     parts = {"time": [], "train": []}
     for name, value in record.items():
         group, _, short = name.partition("/")
@@ -180,7 +180,7 @@ def full_lines(record: Mapping[str, Any]) -> str:
 
 
 def format_number(value: float) -> str:
-    """Writes a number with the digits that fit its size: one after the point from 100 on, two from 1, else three."""
+    """Formats a number by its size: one decimal from 100 on, two from 1 on, three significant digits below."""
     size = abs(value)
     if size >= 100:
         return f"{value:,.1f}"
@@ -188,26 +188,27 @@ def format_number(value: float) -> str:
 
 
 def format_return(record: Mapping[str, Any]) -> str:
-    """The mean return: one digit after the point from 100 on, two below; a dash until an episode has ended."""
+    """Formats the mean return by :func:`format_number`; a dash until an episode has ended."""
     value = _number(record, "rollout/episode_return_mean")
     return UNKNOWN if value is None else format_number(value)
 
 
 def _return_of(record: Mapping[str, Any]) -> str:
-    """The mean return, and of several seeds over which of them: ``187.3 (2 ended)``."""
+    """Formats the mean return, followed, for several seeds, by which of them it covers: ``187.3 (2 ended)``."""
     return format_return(record) + (f" ({record['return_of']})" if "return_of" in record else "")
 
 
 def format_speed(record: Mapping[str, Any]) -> str:
-    """Global environment steps a second."""
+    """Formats the global environment steps per second; a dash if unknown."""
     fps = _number(record, "time/global_fps")
     return UNKNOWN if fps is None else f"{fps:,.0f}"
 
 
 def format_eta(record: Mapping[str, Any], total_steps: int) -> str:
-    """Time left at the present speed, as ``h:mm:ss``, in whole seconds rounded up; a dash beyond all calendars.
+    """Formats the time left at the present speed, as ``h:mm:ss``, in whole seconds rounded up.
 
-    ``total_steps`` may be a number that nobody means to reach: the run is to go on until it is stopped.
+    Returns a dash if the speed is unknown or the time overflows: ``total_steps`` may be a huge number, for a run that
+    goes on until it is stopped.
     """
     fps = _number(record, "time/global_fps")
     if not fps or fps < 0:
@@ -219,7 +220,7 @@ def format_eta(record: Mapping[str, Any], total_steps: int) -> str:
 
 
 def last_episodes(count: int | None) -> str:
-    """Says of which episodes a mean return is, of so many that have ended in all: the last hundred, or fewer."""
+    """Says which episodes a mean return covers if ``count`` have ended in all: the last hundred, or fewer."""
     if count is None or count >= WINDOW:
         return f"the last {WINDOW} episodes"
     return "the only episode" if count == 1 else f"all {count} episodes"

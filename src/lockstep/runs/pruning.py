@@ -1,4 +1,4 @@
-"""Removes old checkpoints; what has been found whole is read again only where its files have changed."""
+"""Removes old checkpoints; reads a checkpoint that was found whole again only if its files have changed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 from lockstep.runs.checkpoint import MANIFEST, best_among, checkpoints_in, manifest_of, problem_with, score_in
 
 Stamp = tuple[int, ...] | None
-"""What changes with a file's content, name or kind; None: there is no such file."""
+"""A file's metadata that changes with its content, name or kind; None if there is no such file."""
 
 
 class Seen:
-    """A checkpoint as it was when it was looked at.
+    """A checkpoint as it was when it was read.
 
     Attributes:
-        manifest: None if it has none, and is no checkpoint of ours.
+        manifest: None if it has no valid one, and so isn't ours to remove.
         score: in the manifest.
     """
 
     def __init__(self, path: Path) -> None:
-        before = _stamps(path, [MANIFEST])  # before it is read: one that changes meanwhile counts as changed
+        before = _stamps(path, [MANIFEST])  # before reading, so that a file that changes meanwhile counts as changed
         self.manifest = manifest_of(path)
         self.score = score_in(self.manifest)
         listed = list(self.manifest["files"]) if self.manifest else []
@@ -32,11 +32,11 @@ class Seen:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every file is what the manifest says, byte for byte."""
+        """Whether every file has the sha256 that the manifest gives."""
         return problem_with(self._path) is None
 
     def is_unchanged(self) -> bool:
-        """Whether all files are those that were looked at."""
+        """Tells whether no file has changed since."""
         return self._stamps == _stamps(self._path, self._files)
 
 
@@ -53,9 +53,10 @@ def _stamp(path: str) -> Stamp:
 
 
 class Pruner:
-    """Removes all but the newest ``keep_last`` whole checkpoints of a directory and the best; damaged ones don't count.
+    """Removes all checkpoints of a directory except for the newest ``keep_last`` whole ones and, if asked, the best.
 
-    Called after each save, it reads what is new, or has changed since.
+    Damaged ones don't count as kept; those without a valid manifest stay. It is called after each save, and reads only
+    what is new or has changed since.
     """
 
     def __init__(self, directory: Path, keep_last: int, keep_best: bool) -> None:
@@ -63,7 +64,7 @@ class Pruner:
         self._seen: dict[Path, Seen] = {}
 
     def __call__(self) -> None:
-        """Removes what is too old by now."""
+        """Removes the checkpoints that are too old by now."""
         found, before = checkpoints_in(self._directory), self._seen
         seen = {path: before[path] if path in before and before[path].is_unchanged() else Seen(path) for path in found}
         keep = set(itertools.islice((path for path in found if seen[path].is_whole), self._keep_last))

@@ -1,4 +1,4 @@
-"""The config of a run as it lies on the disk: in ``config.json``, and in every checkpoint's manifest."""
+"""Reads a run's config from disk: from ``config.json``, or from the manifest of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lockstep.runs.directory import CHECKPOINTS, CONFIG
 
 
 def stored_config(run: Path, warn: bool = True) -> Config:
-    """Reads a run's config, where ``config.json`` is missing, empty or torn from its newest checkpoint, with a warning.
+    """Reads a run's ``config.json``, or, with a warning, its newest checkpoint's copy if that is missing or torn.
 
     Raises:
-        ValueError: neither can be read, or a setting is none; one line.
+        ValueError: neither can be read, or a setting is invalid; one line.
     """
     file = run / CONFIG
     try:
@@ -35,7 +35,11 @@ def stored_config(run: Path, warn: bool = True) -> Config:
 
 
 def written_config(run: Path) -> tuple[Config, int] | None:
-    """The config with which a run's newest checkpoint was written, and its step; None without any."""
+    """Reads the config in a run's newest valid manifest, and the checkpoint's step; None if there is none.
+
+    Raises:
+        ValueError: a setting in it is invalid; one line.
+    """
     manifest = newest_manifest(run / CHECKPOINTS)
     if manifest is None or not isinstance(manifest.get("config"), dict):
         return None

@@ -1,8 +1,8 @@
-"""Which code and files a run may name: those that this user has trained with, or has named by hand just now.
+"""Checks that a run names only code, files and services that this user has trained with, or has just named by hand.
 
 A config names code as ``module:attribute``, which is imported and called, and with ``log.jsonl`` a file, which is
-written. What the user types or passes as a config file is the user's own choice, and is kept in a list once it has been
-trained with; a run directory may be a stranger's.
+written. What users type or pass as a config file is their own choice, and goes into a list once they have trained with
+it. A run directory may be a stranger's.
 """
 
 from __future__ import annotations
@@ -25,25 +25,29 @@ from lockstep.runs.directory import CONFIG
 from lockstep.runs.stored import stored_config
 
 NO_NAME = re.compile(r"[^:]*|(?:https?|file|s3|gs|hf)://.*|[A-Za-z]:[\\/].*", re.DOTALL)
-"""What isn't ``module:attribute``, whatever Python and Gymnasium would make of it: no colon, a URL, a drive's path."""
+"""Matches text that doesn't count as ``module:attribute``: without a colon, a URL, or a path on a Windows drive."""
 OWN_REGISTRY = "lockstep.envs:lockstep/"
-"""Begins the ids of the array environments as Gymnasium knows them; a registry, not a name of code."""
+"""Prefix of the array environments' ids at Gymnasium; it names our own registry, not a stranger's code."""
 TRUSTED = "trusted_names"
 TRUSTED_VARIABLE = "LOCKSTEP_TRUSTED"
-"""Holds names as JSON that the process which started this one trusts, beside those of the list."""
+"""Environment variable with the names, as JSON, that the parent process trusts beside those in the list."""
 LOG, MIRROR = "log.jsonl", "checkpoint.mirror"
 OF_TRAINING = ("ppo.loss", LOG, MIRROR, *(f"log.{service}" for service in SERVICES))
-"""Settings whose names nothing but training reads."""
+"""Settings whose names only training uses."""
 
 
 def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
-    """Finds the code, and the file to write, that a config names: the key by the name, but for keys that are unused."""
+    """Finds the code, the file to write and the places to send to that a config names, without the ``unused`` keys.
+
+    Returns:
+        By each name, the key of the setting that names it.
+    """
     found: dict[str, str] = {}
     named = {"env.id": config.env.id, "network.custom": config.network.custom, "ppo.loss": config.ppo.loss}
     for key, text in ((key, name or "") for key, name in named.items()):
-        if key in unused or is_handed(text):  # by which nothing is imported
+        if key in unused or is_handed(text):  # nothing is imported for it
             continue
-        if ":" in text and not text.startswith(OWN_REGISTRY):  # it is imported, whatever stands around the colon
+        if ":" in text and not text.startswith(OWN_REGISTRY):  # imported, whatever is around the colon
             found.setdefault(text, key)
     free = {"env.kwargs": config.env.kwargs, "network.custom_kwargs": config.network.custom_kwargs}
     if "ppo.loss" not in unused:
@@ -59,7 +63,7 @@ def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
 
 
 def _places_in(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields the file to write, and the places to send to, with the keys that name them."""
+    """Yields the file to write and the places to send to, each with the key that names it."""
     if config.log.jsonl is not None:
         yield os.path.abspath(config.log.jsonl), LOG
     for service in SERVICES:
@@ -70,7 +74,7 @@ def _places_in(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def place_of_service(log: LogConfig, service: str) -> str:
-    """Names where a service takes metrics to, as the list has it."""
+    """Returns the list's name for where a service takes metrics: ``service:entity/project``."""
     return f"{service}:{'/'.join(filter(None, (log.entity, log.project)))}"
 
 
@@ -88,14 +92,14 @@ def _texts(value: Any) -> Iterator[str]:
 def trusted_config(
     run: Path, trust: bool = False, warn: bool = True, named: Collection[str] = (), unused: Collection[str] = ()
 ) -> Config:
-    """Reads the config of a run directory, which names only what this user has trained with.
+    """Reads the config of a run directory, and makes sure that it names only what this user has trained with.
 
     Args:
         run: the directory.
-        trust: whether the user accepts for this once whatever it names.
-        warn: whether to say where it comes from, if not from ``config.json``.
+        trust: whether the user accepts, this once, everything that it names.
+        warn: whether to warn if the config comes from a checkpoint instead of ``config.json``.
         named: names that the user has given by hand.
-        unused: keys of settings whose names nothing is going to import.
+        unused: keys of settings whose names won't be used.
 
     Raises:
         ValueError: it can't be read, or names something else; one line.
@@ -113,15 +117,15 @@ def check_trusted(
     named: Collection[str] = (),
     unused: Collection[str] = (),
 ) -> None:
-    """Makes sure that a run names no code and no file which this user hasn't trained with.
+    """Raises if a run names code, a file or a place to send to that this user hasn't trained with.
 
     Args:
         config: of the run.
-        source: the file that it stands in.
-        trust: whether the user accepts it for this once.
+        source: the file that contains it.
+        trust: whether the user accepts everything, this once.
         given: keys of the settings that the user has given by hand.
-        named: names that the user has, in another way.
-        unused: keys of settings whose names nothing is going to import.
+        named: names that the user has given in another way.
+        unused: keys of settings whose names won't be used.
 
     Raises:
         ValueError: it does; one line that says which, from where it would be imported, and what to do.
@@ -142,7 +146,7 @@ def check_trusted(
 
 
 def _shown(name: str, config: Config, key: str) -> str:
-    """A name as it may stand in a message: of free settings those that are called secret may not."""
+    """Returns a name for a message, hidden if the key of a free setting says that its value is secret."""
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part)
@@ -155,7 +159,7 @@ def _is_given(key: str, given: Iterable[str]) -> bool:
 
 
 def origin_of(name: str) -> str:
-    """Says where a name's package or module would be imported from, without importing anything."""
+    """Says from where a name's package or module would be imported, without importing anything."""
     found = PathFinder.find_spec(name.partition(":")[0].partition(".")[0])
     if found is None:
         return "from nowhere that Python looks"
@@ -167,7 +171,7 @@ def origin_of(name: str) -> str:
 
 
 def trusted_file() -> Path | None:
-    """Names the file that holds the names which this user has trained with, one a line; None for who has no home."""
+    """Returns the file that lists the names which this user has trained with, one a line; None without a home."""
     home = home_place("XDG_CONFIG_HOME", ".config")
     if home is None:
         return None
@@ -175,31 +179,31 @@ def trusted_file() -> Path | None:
 
 
 _handed: set[str] = set()
-"""Names that this process was handed over."""
+"""Names that this process's parent handed over."""
 
 
 def take_handed_over() -> None:
-    """Takes the names that the process which started this one has handed over; those that it starts don't see them."""
+    """Takes the names that the parent process handed over out of the environment, so that children don't see them."""
     with contextlib.suppress(ValueError, TypeError):  # none of ours
         _handed.update(json.loads(os.environ.pop(TRUSTED_VARIABLE, "[]")))
 
 
 def trusted_names() -> set[str]:
-    """Reads the names that this user has trained with, and those that another process of the user's has handed over."""
+    """Returns the names that this user has trained with, and those that the parent process handed over."""
     return _listed_names() | _handed
 
 
 def handed_over(names: Iterable[str]) -> dict[str, str]:
-    """Gives the environment variable by which a process that is started trusts names, and what this one was handed.
+    """Returns the environment variable that makes a child process trust ``names`` and what this process was handed.
 
-    There is none where the list says all of it: a variable has no room for many.
+    It leaves out the names in the list, because a variable has no room for many; without others it is empty.
     """
     new = {*_handed, *names} - _listed_names()
     return {TRUSTED_VARIABLE: json.dumps(sorted(new))} if new else {}
 
 
 def _listed_names() -> set[str]:
-    """Reads the list; there is nothing in one that others may write."""
+    """Reads the list; a list that others may write counts as empty."""
     if (file := trusted_file()) is None:
         return set()
     try:
@@ -213,7 +217,7 @@ def _listed_names() -> set[str]:
 
 
 def remember_names(config: Config) -> None:
-    """Adds what a config names to the list, if it isn't there; where no list can be kept, nothing is remembered."""
+    """Adds to the list what a config names, unless it is there already; does nothing if no list can be kept."""
     new = [name for name in names_in(config) if name.isprintable()]
     if not new or not (new := [name for name in new if name not in _listed_names()]):
         return

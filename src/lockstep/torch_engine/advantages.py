@@ -21,9 +21,9 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Computes advantages and returns (Schulman et al. 2016, eq. 16), all ``[num_steps, num_envs]`` float32.
 
-    ``values`` are V of the observations acted on, ``bootstrap_values`` V of what followed: of the final observation
-    where an episode was truncated. Where ``terminated`` is 1.0 nothing is bootstrapped, where ``done`` is (terminated
-    or truncated) nothing flows back across.
+    ``values`` are V of the observations acted on. ``bootstrap_values`` are V of the observations that followed; where
+    an episode was truncated, V of its final observation. Nothing is bootstrapped where ``terminated`` is 1.0. No
+    advantage flows back across a step where ``done`` (terminated or truncated) is 1.0.
     """
     deltas = rewards + gamma * torch.where(terminated > 0, 0.0, bootstrap_values) - values
     advantages = torch.zeros_like(deltas)
@@ -39,7 +39,7 @@ def gae(
 
 
 def _accumulate(deltas: np.ndarray, carried: np.ndarray, out: np.ndarray) -> None:
-    """Computes ``out[t] = deltas[t] + carried[t] * out[t + 1]`` in NumPy, whose calls are cheap."""
+    """Computes ``out[t] = deltas[t] + carried[t] * out[t + 1]`` in NumPy, whose calls cost little."""
     if not len(deltas):
         return
     out[-1] = deltas[-1]
@@ -54,7 +54,8 @@ def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:
 
     Args:
         returns: float64 ``[groups, group_size]``.
-        normalize_std: divide by the group's (population) standard deviation; not to: Liu et al. 2025, section 3.2.
+        normalize_std: whether to divide by the group's population standard deviation; Liu et al. 2025, section 3.2,
+            don't.
     """
     centred = returns - returns.mean(1, keepdim=True)
     if not normalize_std:
@@ -63,22 +64,26 @@ def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:
 
 
 def summed_alone(device: torch.device) -> bool:
-    """Tells whether sums over a contiguous last axis are taken row by row: no row's bits depend on how many there are.
+    """Returns whether a sum over a contiguous last axis adds each row by itself, whatever the number of rows.
 
-    They are on a CPU with one thread. Several threads may share one row's sum, accelerators always may.
+    Only then do a row's bits not depend on how many rows there are. It is so on a CPU with one thread. Several threads
+    may share one row's sum, and accelerators always may.
     """
     return on_host(device) and torch.get_num_threads() == 1
 
 
 def moments(x: Tensor) -> Tensor:
-    """Computes mean and sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
-    x = x.double().contiguous()  # else rows may be added side by side, in another order
+    """Computes the mean and the sum of squared deviations over the last axis in float64: ``[…, n]`` to ``[…, 2]``."""
+    x = x.double().contiguous()  # rows of other layouts may be added side by side, in another order
     mean = x.mean(-1, keepdim=True)
     return torch.cat([mean, (x - mean).square().sum(-1, keepdim=True)], -1)
 
 
 def counted_moments(x: Tensor, valid: Tensor | None) -> Tensor:
-    """Computes float64 count, mean and M2 of what is valid (None: all) on the last axis: ``[…, n]`` to ``[…, 3]``."""
+    """Computes count, mean and M2 over the last axis in float64: ``[…, n]`` to ``[…, 3]``.
+
+    ``valid`` is 1.0 where an entry counts and 0.0 elsewhere; None: all count.
+    """
     if valid is None:
         both = moments(x)
         return torch.cat([torch.full_like(both[..., :1], x.shape[-1]), both], -1)
@@ -89,7 +94,7 @@ def counted_moments(x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def merge_counts(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Merges shards to count, mean and standard deviation of their union, combined in shard order (Chan et al. 1983).
+    """Merges the moments of shards into those of their union, in shard order (Chan et al. 1983).
 
     Args:
         parts: float64 ``[num_shards, …, 3]``: count, mean and M2 of each shard.

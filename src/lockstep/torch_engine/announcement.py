@@ -1,4 +1,4 @@
-"""What a run of this engine says before it trains."""
+"""Writes the lines that a run of this engine prints before it trains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockstep.training.announcement import counted, shards_each
 
 
 def start_lines(session: Session, options: RunOptions) -> list[str]:
-    """Confirms the set-up in one line, and lists what leaves the promise; a collective."""
+    """Returns the line that describes the set-up, and those that say what leaves the promise; a collective."""
     return announcement.start_lines(session, options, "ranks", _set_up(session), _own_notes(session))
 
 
@@ -49,10 +49,10 @@ def _own_notes(session: Session) -> list[str]:
 
 
 def loop_notes(shards: int, convolutional: bool, custom: str | None = None) -> list[str]:
-    """Says why a rank's ``shards`` run one after the other, what that costs, and what avoids it; nothing of one shard.
+    """Returns the line that says why a rank's ``shards`` run one after the other, what it costs and what avoids it.
 
-    ``custom`` is why a custom network can't be called for several of them. The figures are those of docs/networks.md,
-    "What `exact` costs".
+    Returns no line for one shard. ``custom`` says why a custom network can't be called for several shards at once. The
+    figures are those of docs/networks.md, "What `exact` costs".
     """
     if shards == 1:
         return []

@@ -1,4 +1,4 @@
-"""From a rollout to what the update trains on: values, log-probabilities, advantages and returns, shard by shard."""
+"""Turns a rollout into what the update trains on: values, log-probabilities, advantages and returns of each shard."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from lockstep.torch_engine.state import TrainState
 
 @dataclass
 class Batch:
-    """Holds samples of the local shards, each ``[k, n, …]`` with ``n = num_steps * envs_per_shard``.
+    """Holds the samples of the local shards, each array ``[k, n, …]`` with ``n = num_steps * envs_per_shard``.
 
-    With a recurrent policy samples come as sequences, ``[k, n / L, L, …]``.
+    With a recurrent policy the samples are cut into sequences of ``L`` steps, ``[k, n / L, L, …]``.
 
     Attributes:
-        actions: as :func:`lockstep.torch_engine.nets.distributions.sample` gives them; ``log_probs`` before the update.
+        actions: in the form of :func:`lockstep.torch_engine.nets.distributions.sample`.
+        log_probs: of the actions, before the update.
         advantages: not normalised over minibatches yet.
-        values: before the update, and ``returns`` what they should be; None without a critic.
-        valid: 1.0 where a sample counts, None where all do.
-        reference_log_probs: of the actions under the reference policy.
-        recurrent_state: what a recurrent policy carries into each sequence ``[k, n / L, size]``.
+        values: before the update; ``returns`` are the critic's targets. Both are None without a critic.
+        valid: 1.0 where a sample counts; None if all count.
+        reference_log_probs: of the actions, under the reference policy.
+        recurrent_state: of a recurrent policy before each sequence, ``[k, n / L, size]``.
         resets: 1.0 where an episode begins within a sequence.
     """
 
@@ -49,7 +50,7 @@ class Batch:
     resets: Tensor | None = None
 
     def columns(self) -> dict[str, Tensor]:
-        """Returns what there is of them by name."""
+        """Returns the arrays that are not None, by name."""
         named = ((f.name, getattr(self, f.name)) for f in fields(self))
         return {name: values for name, values in named if values is not None}
 
@@ -65,8 +66,9 @@ def policy_outputs(
 ) -> PolicyOutputs:
     """Computes log-probabilities and values of a rollout of ``T`` steps.
 
-    Takes observations ``[k, (T+1)·rows, width]``, actions ``[k, T·rows, …]``, resets ``[k, (T+1)·rows]`` (1.0 where an
-    observation begins an episode), and what is carried into the rollout, float32 ``[E, size]`` or None.
+    ``observations`` are ``[k, (T+1)·rows, width]``, ``actions`` ``[k, T·rows, …]`` and ``resets`` ``[k, (T+1)·rows]``,
+    1.0 where an observation begins an episode. ``recurrent_state`` is the one before the rollout, float32
+    ``[E, size]``, or None.
     """
     k = len(observations)
     if recurrent_state is None:
@@ -79,10 +81,11 @@ def policy_outputs(
 
 
 def bootstrap_values(state: TrainState, rollout: Rollout, outputs: PolicyOutputs, plan: ShardPlan) -> Tensor:
-    """Computes V of what followed each step, ``[T, E]``: of the observation that truncated an episode where one did.
+    """Computes V of what followed each step, ``[T, E]``; of the final observation where an episode was truncated.
 
-    Those are valued in blocks of ``envs_per_shard`` rows of one shard, whatever their number. Where nothing is told of
-    that observation a policy with memory has valued the one before already, and mustn't see it twice.
+    Final observations are evaluated in blocks of ``envs_per_shard`` rows of one shard, however many there are. Where a
+    simulator gave none (``rollout.untold``), the observation before the step stands in for it. A recurrent policy must
+    not see that one twice, so its value is taken from the first pass.
     """
     assert outputs.values is not None
     rows, told = plan.envs_per_shard, rollout.truncated
@@ -94,7 +97,7 @@ def bootstrap_values(state: TrainState, rollout: Rollout, outputs: PolicyOutputs
         out[steps, envs] = ordinary[steps, envs]
     if not len(rollout.final) or not told.any():
         return out
-    steps, envs = np.nonzero(rollout.truncated)  # what the rows of ``final`` are of
+    steps, envs = np.nonzero(rollout.truncated)  # of each row of ``final``
     places = np.flatnonzero(told[steps, envs])
     places = places[np.argsort(envs[places] // rows, kind="stable")]  # shard by shard
     final, shards = rollout.final_rows(places), envs[places] // rows
@@ -114,7 +117,7 @@ def bootstrap_values(state: TrainState, rollout: Rollout, outputs: PolicyOutputs
 
 
 def _filled_up(x: Any, rows: int) -> Any:
-    """Copies an array or a tensor ``[n, …]`` to one shard's ``[1, rows, …]``, of which the rest is 0."""
+    """Copies an array or a tensor ``[n, …]`` into one shard's ``[1, rows, …]`` and fills the rest with 0."""
     shape = (1, rows, *x.shape[1:])
     out = np.zeros(shape, x.dtype) if isinstance(x, np.ndarray) else x.new_zeros(shape)
     out[0, : len(x)] = x
@@ -122,13 +125,13 @@ def _filled_up(x: Any, rows: int) -> Any:
 
 
 def _begins(rollout: Rollout, shards: int, device: torch.device) -> Tensor:
-    """Marks with 1.0 where an observation begins an episode within the rollout, ``[k, (T+1)·rows]``."""
+    """Returns 1.0 where an observation begins an episode within the rollout, else 0.0, ``[k, (T+1)·rows]``."""
     resets = to_device(rollout.resets, device).float()
     return to_shards(torch.cat([torch.zeros_like(resets[:1]), resets]), shards)
 
 
 def _carry_on(state: TrainState, outputs: PolicyOutputs, done: np.ndarray) -> None:
-    """Keeps what the recurrent policy carries into the next rollout; nothing into an episode that begins there."""
+    """Stores the recurrent state for the next rollout, 0 where an episode begins there."""
     if outputs.recurrent_states is None:
         return
     last = outputs.recurrent_states[:, -2].flatten(0, 1)
@@ -141,9 +144,9 @@ def _carry_on(state: TrainState, outputs: PolicyOutputs, done: np.ndarray) -> No
 
 @torch.no_grad()
 def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, mode: Mode) -> Batch:
-    """Computes values, log-probabilities, advantages and returns of a rollout; keeps the recurrent state it ends in."""
+    """Computes values, log-probabilities, advantages and returns of a rollout; stores the recurrent state after it."""
     device, shards, steps = state.parameters.flat.device, plan.local_num_shards, config.num_steps
-    # contiguous: where a shard's rows lie apart, how far is the number of shards, and a product's bits may depend on it
+    # contiguous: else strides depend on the number of shards, and a matrix product's bits may depend on strides
     observations, actions = rollout.tensors(device)
     observations, actions = laid_out(observations, shards), to_shards(actions, shards).contiguous()
     begins = _begins(rollout, shards, device)
@@ -172,7 +175,7 @@ def make_batch(state: TrainState, rollout: Rollout, plan: ShardPlan, config: Con
 def add_advantages(
     batch: Batch, state: TrainState, rollout: Rollout, outputs: PolicyOutputs, plan: ShardPlan, config: Config
 ) -> None:
-    """Adds PPO's generalised advantages, the returns that the critic is trained on, and which samples count."""
+    """Adds PPO's generalised advantages, the critic's targets, and which samples count, to a batch."""
     assert outputs.values is not None
     device, shards = state.parameters.flat.device, plan.local_num_shards
     scaled = rollout.rewards if state.return_normalizer is None else state.return_normalizer(rollout.rewards)
@@ -190,7 +193,7 @@ def add_advantages(
 
 
 def in_sequences(batch: Batch, outputs: PolicyOutputs, begins: Tensor, state: TrainState, config: Config) -> Batch:
-    """Cuts a batch into sequences, with what was carried into each of them."""
+    """Cuts a batch into sequences, and adds the recurrent state before each of them."""
     assert outputs.recurrent_states is not None
     assert state.recurrent_state is not None
     steps, length = config.num_steps, config.sequence_length

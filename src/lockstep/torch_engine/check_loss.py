@@ -1,4 +1,4 @@
-"""Trying out a loss of the user's own before anything is trained."""
+"""Tries a user's own loss on made-up samples before training starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lockstep.training.own_loss.trial import TRAINED, check_loss, made_up_sample
 
 
 def check_own_loss(config: Config, net: PolicyNet) -> Fingerprint | None:
-    """Tries the loss that a config names on made-up samples; errors as :func:`check_loss`.
+    """Tries the loss that the config names on made-up samples; raises what :func:`check_loss` raises.
 
     Returns:
-        Its fingerprint; None: the config names none.
+        The loss's fingerprint; None if the config names no loss.
     """
     if config.ppo.loss is None:
         return None

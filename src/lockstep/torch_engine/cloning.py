@@ -1,4 +1,4 @@
-"""Behaviour cloning (Pomerleau 1991): the policy's networks learn recorded actions by maximum likelihood."""
+"""Behaviour cloning (Pomerleau 1991): trains the policy's networks on recorded actions by maximum likelihood."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MAX_GRAD_NORM = 1.0
 
 
 def learnt_episodes(recording: Recording, validation: float) -> int:
-    """Counts the episodes, the first ones, that are learnt from; the others are held out.
+    """Returns how many episodes, counted from the first, are trained on; the others are held out.
 
     Raises:
-        ValueError: none; one line.
+        ValueError: if that is none; the message is one line.
     """
     episodes = len(recording.table)
     learnt = round((1 - validation) * episodes)
@@ -42,7 +42,7 @@ def check(config: Config, recording: Recording) -> PolicyNet:
     """Makes the networks that are to learn a recording.
 
     Raises:
-        ValueError: they can't; one line.
+        ValueError: if they can't learn it; the message is one line.
     """
     if config.network.recurrent is not None:
         raise ValueError(f"network.recurrent: {config.network.recurrent} learns no single steps; give another --like")
@@ -58,10 +58,11 @@ def check(config: Config, recording: Recording) -> PolicyNet:
 def clone(
     config: Config, recording: Recording, settings: CloneSettings, log: Callable[[dict[str, Any]], None]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Learns a recording on this process's CPU; ``log`` gets a record of each epoch.
+    """Trains networks on a recording, on this process's CPU; ``log`` receives one record per epoch.
 
     Returns:
-        Arrays of a checkpoint by name, the critic's as they began; and the last epoch's numbers.
+        The arrays of a checkpoint by name, in which the critic has its initial parameters, and the last epoch's
+        numbers.
     """
     torch.set_num_threads(config.threads)
     net = check(config, recording)
@@ -95,7 +96,7 @@ def clone(
 def _normalized(
     config: Config, net: PolicyNet, rows: np.ndarray, learnt: np.ndarray
 ) -> tuple[Tensor, dict[str, np.ndarray]]:
-    """Normalises rows; returns them and the arrays of the normaliser, of those learnt from, if there is one."""
+    """Normalises rows by the moments of the ``learnt`` ones; returns them, and the normaliser's arrays if it is on."""
     if not config.normalize.observations:
         return torch.from_numpy(rows), {}
     rows, size = rows.copy(), net.observation.vector_size
@@ -108,7 +109,7 @@ def _normalized(
 
 
 def _loss(net: PolicyNet, parameters: FlatParameters, rows: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes the mean negative log-probability of actions, and which of them are most likely, bool ``[n]``."""
+    """Computes the mean negative log-probability of the actions, and which are the most likely ones, bool ``[n]``."""
     weights = nets.expand(parameters.split(parameters.flat), 1)
     output = nets.actor(net, weights, rows.unsqueeze(0)).float()
     log_prob, _ = distributions.log_prob_and_entropy(net, weights, output, actions.unsqueeze(0))
@@ -120,7 +121,7 @@ def _loss(net: PolicyNet, parameters: FlatParameters, rows: Tensor, actions: Ten
 def _tested(
     net: PolicyNet, parameters: FlatParameters, rows: Tensor, actions: Tensor, which: np.ndarray, batch: int
 ) -> dict[str, float | None]:
-    """Computes loss and, of indices, share of most likely actions among the held out steps; None without any."""
+    """Computes the loss on held-out steps, and for indices the share of most likely actions; None without steps."""
     if not len(which):
         return {"validation_loss": None, "accuracy": None}
     split = np.array_split(which, -(-len(which) // batch))

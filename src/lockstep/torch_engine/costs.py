@@ -1,4 +1,4 @@
-"""What an iteration costs a device of the PyTorch engine: its own functions, run on shapes alone."""
+"""Counts what an iteration costs a device of the PyTorch engine, by running its functions on shapes alone."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from lockstep.training.losses import loss_settings
 
 META = torch.device("meta")
 ADAM_BYTES = 7 * FLOAT
-"""Of a parameter that fused Adam reads and writes: the gradient, the parameter and two moments."""
+"""Bytes per parameter that fused Adam moves: it reads the gradient, reads and writes the parameter and two moments."""
 ADAM_FLOPS = 12
 
 
 def can_compile(platform: str) -> bool:
-    """Whether programs can be compiled for a platform that isn't here: never, in this engine."""
+    """Returns whether programs can be compiled for a platform that isn't here; always False in this engine."""
     return False
 
 
 def start_compiler(platform: str) -> None:
-    """Starts what compiles: nothing, in this engine."""
+    """Does nothing: this engine has no compiler to start."""
 
 
 def costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
@@ -63,15 +63,15 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
     Args:
         config: resolved for that many devices.
         platform: ``cpu`` or ``cuda``.
-        shape: is for the other engine.
-        devices: ranks of the run; the costs are the first one's.
+        shape: unused; the JAX engine needs it.
+        devices: number of ranks; the costs are those of the first.
 
     Raises:
-        ValueError: the networks don't fit the environment, or can't be counted; one line.
+        ValueError: if the networks don't fit the environment or can't be counted; the message is one line.
     """
     description = describe(config.env)
     net = make_net(config, description.observation, description.action)
-    low = net.bf16 and net.custom is not None  # as a whole, what a user's own calls isn't known
+    low = net.bf16 and net.custom is not None  # counted in float32, then converted: what it calls isn't known
     net = replace(net, bf16=net.bf16 and not low)
     check_own_loss(config, net)
     plan = ShardPlan(config.envs, config.shards, devices)
@@ -96,7 +96,7 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
 
 
 def _environments(traced: _Traced, description: EnvDescription) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """Counts the steps of environments on the device, and notes where they can't be."""
+    """Counts what steps of environments on the device launch; returns a note instead where that can't be counted."""
     config = traced.config
     left_out = f"{config.env.id}: what its own steps launch on the device can't be counted, and isn't in the times"
     if config.env.id not in ARRAY_ENVIRONMENTS:
@@ -109,7 +109,7 @@ def _environments(traced: _Traced, description: EnvDescription) -> tuple[tuple[P
 
 
 class _Traced:
-    """The functions of an iteration of one rank, on shapes."""
+    """Runs the functions of one rank's iteration on shapes."""
 
     def __init__(self, config: Config, net: PolicyNet, plan: ShardPlan, platform: str) -> None:
         self.config, self.net, self.plan, self.on_cpu = config, net, plan, platform == "cpu"
@@ -134,12 +134,12 @@ class _Traced:
             self.action = distributions.sample(net, self.parameters.expanded(1), outputs, noise)
 
     def _calls(self, mode: Mode) -> tuple[int, int, Grows]:
-        """Counts calls for a device's shards, and the shards of each; says what further shards add."""
+        """Returns the number of calls for a device's shards, the shards of each call, and what further shards add."""
         shards = self.plan.local_num_shards
         return (shards, 1, "count") if mode == "loop" else (1, shards, "size")
 
     def parts(self) -> tuple[Part, ...]:
-        """Counts all parts."""
+        """Counts what each part of an iteration launches."""
         config = self.config
         steps = config.ppo.num_epochs * config.ppo.num_minibatches
         evaluations, shards, grows = self._calls(self.modes.mode)
@@ -166,7 +166,7 @@ class _Traced:
         )
 
     def _sums(self, steps: int) -> tuple[Part, ...]:
-        """Counts the additions of all shards' gradients, as a device that owned them all would make them."""
+        """Counts the additions of all shards' gradients, as if one device owned all shards."""
         shards, size = self.config.shards, self.parameters.flat.numel() + len(self.settings.terms)
         if self.config.reduction != "exact" or shards == 1:
             return ()
@@ -176,13 +176,13 @@ class _Traced:
         return torch.empty((shards, *shape, self.net.observation.width), dtype=self.dtype, device=META)
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=META)  # which is no kernel
+        return torch.empty(shape, dtype=dtype, device=META)  # launches no kernel
 
     def _actions(self, shards: int, *shape: int) -> Tensor:
         return torch.empty((shards, *shape, *self.action.shape[2:]), dtype=self.action.dtype, device=META)
 
     def environments(self, description: EnvDescription) -> tuple[Kernel, ...]:
-        """Counts the steps of array environments in a rollout: they, their resets, and what is kept of each step."""
+        """Counts what a rollout of array environments launches: their steps, their resets, and storing each step."""
         config, net = self.config, self.net
         wanted = WantedEnvs(config.env, description, config.seed, self.plan.env_ids, group_size=config.group_size)
         envs, separate = TensorEnvs(wanted, META), config.normalize.observations
@@ -197,7 +197,7 @@ class _Traced:
         return scaled(step, config.num_steps)
 
     def _rollout(self) -> tuple[Part, ...]:
-        """Counts the sampling of all steps' actions; a single image goes through the networks twice."""
+        """Counts the sampling of all steps' actions; a lone image goes through the networks as one of two."""
         calls, shards, grows = self._calls(self.modes.rollout_mode)
         single = self.net.convolutional and self.net.custom is None and self.rows == 1
         least = 2 if single and grows == "size" else 1
@@ -207,7 +207,7 @@ class _Traced:
         return (sampled,) if self.net.core is None else (sampled, self._forgotten())
 
     def _act(self, shards: int) -> tuple[Kernel, ...]:
-        """Counts the sampling of one step's actions of so many shards."""
+        """Counts the sampling of one step's actions for ``shards`` shards."""
         plan = ShardPlan(shards * self.rows, shards)
         actor, envs = self.policy.actor(plan, "batched"), plan.num_envs
         if self.net.core is not None:
@@ -216,7 +216,7 @@ class _Traced:
         return counted(lambda: actor.tensors(rows, noise))
 
     def _forgotten(self) -> Part:
-        """Counts what forgets recurrent states of all shards: after each step, where the host steps but the last."""
+        """Counts the resets of all recurrent states: after each step, but not after the last if the host steps."""
         plan, steps = self.plan, self.config.num_steps - (self.config.env.backend != "tensor")
         actor, ended = self.policy.actor(plan, "batched"), self._empty(plan.local_num_envs, dtype=torch.bool)
         actor.begin(np.zeros((plan.local_num_envs, self.net.carry_size), np.float32))
@@ -224,7 +224,7 @@ class _Traced:
             return Part("rollout", counted(lambda: actor.forget(ended), steps), "size", sampling=False)
 
     def _evaluate(self, shards: int) -> None:
-        """Computes log-probabilities and values of so many shards' rollout."""
+        """Computes log-probabilities and values of the rollout of ``shards`` shards."""
         steps, rows = self.config.num_steps, self.rows
         if self.net.core is None:
             seen, actions = self._observations(shards, (steps + 1) * rows), self._actions(shards, steps * rows)
@@ -248,7 +248,7 @@ class _Traced:
 
     @property
     def _minibatch(self) -> tuple[int, ...]:
-        """Samples of a shard's part of a minibatch, or sequences and their length."""
+        """The shape of a shard's part of a minibatch: its samples, or its sequences and their length."""
         length, ppo = self.config.sequence_length, self.config.ppo
         units = self.config.num_steps * self.update_rows // length
         count = units // ppo.num_minibatches // ppo.gradient_accumulation
@@ -270,7 +270,7 @@ class _Traced:
             normalised(columns["advantages"], mean, scale)
 
     def _decide(self) -> None:
-        """Takes the norm of a gradient, what is decided by it and by the loss, and clips."""
+        """Computes a gradient's norm, takes a step's decisions, and clips the gradient."""
         names, ppo = self.settings.terms, self.config.ppo
         vector, number = self._empty(self.parameters.flat.numel()), self._empty(1, dtype=torch.int64)
         norm = torch.as_tensor(norm_of(vector))
@@ -281,14 +281,14 @@ class _Traced:
         number.add_(1)
 
     def _gradient(self, shards: int) -> None:
-        """Computes the gradients of one minibatch of so many shards."""
+        """Computes the gradients of one minibatch of ``shards`` shards."""
         shape = self._minibatch
         columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
         for _ in range(self.config.ppo.gradient_accumulation):
             self.policy.gradients(columns, self.settings)
 
     def _loss_bytes(self) -> float:
-        """Bytes of one minibatch, and of what its loss keeps until the gradient is taken."""
+        """Returns the bytes of one minibatch, and of what its loss keeps until the gradient is taken."""
         shards, shape = max(self.gradient_calls), self._minibatch
         columns = self._columns(shards, shape) | {"observations": self._observations(shards, *shape)}
         weights = {name: x.requires_grad_() for name, x in nets.expand(self.parameters.views, shards).items()}
@@ -297,12 +297,12 @@ class _Traced:
         return kept + sum(x.numel() * x.element_size() for x in columns.values())
 
     def memory(self, devices: int) -> dict[str, float]:
-        """Bytes that the rank's device holds, by kind.
+        """Returns the bytes that the rank's device holds, by kind.
 
-        Gradients are of every shard, once as autograd gives them and once side by side; with FSDP whole as well, until
-        they are scattered, as are the parameters that were ``gathered``. Activations are what the loss of one minibatch
-        (or of each branch of a graph) keeps until its gradient is taken, or, if that is more, half of what the values
-        of a whole rollout take.
+        Gradients of every shard are counted twice: as autograd returns them, and side by side. With FSDP they are whole
+        until they are scattered, as are the ``gathered`` parameters. Activations are the larger of two: what the loss
+        of one minibatch (of each branch of a graph) keeps until its gradient is taken, and half of what the values of a
+        whole rollout take.
         """
         config, size = self.config, self.parameters.flat.numel()
         cut = config.fsdp and devices > 1
@@ -327,8 +327,8 @@ class _Traced:
     def _copies(self) -> int:
         """Counts the copies of a rollout's observations: as collected, by shards, and where the steps read them.
 
-        On an accelerator these are there until the next rollout is by shards; where the host takes part in each step
-        they are the second copy, but for vectors of several shards. Environments on the device also keep what each
+        On an accelerator the third copy is always there. Where the host takes part in each step, it is there only for
+        vectors of several shards; else the steps read the second. Environments on the device also keep what each
         episode saw last, and those in the networks' own memory the rows before they were normalised.
         """
         config, on_device = self.config, self.config.env.backend == "tensor"

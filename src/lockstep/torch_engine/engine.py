@@ -1,6 +1,6 @@
-"""The door of the PyTorch engine: what everybody outside asks of it, by name and home; the other engine's has the same.
+"""Says where the names live that other layers load from the PyTorch engine; the JAX engine has the same file.
 
-Loading it imports no framework: a name's module is imported when the name is asked for.
+Importing it imports no framework: a name's module is imported when the name is asked for.
 """
 
 from __future__ import annotations

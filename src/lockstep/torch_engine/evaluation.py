@@ -1,4 +1,4 @@
-"""Evaluation during training: whole episodes of the most likely actions."""
+"""Evaluates the policy during training: it plays whole episodes with its most likely actions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from lockstep.torch_engine.session import Session
 
 
 def evaluate_policy(session: Session) -> np.ndarray:
-    """Return, length, success and score of each of the evaluation's episodes ``[episodes, 4]``; most likely actions.
+    """Runs an evaluation; returns return, length, success and score of each episode, ``[episodes, 4]``.
 
-    Each shard's episodes go through the networks as one batch of fixed shape, whatever the world size.
+    Actions are the most likely ones. Each shard's episodes go through the networks as one batch of fixed shape,
+    whatever the world size.
     """
     state, envs, net = session.state, session.eval_envs(), session.state.net
     device, shards = state.parameters.flat.device, session.plan.local_num_shards
@@ -32,7 +33,7 @@ def evaluate_policy(session: Session) -> np.ndarray:
         return distributions.mode(net, output[:, 0]), after[:, 0]
 
     def act(observations: np.ndarray) -> np.ndarray:
-        with torch.inference_mode() if on_host(device) else torch.no_grad():  # what environments do is their own matter
+        with torch.inference_mode() if on_host(device) else torch.no_grad():  # environments may take gradients
             return inferred(observations)
 
     def inferred(observations: np.ndarray) -> np.ndarray:

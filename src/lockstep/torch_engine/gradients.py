@@ -1,4 +1,4 @@
-"""Gradients of a minibatch, reduced over shards and ranks: exactly, fast, or not at each step."""
+"""Computes the gradients of a minibatch and reduces them over shards and ranks: exactly, fast, or not at each step."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 
 
 class Gradient(NamedTuple):
-    """A minibatch's reduced gradient.
+    """Holds a minibatch's reduced gradient.
 
     Attributes:
-        vector: ``[P]``, or this rank's part of it with FSDP.
+        vector: ``[P]``, or with FSDP this rank's part of it.
         terms: the loss terms ``[T]``.
-        norm: the global norm of the whole gradient, on an accelerator a scalar there; not a finite number where the
-            gradient isn't one.
+        norm: the global norm of the whole gradient, not finite if the gradient isn't; on an accelerator a scalar there.
     """
 
     vector: Tensor
@@ -43,8 +42,8 @@ class Gradient(NamedTuple):
 
 
 GradientSource = Callable[[Columns, Any], Gradient]
-"""From a minibatch and its global count of valid samples (an int, or a scalar on the device) to the gradient that the
-optimiser gets."""
+"""Computes the gradient for the optimiser, from a minibatch and its global count of valid samples (an int or, on an
+accelerator, a scalar there)."""
 
 
 def choose_source(
@@ -61,7 +60,7 @@ def choose_source(
 
 
 def norm_of(gradient: Tensor) -> float | Tensor:
-    """Computes the norm of a gradient ``[P]``; not a finite number where the gradient isn't one.
+    """Computes the norm of a gradient ``[P]``; it is not finite if the gradient isn't.
 
     An accelerator's is a scalar that stays there.
     """
@@ -73,7 +72,7 @@ def norm_of(gradient: Tensor) -> float | Tensor:
 
 
 def split(row: Tensor, settings: LossSettings) -> Gradient:
-    """Parts what travelled in one collective, ``[P + T]``, and takes the gradient's norm."""
+    """Splits the vector ``[P + T]`` of one collective into gradient and loss terms; computes the gradient's norm."""
     size = len(row) - len(settings.terms)
     return Gradient(row[:size], row[size:], norm_of(row[:size]))
 
@@ -86,14 +85,15 @@ def exact_gradient(
     together: int = 1,
     beside: bool = False,
 ) -> GradientSource:
-    """Takes gradients shard by shard and sums them by a fixed tree: the same bits for every world size.
+    """Returns a source that computes gradients shard by shard and sums them by a fixed tree.
 
-    In a loop, ``together`` says how many shards a call may take at most, a power of two, and ``beside`` whether the
-    calls may be branches of a graph, each of which holds what its loss keeps.
+    The bits are the same for every world size. In a loop over shards, ``together`` is the most shards that one call
+    takes, a power of two. ``beside`` says whether the calls may be branches of a graph, each of which holds what its
+    loss keeps.
     """
     settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
-    rows: Tensor | None = None  # of all steps: new memory costs as much as a pass over it
+    rows: Tensor | None = None  # reused by all steps: new memory costs as much as a pass over it
 
     def reduced(columns: Columns, count: Any) -> Gradient:
         nonlocal rows
@@ -111,20 +111,20 @@ def exact_gradient(
 def _put(
     gradients: ShardGradients, columns: dict[str, Tensor], count: Any, rows: Tensor, first: int, last: int
 ) -> None:
-    """Puts the gradients of some shards in their rows of ``[k, P + T]``."""
+    """Computes the gradients of the shards from ``first`` up to ``last`` into their rows of ``[k, P + T]``."""
     gradients(part_of(columns, first, last), count, rows[first:last])
 
 
 def as_one_shard(columns: Columns) -> dict[str, Tensor]:
-    """Joins all samples of the local shards to those of one, ``[1, k·rows, …]``."""
+    """Joins the samples of all local shards as if of one shard, ``[1, k·rows, …]``."""
     return {name: x.flatten(0, 1).unsqueeze(0) for name, x in columns.items()}
 
 
 def fast_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
-    """Takes gradients of all local samples at once, combined by an all-reduce; equal up to summation order.
+    """Returns a source that computes the gradient of all local samples at once and sums it over ranks by an all-reduce.
 
-    By DDP where gradients may travel while others are computed: not those of an accelerator that go through the host,
-    or nowhere.
+    The result equals the exact gradient up to summation order. DDP reduces the gradients if autograd computes them and
+    they can travel while others are computed: on a CPU, or between accelerators by their own backend.
     """
     device = state.parameters.flat.device
     travels = on_host(device) or (communicator.own_backend is not None and not communicator.alone)
@@ -140,10 +140,10 @@ def fast_gradient(state: TrainState, config: Config, communicator: Communicator)
 
 
 def local_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
-    """Takes gradients of all local samples at once, not combined: an estimate of the global one by this rank alone.
+    """Returns a source that computes the gradient of all local samples at once, and doesn't reduce it.
 
-    The loss is divided by an equal share of the global count, so that the mean over ranks is the global gradient: a
-    rank that owns more shards than others takes longer steps.
+    It is this rank's own estimate of the global gradient: the loss is divided by an equal share of the global count, so
+    that the mean over ranks is the global gradient. A rank that owns more shards than others takes longer steps.
     """
     settings = loss_settings(config).scheduled(state.coefficients)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
@@ -158,7 +158,7 @@ def local_gradient(state: TrainState, config: Config, communicator: Communicator
 
 
 class PolicyModule(nn.Module):
-    """The loss as a module, for DDP and FSDP: every gradient-producing pass goes through its ``forward``.
+    """Wraps the loss as a module for DDP and FSDP: every pass that produces gradients goes through ``forward``.
 
     The parameters become the module's own, on the same memory.
     """
@@ -166,7 +166,8 @@ class PolicyModule(nn.Module):
     def __init__(self, net: PolicyNet, parameters: Parameters, loss_of: LossFunction) -> None:
         super().__init__()
         self.net, self._loss_of = net, loss_of
-        self._names = {name: f"p{number}" for number, name in enumerate(parameters)}  # of a user's own any may be taken
+        # a custom network's names may not be valid here
+        self._names = {name: f"p{number}" for number, name in enumerate(parameters)}
         for name, value in parameters.items():
             self.register_parameter(self._names[name], nn.Parameter(value))
 
@@ -177,7 +178,7 @@ class PolicyModule(nn.Module):
 
 
 def data_parallel_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
-    """Does what :func:`fast_gradient` does, by autograd behind DDP."""
+    """Returns a source that does what :func:`fast_gradient` does, by autograd behind DDP."""
     settings, world_size = loss_settings(config).scheduled(state.coefficients), communicator.topology.world_size
     inner = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
     module = communicator.data_parallel(inner, find_unused_parameters=state.net.custom is not None)
@@ -190,20 +191,20 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
         for number, piece in enumerate(in_pieces(as_one_shard(columns), pieces), 1):
             with torch.enable_grad(), contextlib.nullcontext() if number == pieces else keep_local():
                 loss, terms = _forward(module, state.net, piece, settings.counting(count))
-                (loss.sum() * world_size).backward()  # DDP averages over ranks; the loss is part of a global mean
+                (loss.sum() * world_size).backward()  # DDP averages over ranks, but the loss is part of a global mean
             all_terms.append(terms[0])
         gradient = torch.cat([_gradient(p).flatten() for p in inner.parameters()])
         terms = communicator.all_reduce(distributions.sum_in_order(all_terms))
         return Gradient(gradient, terms, norm_of(gradient))
 
-    in_memory = communicator.slots is not None and communicator.own_backend is None  # by a tree, wherever numbers lie
-    laid_out = world_size < 3 or in_memory or state.net.custom is not None  # whose unused parameters keep DDP from that
+    in_memory = communicator.slots is not None and communicator.own_backend is None  # by a tree, whatever the buckets
+    laid_out = world_size < 3 or in_memory or state.net.custom is not None  # unused parameters keep DDP from reordering
 
     def reduced(columns: Columns, count: Any) -> Gradient:
-        """Takes the first gradient of a process twice, for a resumed run to add as one that never stopped.
+        """Computes the gradient; the first time in a process twice, so that a resumed run adds in the same order.
 
-        DDP orders its buckets anew after its first backward pass, and where a number lies in one decides in which order
-        a backend adds those of three and more ranks.
+        DDP reorders its buckets after its first backward pass, and a number's place in its bucket decides in which
+        order a backend adds those of three or more ranks.
         """
         nonlocal laid_out
         if not laid_out:
@@ -215,12 +216,12 @@ def data_parallel_gradient(state: TrainState, config: Config, communicator: Comm
 
 
 def sharded_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
-    """Does what :func:`fast_gradient` does with FSDP2; a rank gets its part of the gradient.
+    """Returns a source that does what :func:`fast_gradient` does with FSDP2; a rank gets its part of the gradient.
 
     The state's parameters and optimiser become this rank's slices of them.
 
     Raises:
-        ValueError: a custom network has a parameter without axes; one line.
+        ValueError: if a custom network has a parameter without axes; the message is one line.
     """
     for name, shape in state.parameters.shapes.items():
         if not shape:
@@ -245,7 +246,7 @@ def sharded_gradient(state: TrainState, config: Config, communicator: Communicat
 
 
 def _forward(module: nn.Module, net: PolicyNet, columns: Columns, settings: LossSettings) -> tuple[Tensor, Tensor]:
-    with dropout(net, columns):  # whose seed stays here: DDP and FSDP copy to the device what they are called with
+    with dropout(net, columns):  # the seed isn't passed: DDP and FSDP copy arguments to the device
         return module({name: x for name, x in columns.items() if name != DROPOUT_SEED}, settings)
 
 

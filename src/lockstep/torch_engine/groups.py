@@ -1,4 +1,4 @@
-"""GRPO's groups: environments that begin each iteration in the same seeded state, one episode each."""
+"""GRPO's groups: their environments begin each iteration in the same seeded state and count one episode each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lockstep.training import host_rollout
 
 
 def begin_groups(state: TrainState, envs: HostEnvs) -> None:
-    """Starts every environment anew, see :func:`.host_rollout.begin_groups`, and recurrent policies with it."""
+    """Starts every environment anew (see :func:`.host_rollout.begin_groups`), with a recurrent state of 0."""
     host_rollout.begin_groups(envs, state.iteration)
     if state.recurrent_state is not None:
         state.recurrent_state[:] = 0.0
 
 
 def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan: ShardPlan) -> np.ndarray:
-    """Lists the episodes that ended in a rollout, see :func:`.host_rollout.finished_episodes`."""
+    """Lists the episodes that ended in a rollout; see :func:`.host_rollout.finished_episodes`."""
     return host_rollout.finished_episodes(
         config, state.counter, rollout.scores, rollout.ended, rollout.successes, plan.env_ids, rollout.dead
     )
@@ -33,7 +33,7 @@ def finished_episodes(state: TrainState, rollout: Rollout, config: Config, plan:
 def group_columns(rollout: Rollout, config: Config, device: torch.device) -> dict[str, Tensor]:
     """Compares each environment's first episode with its group's: ``advantages`` and ``valid``, float32 ``[T, E]``.
 
-    What follows the first episode doesn't count.
+    Steps after the first episode don't count.
     """
     valid = rollout.first_episodes
     returns = np.where(valid, rollout.rewards, 0.0).sum(0).reshape(-1, config.grpo.group_size)

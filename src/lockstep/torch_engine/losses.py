@@ -1,4 +1,4 @@
-"""The losses of PPO and GRPO as sums per shard over a global count; references in :mod:`lockstep.reference`."""
+"""The losses of PPO and GRPO: sums over a shard divided by a global count. :mod:`lockstep.reference` has references."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from lockstep.training.losses import LossSample, LossSettings, check_shape
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Computes half the squared error, or the larger of it and the clipped one (Huang et al. 2022, detail 9)."""
+    """Computes half the squared error; with a clip range, half the larger of it and the clipped one.
+
+    The clipping is that of Huang et al. 2022, detail 9.
+    """
     error = (values - returns).square()
     if clip_range is not None:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
@@ -31,7 +34,7 @@ def surrogate(ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
 
 
 def ppo_loss(sample: LossSample) -> Tensor:
-    """Computes the loss of each sample ``[rows]`` that :func:`loss_and_terms` sums where there is no other."""
+    """Computes the loss of each sample ``[rows]`` that :func:`loss_and_terms` sums if the user gives no other."""
     ratio = (sample.log_prob - sample.old_log_prob).exp()
     loss = surrogate(ratio, sample.advantage, sample.clip_range) - sample.entropy_coef * sample.entropy
     if sample.value is not None:
@@ -43,13 +46,13 @@ def ppo_loss(sample: LossSample) -> Tensor:
 
 
 def own_losses(named: Mapping[str, Tensor | None], settings: LossSettings) -> Tensor:
-    """Computes the user's own loss of each sample ``[k, rows]``, of tensors ``[k, rows, …]`` by a sample's fields.
+    """Computes the user's own loss of each sample ``[k, rows]``, from tensors ``[k, rows, …]`` by field name.
 
-    It is called shard by shard, with a shard's samples in memory of their own: whatever it does, a shard's bits don't
-    depend on its neighbours.
+    The loss is called shard by shard on copies of each shard's samples, so that a shard's bits don't depend on its
+    neighbours, whatever the loss does.
 
     Raises:
-        ValueError: it returns something else than the loss of each sample; one line.
+        ValueError: if it returns anything but one loss per sample; the message is one line.
     """
     assert settings.loss is not None
     log_prob = named["log_prob"]
@@ -85,15 +88,15 @@ def loss_and_terms(
 ) -> tuple[Tensor, Tensor]:
     """Computes the loss of PPO (Schulman et al. 2017, eq. 9) or GRPO (Shao et al. 2024, eq. 3), summed over rows.
 
-    All tensors are ``[k, rows]``; without a loss of the user's own they may be ``[rows]``, and results have no axis
-    ``k`` then. Advantages are normalised already. Without a critic there are no values and returns; ``valid`` is 1.0
-    where a sample counts, None where all do; ``reference_log_prob`` is that of the policy to which ``settings.kl_coef``
-    ties this one, ``actor_output`` ``[k, rows, outputs]`` is for a loss of the user's own; ``sums`` does what
-    :func:`summed` does. Plain policies on a CPU don't come here: another loss stands in
-    :meth:`lockstep.torch_engine.plain.losses.ActionHead.loss` too, with its gradient by hand.
+    All tensors are ``[k, rows]``. Without a loss of the user they may also be ``[rows]``; then the results have no axis
+    ``k``. Advantages are normalised already. Values and returns are None without a critic. ``valid`` is 1.0 where a
+    sample counts; None if all count. ``reference_log_prob`` is under the policy to which ``settings.kl_coef`` ties this
+    one. ``actor_output`` ``[k, rows, outputs]`` is for the user's own loss. ``sums`` does what :func:`summed` does.
+    Plain policies on a CPU use :meth:`lockstep.torch_engine.plain.losses.ActionHead.loss` instead, which has its
+    gradient by hand: another loss must be added there too.
 
     Returns:
-        The loss ``[k]`` and the terms ``[k, T]`` in the order of ``settings.terms``, sums over rows divided by the
+        The loss ``[k]`` and the terms ``[k, T]`` in the order of ``settings.terms``: sums over rows divided by the
         global count.
     """
     log_ratio = log_prob - old_log_prob
@@ -121,8 +124,8 @@ def loss_and_terms(
         trained = log_prob if values is None else log_prob + values
         if valid is not None:
             trained = torch.where(valid > 0, trained, 0.0)
-        untouched = 0.0 * trained.sum(-1)  # so that all parameters have a gradient, for which DDP waits
-        own = sums(parts[-1:])[..., 0] / settings.count  # through none of the other terms
+        untouched = 0.0 * trained.sum(-1)  # gives all parameters a gradient, for which DDP waits
+        own = sums(parts[-1:])[..., 0] / settings.count  # no gradient through the other terms
         return own + untouched, terms.detach()
     loss = terms[..., 0] + settings.value_coef * terms[..., 1] - settings.entropy_coef * terms[..., 2]
     if settings.kl_coef:

@@ -1,4 +1,4 @@
-"""Minibatches: which samples, what their advantages are divided by, and how they are taken out of the rollout."""
+"""Minibatches: which samples they take, how their advantages are normalised, and how they are cut from the rollout."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lockstep.torch_engine.setup.accelerator import to_device
 from lockstep.torch_engine.state import TrainState
 from lockstep.training.limits import ADVANTAGE_EPSILON
 
-FEW_SAMPLES = 1 << 16  # of a shard, in all epochs: beyond, shards one by one take less memory and hardly more time
+FEW_SAMPLES = 1 << 16  # of a shard in all epochs: above it, one shard at a time takes less memory and hardly more time
 
 
 @dataclass
 class MinibatchStatistics:
-    """Holds what is known of every minibatch of every epoch before the update.
+    """Holds the statistics of every minibatch of every epoch, known before the update.
 
     Attributes:
         counts: valid samples of the global minibatch, at least 1: int64 array ``[num_epochs, num_minibatches]``, or a
             float64 tensor on an accelerator.
-        mean: what to subtract from advantages, float32 ``[num_epochs, num_minibatches, 1 or k, 1]``, or None.
-        scale: what to divide them by then.
+        mean: what to subtract from advantages, float32 ``[num_epochs, num_minibatches, 1 or k, 1]``; None: nothing.
+        scale: what to divide them by after that, of the same shape.
     """
 
     counts: Any
@@ -40,10 +40,10 @@ class MinibatchStatistics:
 
 
 def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.ndarray:
-    """Draws the indices of every minibatch, ``[num_epochs, num_minibatches, k, rows]``: of samples, or of sequences.
+    """Draws the indices of every minibatch, of samples or of sequences: ``[num_epochs, num_minibatches, k, rows]``.
 
     The permutations are keyed by ``(seed, "minibatch", iteration, epoch, shard)``. Global minibatch ``m`` is the union
-    of every shard's slice ``m``: no sample crosses the network.
+    of every shard's slice ``m``, so no sample crosses the network.
     """
     samples, ppo = config.num_steps * plan.envs_per_shard // config.sequence_length, config.ppo
     out = np.empty((ppo.num_epochs, plan.local_num_shards, samples), np.int64)
@@ -57,7 +57,7 @@ def minibatch_indices(config: Config, plan: ShardPlan, iteration: int) -> np.nda
 def advantage_moments(batch: Batch, indices: np.ndarray | Tensor) -> Tensor:
     """Computes count, mean and M2 of each minibatch's advantages: float64 ``[k, num_epochs, num_minibatches, 3]``.
 
-    The indices of :func:`minibatch_indices` may be on an accelerator already.
+    The indices are those of :func:`minibatch_indices`; they may be on an accelerator already.
     """
     device = batch.advantages.device
     if isinstance(indices, np.ndarray) and summed_alone(device) and indices[:, :, 0].size <= FEW_SAMPLES:
@@ -75,7 +75,10 @@ def advantage_moments(batch: Batch, indices: np.ndarray | Tensor) -> Tensor:
 
 
 def minibatch_statistics(config: Config, local: Tensor, everyone: Tensor) -> MinibatchStatistics:
-    """Computes counts and scales of the global minibatches, of the moments of local shards and, gathered, of all."""
+    """Computes counts, means and scales of the global minibatches.
+
+    ``local`` are the :func:`advantage_moments` of the local shards, ``everyone`` those of all shards.
+    """
     count, mean, std = merge_counts(everyone)
     counts = count.clamp(min=1.0)
     statistics = MinibatchStatistics(counts.numpy().astype(np.int64) if on_host(counts.device) else counts)
@@ -99,17 +102,17 @@ def normalised(advantages: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def observations_taker(observations: Tensor, of_shard: Tensor, of_all: Tensor) -> Callable[[int], Tensor]:
-    """Makes a function of a minibatch's number that copies its observations ``[k, rows, …]``.
+    """Returns a function that copies the observations ``[k, rows, …]`` of the minibatch with a given number.
 
-    Takes observations ``[k, samples, …]`` and indices ``[num_minibatches, k, rows]``: within a shard, and into the
-    samples of all shards one after another.
+    Takes observations ``[k, samples, …]`` and indices ``[num_minibatches, k, rows]``: ``of_shard`` within a shard,
+    ``of_all`` into the samples of all shards one after another.
     """
     if observations.dtype != torch.uint8:
         flat = observations.reshape(-1, *observations.shape[2:])
         return lambda number: flat[of_all[number]]
 
     def take(number: int) -> Tensor:
-        """Copies images whole, a shard at a time: nothing else is copied of them."""
+        """Copies images shard by shard, so that nothing but the minibatch is copied."""
         out = observations.new_empty((*of_shard[number].shape, *observations.shape[2:]))
         for shard, samples in enumerate(observations):
             torch.index_select(samples, 0, of_shard[number, shard], out=out[shard])
@@ -127,10 +130,10 @@ def epoch_minibatches(
     config: Config,
     plan: ShardPlan,
 ) -> Iterator[dict[str, Tensor]]:
-    """Yields the minibatches of one epoch by name, tensors ``[k, rows, …]``.
+    """Yields the minibatches of one epoch, tensors ``[k, rows, …]`` by name.
 
-    Observations are taken out when they are needed, each minibatch's in memory of its own; the rest, which meets no
-    matrix product, for the whole epoch at once.
+    Each minibatch's observations are copied when it is needed, into memory of their own. The other columns go into no
+    matrix product, and are copied for the whole epoch at once.
     """
     shards, samples = batch.advantages.shape[:2]
     offsets = np.arange(shards)[:, None] * samples

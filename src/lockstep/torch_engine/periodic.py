@@ -1,8 +1,8 @@
-"""Local steps with periodic averaging (local SGD; Stich 2019): fewer collectives, in exchange for the promise.
+"""Local optimiser steps with periodic averaging over ranks (local SGD; Stich 2019): fewer collectives, no promise.
 
-Each rank takes ``sync_period`` optimiser steps on gradients of its own samples; then parameters and both of Adam's
-moments are averaged over ranks, in one collective together with the loss terms. A period never reaches into the next
-iteration: the last one of an update may be shorter, so that rollouts, fingerprints and checkpoints find equal ranks.
+Each rank takes ``sync_period`` optimiser steps on gradients of its own samples. Then parameters and both of Adam's
+moments are averaged over ranks, in one collective together with the loss terms. A period ends with the iteration at the
+latest: the last one of an update may be shorter, so that rollouts, fingerprints and checkpoints find equal ranks.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from lockstep.training.losses import loss_settings
 class _Period:
     """Sums what this rank has seen in ``steps`` optimiser steps since the last synchronisation.
 
-    ``terms`` are its parts of the loss terms ``[T]``, ``norm`` its gradients' norms, ``broken`` the minibatches whose
-    loss or gradient was not finite.
+    ``terms`` are its parts of the loss terms ``[T]``, ``norm`` the norms of its gradients. ``broken`` counts the
+    minibatches whose loss or gradient was not finite.
     """
 
     terms: Tensor
@@ -42,14 +42,15 @@ class _Period:
 
 
 def synchronize(state: TrainState, period: _Period, communicator: Communicator) -> _Period:
-    """Averages parameters and moments over ranks, and sums what they saw, in one collective; ranks are equal then."""
+    """Averages parameters and moments over ranks and sums their periods, in one collective; ranks are equal then."""
     adam, flat = state.optimizer.moments(), state.parameters.flat
     vectors = [flat, *(adam[name] for name in MOMENTS)]
     seen = torch.tensor([period.norm, float(period.broken)], device=flat.device)
     total = communicator.all_reduce(torch.cat([*vectors, period.terms.to(flat.device), seen]))
     ranks = communicator.topology.world_size
     views, frozen = state.parameters.views, () if state.net.custom is None else state.net.custom.frozen
-    equal = {name: views[name].clone() for name in frozen}  # on all ranks, and a mean of three would round
+    # equal on all ranks already, and a mean of three would round
+    equal = {name: views[name].clone() for name in frozen}
     for number, vector in enumerate(vectors):
         vector.copy_(total[number * flat.numel() : (number + 1) * flat.numel()] / ranks)
     for name, value in equal.items():
@@ -68,13 +69,13 @@ def update_periodically(
     source: GradientSource,
     communicator: Communicator,
 ) -> UpdateResult:
-    """Trains on one rollout as :func:`lockstep.torch_engine.update.update` does, apart for ``sync_period`` steps.
+    """Trains on one rollout as :func:`lockstep.torch_engine.update.update` does, but apart for ``sync_period`` steps.
 
-    KL stop and adaptive learning rate look at the mean KL of a whole period, once it is over; a stop comes after the
-    period's steps were taken.
+    The KL stop and the adaptive learning rate look at the mean KL of a whole period once it is over, so a stop comes
+    after the period's steps were taken.
 
     Raises:
-        NonFiniteError: on every rank at the same synchronisation.
+        NonFiniteError: on every rank at the same synchronisation, if a loss or gradient was not finite.
     """
     ppo, names = config.ppo, loss_settings(config).terms
     result = UpdateResult(terms=np.zeros(len(names)), coefficients=begin_update(state, config))
@@ -105,7 +106,11 @@ def update_periodically(
 def take(
     state: TrainState, together: _Period, result: UpdateResult, config: Config, names: tuple[str, ...], where: str
 ) -> None:
-    """Adds a period of all ranks to the result, and decides on KL stop and learning rate, on every rank alike."""
+    """Adds a period of all ranks to the result, and decides on KL stop and learning rate, the same on every rank.
+
+    Raises:
+        NonFiniteError: if a loss or gradient of the period was not finite.
+    """
     terms = together.terms.double().cpu().numpy()
     if together.broken or not np.isfinite(terms).all():
         raise non_finite(state.iteration + 1, where, names, terms, custom=config.network.custom)

@@ -1,4 +1,4 @@
-"""A trained policy as a function of NumPy arrays."""
+"""Computes a trained policy as a function of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lockstep.torch_engine.state import POLICY, make_net
 
 
 class _Turns:
-    """Lets threads compute at once while all have PyTorch as it is, and one that switches it while no other computes.
+    """Lets threads compute together if PyTorch is set as they need it; one that must switch settings computes alone.
 
-    A thread that computes already, such as in a network of a user's that asks another policy, is let in at once.
+    A thread that computes already, such as one whose network asks another policy, is let in at once.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class _Turns:
 
     @contextlib.contextmanager
     def taken(self, switches: Callable[[], bool]) -> Iterator[None]:
-        """Waits for a turn, alone if it ``switches``, which is asked when nobody else has switched."""
+        """Waits for a turn, alone if ``switches()``; it is asked while no other thread has switched PyTorch."""
         if getattr(self._here, "computes", False):
             yield
             return
@@ -60,12 +60,12 @@ class _Turns:
 
 
 _TURNS = _Turns()
-"""Of all threads of the process, which share PyTorch's number of threads and default dtype."""
+"""One for all threads of the process, because they share PyTorch's number of threads and default dtype."""
 
 
 @contextlib.contextmanager
 def as_in_training(threads: int) -> Iterator[None]:
-    """Has PyTorch compute with so many threads, in float32 and on the CPU by default; then as the caller has it."""
+    """Makes PyTorch use ``threads`` threads and default to float32 on the CPU; then restores the caller's settings."""
 
     def switches() -> bool:
         return (torch.get_num_threads(), torch.get_default_dtype()) != (threads, torch.float32)
@@ -84,17 +84,17 @@ def as_in_training(threads: int) -> Iterator[None]:
 
 
 class PolicyFunction:
-    """The actor of a checkpoint, on the CPU.
+    """Computes a checkpoint's policy on the CPU, from NumPy arrays.
 
     Args:
-        config: the run's.
+        config: of the run.
         environment: the description that the checkpoint holds.
         arrays: ``policy/…`` by name.
-        custom_class: of a network of the user's own, where the caller has it; None: it is found by its name.
+        custom_class: class of the custom network, if the caller has it; None: it is found by its name.
 
     Attributes:
-        observation: how observations lie in rows; ``action`` what actions are.
-        carry_size: numbers that a recurrent policy carries from step to step, else 0.
+        observation: the layout of observation rows; ``action`` is that of actions.
+        carry_size: size of a row's recurrent state, 0 if the policy has none.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class PolicyFunction:
     def __call__(
         self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Gives rows of actions, as :class:`lockstep.envs.host_envs.Buffers` takes them, and what is carried on.
+        """Returns rows of actions, as :class:`lockstep.envs.host_envs.Buffers` takes them, and the next carry.
 
         Takes normalised observation rows ``[rows, width]``, Gumbel or normal noise, float32 ``[rows, action outputs]``
-        (None: the most likely actions), and what is carried, float32 ``[rows, carry_size]``.
+        (None: the most likely actions are returned), and the recurrent state ``carry``, float32 ``[rows, carry_size]``.
         """
         with as_in_training(self._threads):
             return self._act(torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0), noise, carry)
@@ -143,12 +143,12 @@ class PolicyFunction:
     def outputs(
         self, observations: np.ndarray, carry: np.ndarray, actions: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Computes what actor and critic give for normalised rows ``[rows, width]``, and the carry ``[rows, size]``.
+        """Computes the outputs of actor and critic for normalised rows ``[rows, width]`` and a carry ``[rows, size]``.
 
         Returns:
-            ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` where
-            there is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]``
-            of actions where they are given, as they are before a squashed Gaussian's tanh.
+            ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` if there
+            is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]`` of ``actions``
+            if they are given, those of a squashed Gaussian as they are before the tanh.
         """
         with as_in_training(self._threads):
             return self._outputs(torch.from_numpy(np.ascontiguousarray(observations)), carry, actions)

@@ -1,4 +1,4 @@
-"""Collecting a rollout: only the actor runs at each step; values and log-probabilities come from one pass after it."""
+"""Collects a rollout: only the actor runs at each step; one pass after it computes values and log-probabilities."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ class Rollout:
     """Holds one rank's rollout, host arrays ``[T, E, …]`` over its local environments.
 
     Attributes:
-        observations: rows as the networks see them, with the one that follows the last step: ``[T+1, E, width]``.
-        raw: rows as the environments gave them, ``[T, E, width]``; the same memory where nothing is normalised.
+        observations: rows as the networks see them, ``[T+1, E, width]``; the last one follows the last step.
+        raw: rows as the environments gave them, ``[T, E, width]``; the same memory if nothing is normalised.
         actions: as the policy took them: int64 ``[T, E]`` or ``[T, E, indices]``, or float32 ``[T, E, A]``.
-        native: rows of actions as the environments took them; the same memory but for squashed ones.
+        native: actions as the environments took them; the same memory unless actions are squashed.
         rewards: float64 ``[T, E]``, as the learner gets them.
-        terminated: bool ``[T, E]``, for the learner: lost lives too; ``truncated`` likewise.
-        successes: int8 ``[T, E]``, as :class:`lockstep.envs.host_envs.Buffers` has them.
-        final: rows that truncated an episode, as the networks see them, ``[n, width]``: one of each ``truncated`` in
-            order of step and environment; none at all of back ends that reset late.
-        scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory where nothing is shaped.
+        terminated: bool ``[T, E]``, where an episode terminated for the learner, by a lost life too; ``truncated``:
+            where one was truncated and did not terminate.
+        successes: int8 ``[T, E]``, as in :class:`lockstep.envs.host_envs.Buffers`.
+        final: final observations of truncated episodes, as the networks see them, ``[n, width]``: one for each
+            ``truncated`` in order of step and environment; empty for back ends that reset late.
+        scores: float64 ``[T, E]``, rewards as the environments gave them; the same memory if nothing is shaped.
         over: bool ``[T, E]``, where an episode of the environment ended; None: wherever one ends for the learner.
-        dead: bool ``[T, E]``, steps of back ends that reset late which only began an episode; None: there are none.
-        moments: mean and M2 of the raw vectors by shard, float64 ``[k, 2·size]``, where they were computed on an
-            accelerator; else None.
-        untold: bool ``[T, E]``, truncations whose row is what was observed before the step, for no simulator told of
-            another; None: there are none.
-        stated: the environments' own metrics of episodes that ended.
+        dead: bool ``[T, E]``, steps that only began an episode, in back ends that reset late; None: there are none.
+        moments: mean and M2 of the raw vectors by shard, float64 ``[k, 2·size]``, if an accelerator computed them; else
+            None.
+        untold: bool ``[T, E]``, truncations whose row in ``final`` is the observation before the step, because the
+            simulator gave no other; None: there are none.
+        stated: the environments' own metrics of episodes that ended, by step and environment.
     """
 
     observations: np.ndarray
@@ -72,22 +73,22 @@ class Rollout:
 
     @property
     def done(self) -> np.ndarray:
-        """Tells where an episode ended for the learner, bool ``[T, E]``."""
+        """Where an episode ended for the learner, bool ``[T, E]``."""
         return self.terminated | self.truncated
 
     @property
     def resets(self) -> np.ndarray:
-        """Tells after which steps the next observation begins an episode for the learner, bool ``[T, E]``."""
+        """After which steps the next observation begins an episode for the learner, bool ``[T, E]``."""
         return self.done if self.dead is None else self.dead
 
     @property
     def ended(self) -> np.ndarray:
-        """Tells where an episode of the environment ended, bool ``[T, E]``."""
+        """Where an episode of the environment ended, bool ``[T, E]``."""
         return self.done if self.over is None else self.over
 
     @property
     def first_episodes(self) -> np.ndarray:
-        """Tells where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
+        """Where no episode of the environment had ended before in this rollout, bool ``[T, E]``."""
         return first_episodes(self.ended)
 
     def raw_rows(self) -> np.ndarray:
@@ -95,11 +96,11 @@ class Rollout:
         return self.raw
 
     def final_rows(self, places: np.ndarray) -> np.ndarray | Tensor:
-        """Returns the rows of ``final`` at places ``[m]``, ``[m, width]``, where the policy is."""
+        """Returns the rows ``[m, width]`` of ``final`` at places ``[m]``, where the policy computes."""
         return self.final[places]
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns ``observations`` and ``actions`` as tensors on a device, in the same memory where they are there."""
+        """Returns ``observations`` and ``actions`` as tensors on a device, in the same memory if they lie there."""
         return torch.as_tensor(self.observations).to(device), torch.as_tensor(self.actions).to(device)
 
     @classmethod
@@ -124,7 +125,7 @@ class Rollout:
         )
 
     def of(self, part: slice) -> Rollout:
-        """Views of some environments' columns; ``final``, which is nothing yet, and ``stated`` are its own."""
+        """Returns views of some environments' columns; ``final``, still empty, and ``stated`` are its own."""
         views: dict[str, Any] = {"final": self.final[:0]}
         for name in (each.name for each in fields(Rollout) if each.name != "final"):
             whole = getattr(self, name)
@@ -132,7 +133,7 @@ class Rollout:
         return Rollout(**views)
 
     def take(self, t: int, buffers: Buffers) -> None:
-        """Keeps what a step gave: rewards, ends and successes."""
+        """Stores what step ``t`` gave: rewards, ends and successes."""
         self.scores[t] = buffers.rewards
         self.successes[t] = buffers.successes
         if self.over is None:
@@ -145,7 +146,7 @@ class Rollout:
             self.dead[t] = buffers.dead
 
     def shape_rewards(self, shaping: RewardShaping) -> None:
-        """Makes the learner's rewards of the scores."""
+        """Computes the learner's rewards from the scores."""
         if self.scores is not self.rewards:
             self.rewards[...] = shaping(self.scores)
 
@@ -153,8 +154,8 @@ class Rollout:
 def action_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int) -> np.ndarray:
     """Draws a rollout's noise, keyed by ``(seed, "action", iteration, shard)``: float32 ``[T, E, action outputs]``.
 
-    Gumbel for discrete actions (adding it to the logits and taking the largest samples the categorical), standard
-    normal for continuous ones.
+    It is Gumbel noise for discrete actions (the largest of logits plus noise samples the categorical), standard normal
+    for continuous ones.
     """
     shape = (config.num_steps, plan.envs_per_shard, net.action.outputs)
     parts = []
@@ -166,7 +167,7 @@ def action_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int
 
 
 def normalized(layout: ObservationLayout, rows: np.ndarray, normalizer: ObservationNormalizer | None) -> np.ndarray:
-    """Returns observation rows as the networks see them: their vectors normalised."""
+    """Normalises the vectors of observation rows; None leaves the rows as they are."""
     if normalizer is None:
         return rows
     if layout.plain:
@@ -178,10 +179,10 @@ def normalized(layout: ObservationLayout, rows: np.ndarray, normalizer: Observat
 
 
 class Collector(Protocol):
-    """Steps a rank's environments and keeps what they gave; chosen once, by where the environments live.
+    """Steps a rank's environments and stores what they give; chosen once, by where the environments live.
 
     Attributes:
-        rollout: the buffers, filled anew by each call.
+        rollout: the buffers, which each call fills anew.
     """
 
     rollout: Rollout
@@ -190,16 +191,16 @@ class Collector(Protocol):
         """Fills the rollout with this iteration's steps of the policy.
 
         Raises:
-            EnvironmentFailureError: an environment gave a number that isn't finite, an index that is none of its
-                choices, or a mask that allows nothing; one line that names it.
+            EnvironmentFailureError: if an environment gave a number that isn't finite, an index that is none of its
+                choices, or a mask that allows nothing; the message is one line that names it.
         """
 
     def collect_random(self) -> None:
-        """Fills it with random actions, for the normalisers' first statistics; every episode starts anew then."""
+        """Fills the rollout with random actions, for the normalisers' first statistics; then starts new episodes."""
 
 
 class HostCollector:
-    """Collects from environments on the host, of the local shards; see :class:`Collector`."""
+    """Collects from the local shards' environments on the host; see :class:`Collector`."""
 
     def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, actor: Actor) -> None:
         self._config, self._plan, self._state, self._envs, self._actor = config, plan, state, envs, actor
@@ -220,7 +221,7 @@ class HostCollector:
 
 
 class _Part:
-    """Holds environments of a rollout that are stepped together: views of what belongs to them, all else is shared."""
+    """Steps some of a rollout's environments together, on views of their columns; all else is shared."""
 
     def __init__(
         self,
@@ -244,18 +245,18 @@ class _Part:
         return normalized(self._net.observation, rows, self._normalizer)
 
     def observe(self, t: int) -> None:
-        """Keeps what the environments show before step ``t``."""
+        """Stores the observations before step ``t``."""
         self._out.observations[t] = self._seen(self._buffers.observations)
 
     @torch.inference_mode()
     def act(self, t: int) -> None:
-        """Draws the actions of step ``t``."""
+        """Samples the actions of step ``t``."""
         out, buffers = self._out, self._buffers
         if self._normalizer is not None:
             out.raw[t] = buffers.observations
         try:
             out.actions[t] = self._actor(out.observations[t], self._noise[t], self._rows)
-        except Exception:  # also of a network that was shown an index of no choice
+        except Exception:  # maybe because the network got an index that is no choice
             check_acted(self._envs.description, self._env_ids.tolist(), buffers.observations[None], self._iteration, t)
             raise
         if self._net.squashed:
@@ -263,7 +264,7 @@ class _Part:
         buffers.actions[...] = out.native[t]
 
     def take(self, t: int) -> None:
-        """Keeps what step ``t`` gave, and what the environments show after it."""
+        """Stores what step ``t`` gave, and the observations after it."""
         out, buffers = self._out, self._buffers
         out.take(t, buffers)
         if out.dead is None and buffers.truncated.any():
@@ -279,9 +280,9 @@ class _Part:
 
 
 def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, out: Rollout) -> None:
-    """Steps every local environment ``T`` times, filling ``out``; infers for one part of them while others step.
+    """Steps every local environment ``T`` times and fills ``out``; infers for one part of them while others step.
 
-    Environments are stepped as their own code expects it: they may take gradients.
+    Environments are stepped outside inference mode, because their own code may take gradients.
     """
     out.stated.clear()
     final = [out.observations[0, :0]]
@@ -311,13 +312,13 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
 
 
 def check_rollout(rollout: Rollout, envs: HostEnvs, iteration: int) -> None:
-    """Checks what environments gave in a rollout, its last observation too; see :func:`check_numbers`."""
+    """Checks the numbers that environments gave in a rollout and after its last step; see :func:`check_numbers`."""
     check_numbers(envs.description, envs.env_ids, rollout.raw, rollout.scores, iteration, dead=rollout.dead)
     check_rows(envs.description, envs.env_ids, envs.buffers.observations, iteration, len(rollout.raw))
 
 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout) -> None:
-    """Fills ``out`` with random actions, for the normalisers' first statistics; every episode starts anew then."""
+    """Fills ``out`` with random actions, for the normalisers' first statistics; then starts new episodes."""
     buffers = envs.buffers
     observation, action = envs.description.observation, envs.description.action
     actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)

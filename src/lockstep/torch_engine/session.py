@@ -1,4 +1,4 @@
-"""Everything a rank holds while it trains, and how it is opened: devices, ranks, environments, state, self-check."""
+"""Holds everything a rank trains with, and opens it: devices, ranks, environments, state, self-check."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ class Session:
     """Holds what one rank trains with.
 
     Attributes:
-        envs: this rank's environments; ``replay`` their live episodes' actions.
-        mode: whether shards are batched or looped over; ``rollout_mode`` while actions are sampled.
-        together: of how many shards gradients are taken at once, at most, where they are looped over.
-        source: how gradients are reduced.
-        update: the update on an accelerator; None where the host takes its decisions.
-        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
+        envs: this rank's environments; ``replay`` holds the actions of their live episodes.
+        mode: whether shards are batched or looped over; ``rollout_mode``: the same while actions are sampled.
+        together: the most shards whose gradients are computed in one call, if shards are looped over.
+        source: computes the gradients and reduces them.
+        update: the update on an accelerator; None if the host takes its decisions.
+        restarted: environments that this resume couldn't restore exactly; ``restarted_before``: those of earlier ones.
         wall_time_before: seconds of training before this resume.
-        env_config: the config's with a settled number of workers; ``workers_note`` says which, where it was chosen.
-        own_loss: fingerprint of the loss, where it is the user's own.
-        remembered: what the checkpoint says of the run that all ranks go on from; None: they begin.
+        env_config: the config's, with the number of workers settled; ``workers_note`` names it if Lockstep chose it.
+        own_loss: fingerprint of the user's own loss, if there is one.
+        remembered: what the checkpoint that all ranks resume says of the run; None: the run begins.
     """
 
     config: Config
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def counted(self) -> TrainState:
-        """Holds the counters."""
+        """The state, which holds the counters."""
         return self.state
 
     def eval_envs(self) -> HostEnvs:
@@ -126,7 +126,7 @@ class Session:
         """Compares every array across ranks by fingerprint, in one small collective.
 
         Raises:
-            DesyncError: on every rank, naming the tensor, the ranks and ``when``.
+            DesyncError: on every rank, if they differ; it names the tensor, the ranks and ``when``.
         """
         arrays = self.arrays()
         rows = self.communicator.gather_ranks(torch.from_numpy(fingerprints(arrays).copy()))
@@ -153,7 +153,7 @@ class Session:
 
     @property
     def shards_on_a_rank(self) -> str:
-        """Says in words whether a rank's shards are batched or looped over."""
+        """Whether a rank's shards are batched or looped over, in words."""
         lone = ", a lone one as one of two" if getattr(self.state.policy, "pairs", False) else ""
         rollouts = "" if self.rollout_mode == self.mode else f", {self.rollout_mode} in rollouts"
         gradients = "" if self.together == 1 else f", up to {self.together} at a time in gradients"
@@ -169,7 +169,7 @@ class Session:
         self.collector.collect()
 
     def close(self) -> None:
-        """Closes the environments, and tells the other ranks."""
+        """Closes the environments, and tells the other ranks that this one leaves."""
         try:
             self.envs.close()
             if self._eval_envs is not None:
@@ -182,7 +182,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
     """Joins the ranks, makes the environments, and builds or restores the state.
 
     Raises:
-        ValueError: what the config asks for can't be had here, or ranks differ; one line.
+        ValueError: if the config asks for what can't be had here, or ranks differ; the message is one line.
     """
     device = set_up_torch(config, topology)
     plan = ShardPlan(config.envs, config.shards, topology.world_size, topology.rank)
@@ -241,7 +241,7 @@ def open_session(config: Config, topology: Topology, checkpoint: Checkpoint | No
 
 
 def make_update(state: TrainState, config: Config, plan: ShardPlan, source: GradientSource) -> AcceleratedUpdate | None:
-    """Makes the update on an accelerator, where its decisions can be taken there: not with FSDP, nor local steps."""
+    """Makes the update that takes its decisions on the accelerator; None on a CPU, with FSDP, and with local steps."""
     if config.device == "cpu" or config.fsdp or config.sync_period > 1:
         return None
     return AcceleratedUpdate(state, config, plan, source, graphed=plan.world_size == 1 and uses_graphs(config))
@@ -250,9 +250,9 @@ def make_update(state: TrainState, config: Config, plan: ShardPlan, source: Grad
 def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: HostEnvs, mode: Mode) -> Collector:
     """Chooses where a rollout is collected: on the device if the environments are there, else on the host."""
     actor = state.policy.actor(plan, mode)
-    graphed = uses_graphs(config)  # of any number of ranks: none takes part in another's rollout
+    graphed = uses_graphs(config)  # with any number of ranks, because a rollout has no collectives
     if isinstance(envs, TensorEnvs):
-        repeats = graphed and bool(envs.arrays)  # what simulators launch is theirs
+        repeats = graphed and bool(envs.arrays)  # a simulator launches work of its own
         return (GraphedCollector if repeats else TensorCollector)(config, plan, state, envs, actor)
     if config.device != "cpu":
         if graphed:
@@ -262,10 +262,10 @@ def make_collector(config: Config, plan: ShardPlan, state: TrainState, envs: Hos
 
 
 def set_reference(state: TrainState, config: Config) -> None:
-    """Gives the state GRPO's reference policy, if the config has a use for one.
+    """Gives the state GRPO's reference policy, if the config uses one.
 
     Raises:
-        ValueError: there is no such run, or its networks have other shapes; one line.
+        ValueError: if there is no such run, or its networks have other shapes; the message is one line.
     """
     shapes = state.net.shapes()
     arrays = reference_arrays(config, shapes, lambda: initial_parameters(config, state.net))
@@ -276,7 +276,7 @@ def set_reference(state: TrainState, config: Config) -> None:
 
 
 def begin(session: Session) -> None:
-    """Starts the first episodes, and takes first statistics where something is normalised."""
+    """Starts the first episodes, and takes the first statistics if something is normalised."""
     state = session.state
     session.envs.reset()
     if state.observation_normalizer is not None or state.return_normalizer is not None:
@@ -285,9 +285,9 @@ def begin(session: Session) -> None:
 
 
 def current_policy(session: Session) -> Policy:
-    """Returns the policy as it stands, as a function of one observation: as ``load_policy`` would of a checkpoint.
+    """Returns the current policy as a function of one observation, as ``load_policy`` returns a checkpoint's.
 
-    With FSDP only while the whole parameters are gathered.
+    With FSDP it works only while the whole parameters are gathered.
     """
     state = session.state
     return policy_of(session.config, session.description, policy_arrays(state), state.global_step)

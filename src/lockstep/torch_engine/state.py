@@ -1,4 +1,4 @@
-"""What training changes: parameters, moments, normalisers, counters; and their names in a checkpoint."""
+"""The state that training changes (parameters, moments, normalisers, counters) and its names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from lockstep.training.limits import scheduled_coefficients
 
 @dataclass
 class TrainState:
-    """The whole state of training on one rank; all of it but live episodes' numbers is the same on every rank.
+    """The whole state of training on one rank; all of it is the same on every rank, except what live episodes carry.
 
     Attributes:
-        parameters: weights; sliced by FSDP they have memory only between :func:`gather_parameters` and
+        parameters: weights; with FSDP they have memory only between :func:`gather_parameters` and
             :func:`release_parameters`.
-        policy: computes with them; ``optimizer`` changes them; both are chosen once.
-        observation_normalizer: None where observations are left as they are; ``return_normalizer`` where rewards are.
-        counter: live episodes' returns and lengths, local environments.
+        policy: computes with the parameters; ``optimizer`` changes them; both are chosen once.
+        observation_normalizer: None if observations are not normalised; ``return_normalizer``: None if rewards are not.
+        counter: returns and lengths of the live episodes of local environments.
         learning_rate: as the adaptive schedule left it.
-        coefficients: of the loss, those that are scheduled, by name: float32 ``[]`` on the device, always the same
+        coefficients: the scheduled coefficients of the loss by name: float32 ``[]`` on the device, always in the same
             memory, which :func:`lockstep.torch_engine.update.begin_update` fills.
         recent: the last hundred episodes.
-        recurrent_state: what a recurrent policy carries from step to step, float32 ``[E, size]``, or None; on an
-            accelerator it lies there between iterations.
+        recurrent_state: of a recurrent policy, float32 ``[E, size]``, else None; with an accelerator it stays there
+            between iterations.
         reference: GRPO's reference policy, or None.
     """
 
@@ -77,10 +77,10 @@ def make_net(
 ) -> PolicyNet:
     """Makes the networks that a config asks for.
 
-    ``custom_class`` is the class that ``network.custom`` names, where the caller has it; None: it is found.
+    ``custom_class`` is the class that ``network.custom`` names, if the caller has it; None: it is found by its name.
 
     Raises:
-        ValueError: they don't fit the spaces; one line.
+        ValueError: if they don't fit the spaces; the message is one line.
     """
     network = config.network
     net = PolicyNet(**net_options(config, observation, action))
@@ -92,15 +92,16 @@ def make_net(
 
 
 def optimizer_options(config: Config) -> dict[str, Any]:
-    """Returns Adam's settings but for the learning rate, by PyTorch's names."""
+    """Returns Adam's settings without the learning rate, by PyTorch's names."""
     return {"betas": config.ppo.adam_betas, "eps": config.ppo.adam_eps}
 
 
 def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
-    """Makes the networks that a config asks for, if they and all that goes with them can be had here.
+    """Makes the networks that a config asks for, and checks that they can be trained as it says.
 
     Raises:
-        ValueError: networks or normalisers don't fit the spaces, or nothing can compile or capture them; one line.
+        ValueError: if networks or normalisers don't fit the spaces, or nothing here can compile or capture them; the
+            message is one line.
     """
     net = make_net(config, description.observation, description.action)
     if net.custom is not None:
@@ -121,7 +122,7 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
     """Makes the state before the first iteration.
 
     Raises:
-        ValueError: networks or normalisers don't fit the spaces; one line.
+        ValueError: if networks or normalisers don't fit the spaces; the message is one line.
     """
     net = check_networks(config, description)
     parameters = FlatParameters(net.shapes(), device)
@@ -149,9 +150,9 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
 
 
 def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> tuple[PolicyFunctions, Optimizer]:
-    """Chooses who computes: NumPy for plain and recurrent policies in float32 on a CPU, else PyTorch."""
+    """Chooses what computes: NumPy for plain and recurrent policies in float32 on a CPU, else PyTorch."""
     by_hand = config.device == "cpu" and config.precision == "fp32" and not config.fsdp and not config.compile
-    by_hand = by_hand and config.ppo.loss is None  # whose gradient autograd takes
+    by_hand = by_hand and config.ppo.loss is None  # autograd computes the gradient of a user's own loss
     if by_hand and derivable(net):
         rule = partial(host_adam, betas=config.ppo.adam_betas, epsilon=config.ppo.adam_eps)
         return PlainFunctions(net, parameters), WholeAdam(parameters, rule)
@@ -162,7 +163,7 @@ def make_policy(config: Config, net: PolicyNet, parameters: FlatParameters) -> t
 
 
 def carried(state: TrainState) -> dict[str, np.ndarray]:
-    """Names what each local environment carries from step to step besides its own state, arrays ``[E, …]``."""
+    """Returns what local environments carry from step to step besides their own state, arrays ``[E, …]`` by name."""
     out = {} if state.return_normalizer is None else {"discounted": state.return_normalizer.running}
     carry = state.recurrent_state
     if carry is None:
@@ -171,7 +172,7 @@ def carried(state: TrainState) -> dict[str, np.ndarray]:
 
 
 def gather_parameters(state: TrainState) -> None:
-    """Gives ``state.parameters`` the memory of a whole copy on every rank, where FSDP slices them; a collective."""
+    """Gives ``state.parameters`` the memory of a whole copy on every rank, if FSDP slices them; then a collective."""
     state.optimizer.gather()
 
 
@@ -181,15 +182,15 @@ def release_parameters(state: TrainState) -> None:
 
 
 def policy_arrays(state: TrainState) -> dict[str, np.ndarray]:
-    """Copies parameters and normalisers by name, as :func:`state_arrays`; with FSDP between gather and release only."""
+    """Copies parameters and normalisers by name, as :func:`state_arrays`; with FSDP only between gather and release."""
     arrays = {POLICY + name: array for name, array in state.parameters.arrays(state.parameters.flat).items()}
     return arrays | _normalizer_arrays(state)
 
 
 def state_arrays(state: TrainState) -> dict[str, np.ndarray]:
-    """Copies every array of the training state by name: what is saved is what is fingerprinted is what is compared.
+    """Copies every array of the training state by name; these are what is saved, fingerprinted and compared.
 
-    With FSDP the slices of all ranks are put together: a collective, and every rank gets whole arrays.
+    With FSDP it is a collective that puts the slices of all ranks together, and every rank gets whole arrays.
     """
     flat, adam = state.parameters, state.optimizer.moments()
     arrays = {POLICY + name: array for name, array in flat.arrays(state.optimizer.parameters()).items()}
@@ -208,7 +209,7 @@ def _normalizer_arrays(state: TrainState) -> dict[str, np.ndarray]:
 
 
 def _normalizers(state: TrainState) -> tuple[tuple[str, ObservationNormalizer | RewardNormalizer | None], ...]:
-    """The normalisers by their names in checkpoints."""
+    """Returns the normalisers with their names in checkpoints."""
     return ("observations", state.observation_normalizer), ("returns", state.return_normalizer)
 
 
@@ -216,7 +217,7 @@ def load_state_arrays(state: TrainState, arrays: dict[str, np.ndarray]) -> None:
     """Copies arrays into the state: the reverse of :func:`state_arrays`.
 
     Raises:
-        ValueError: names or shapes are not those of this config.
+        ValueError: if names or shapes are not those of this config.
     """
     check_names_and_shapes(state_arrays(state), arrays)
     moments = {moment: below(arrays, f"{OPTIMIZER}{moment}/") for moment in MOMENTS}

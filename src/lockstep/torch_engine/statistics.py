@@ -1,4 +1,4 @@
-"""Statistics that the shards gather once an iteration, moments, counts, stop flags, and metrics made of them."""
+"""Shares what shards must know of each other once an iteration: moments, counts, stop codes; and makes metrics."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Shared:
 
     Attributes:
         advantage_moments: float64 ``[num_shards, num_epochs, num_minibatches, 3]``, count, mean and M2.
-        fit: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values; of an accelerator it is
-            on the host once the update was read.
+        fit: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values; with an accelerator it
+            is on the host once the update has been read.
         observations: float64 ``[num_shards, 2, size]``, mean and M2, or empty.
-        returns: float64 ``[num_shards, 2, 1]`` of discounted returns, or empty.
-        episodes: most episodes that ended in one shard.
+        returns: float64 ``[num_shards, 2, 1]``, mean and M2 of discounted returns, or empty.
+        episodes: the largest number of episodes that ended in one shard.
         stop: the highest stop code of any rank.
-        samples: that counted, by shard: int64 ``[num_shards]``.
+        samples: the number of samples that counted, by shard: int64 ``[num_shards]``.
         stated: whether an environment gave metrics of its own.
     """
 
@@ -51,7 +51,7 @@ class Shared:
 
 
 def sample_counts(rollout: Rollout, plan: ShardPlan) -> np.ndarray:
-    """Counts the steps of each local shard that count, float64 ``[k]``: all but dead ones."""
+    """Counts the steps of each local shard, float64 ``[k]``, without dead ones."""
     counted = np.ones(rollout.done.shape) if rollout.dead is None else (~rollout.dead).astype(np.float64)
     return counted.sum(0).reshape(plan.local_num_shards, -1).sum(1)
 
@@ -65,14 +65,14 @@ def _counting_columns(array: np.ndarray, rollout: Rollout, plan: ShardPlan) -> l
 
 
 def _shard_columns(array: np.ndarray, plan: ShardPlan) -> list[np.ndarray]:
-    """Takes each local shard's samples ``[T·rows, …]`` of a host array ``[T, E, …]``."""
+    """Cuts a host array ``[T, E, …]`` into each local shard's samples ``[T·rows, …]``."""
     rows = plan.envs_per_shard
     parts = [array[:, s * rows : (s + 1) * rows] for s in range(plan.local_num_shards)]
     return [part.reshape(-1, *array.shape[2:]) for part in parts]
 
 
 def normalizer_moments(state: TrainState, rollout: Rollout, plan: ShardPlan) -> np.ndarray:
-    """Computes mean and M2 of observations and discounted returns by shard: float64 ``[k, 2·size + 2]``."""
+    """Computes mean and M2 of observations and of discounted returns by shard: float64 ``[k, 2·size + 2]``."""
     parts = [np.zeros((plan.local_num_shards, 0))]
     if state.observation_normalizer is not None and rollout.moments is not None:
         parts.append(rollout.moments)
@@ -120,9 +120,10 @@ def share(
     plan: ShardPlan,
     communicator: Communicator,
 ) -> Shared:
-    """Gathers every shard's statistics and this rank's stop code, once, in shard order; moments: of local shards.
+    """Gathers every shard's statistics and the ranks' stop codes, once, in shard order.
 
-    What was computed on an accelerator stays there, and is gathered for itself.
+    ``advantage_moments`` are those of the local shards. What was computed on an accelerator stays there, and is
+    gathered in a collective of its own.
     """
     k, rows = plan.local_num_shards, plan.envs_per_shard
     shard_of = (finished[:, 1].astype(np.int64) // rows) - plan.shards.start
@@ -150,7 +151,7 @@ def share(
 
 
 def _gathered(computed: Tensor, known: Tensor, communicator: Communicator) -> tuple[Tensor, Tensor]:
-    """Gathers what was computed where the policy is, and what the host knows, ``[local shards, …]`` each, once."""
+    """Gathers what the policy's device and what the host computed, ``[local shards, …]`` each; at once on a CPU."""
     if not on_host(computed.device):
         return communicator.gather_shards(computed), communicator.gather_shards(known)
     together = communicator.gather_shards(torch.cat([computed, known], 1))
@@ -159,9 +160,9 @@ def _gathered(computed: Tensor, known: Tensor, communicator: Communicator) -> tu
 
 
 def explained_variance(fit: Tensor, counts: np.ndarray) -> float | None:
-    """Computes 1 - Var(returns - values) / Var(returns) over all samples, of which each shard has ``counts``.
+    """Computes 1 - Var(returns - values) / Var(returns) over all samples; each shard has ``counts`` of them.
 
-    None where returns don't vary.
+    Returns None if returns don't vary.
     """
     each = torch.from_numpy(counts.astype(np.float64)).view(-1, 1, 1).expand(-1, 2, 1)
     _, _, std = merge_counts(torch.cat([each, fit], -1))
@@ -170,7 +171,7 @@ def explained_variance(fit: Tensor, counts: np.ndarray) -> float | None:
 
 
 def merge_normalizers(state: TrainState, observations: np.ndarray, returns: np.ndarray, counts: np.ndarray) -> None:
-    """Takes the shards' deltas, of ``counts`` samples each, into the normalisers: after the iteration that has them."""
+    """Merges the shards' moments, of ``counts`` samples each, into the normalisers, after the iteration is over."""
     if state.observation_normalizer is not None:
         merge_shards(state.observation_normalizer.moments, observations, counts)
         state.observation_normalizer.freeze()
@@ -198,10 +199,10 @@ def share_metrics(
     plan: ShardPlan,
     communicator: Communicator,
 ) -> tuple[np.ndarray, RankTimes]:
-    """Gathers episodes, see :meth:`EpisodeCounter.finished`, and times of all ranks in one collective.
+    """Gathers the episodes (see :meth:`EpisodeCounter.finished`) and the times of all ranks in one collective.
 
-    ``episodes`` is the most that ended in one shard; ``durations`` are the seconds of each of this rank's collectives,
-    of which every rank has made the same number.
+    ``episodes`` is the largest number that ended in one shard. ``durations`` are the seconds of each of this rank's
+    collectives; every rank has made the same number.
     """
     table = np.zeros((plan.tree.most_shards * episodes, EPISODE_COLUMNS))
     table[: len(finished)] = finished
@@ -215,6 +216,6 @@ def share_metrics(
 
 
 def share_stated(stated: StatedMetrics, communicator: Communicator) -> StatedMetrics:
-    """Gathers the environments' own metrics of all ranks; a collective, for iterations in which there are any."""
+    """Gathers the environments' own metrics of all ranks; a collective, only for iterations in which there are any."""
     everyone = communicator.gather_json([[*key, dict(said)] for key, said in stated.items()])
     return {(step, env): said for rows in everyone for step, env, said in rows}

@@ -1,4 +1,4 @@
-"""Training: the loop, from the first iteration to the last checkpoint."""
+"""Trains one rank's part of a run: the loop, from the first iteration to the last checkpoint."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from lockstep.training.stop import RUNNING, StopRequest, TrainResult, reached, s
 
 
 class Trainer:
-    """The loop over one rank's iterations."""
+    """Runs the loop over one rank's iterations."""
 
     def __init__(self, session: Session, recorder: Recorder, options: RunOptions, request: StopRequest) -> None:
         self.session = session
@@ -90,33 +90,33 @@ class Trainer:
         return stop
 
     def due(self, asked: int) -> bool:
-        """Tells whether something waits for this iteration; else an accelerator's is read while the next one runs."""
+        """Returns whether something waits for this iteration; if not, the next one starts before it is read."""
         return self.reached() != RUNNING or asked != RUNNING or self.recorder.needs_state()
 
     def take(self) -> Record:
-        """Returns the metrics record of the iteration that was not logged yet.
+        """Returns the metrics record of the iteration that has not been logged yet.
 
         Raises:
-            NonFiniteError: its loss or gradient was not finite; on all ranks.
+            NonFiniteError: on all ranks, if its loss or gradient was not finite.
         """
         assert self.held is not None
         finish, self.held = self.held, None
         return finish()
 
     def reached(self) -> int:
-        """Returns the code of the limit in steps that is reached, or ``RUNNING``."""
+        """Returns the code of the step limit that is reached, or ``RUNNING``."""
         return reached(self.config, self.options, self.state.iteration, self.state.global_step)
 
     def answered(self) -> int:
-        """Returns the code of what listeners said to this iteration; a collective, where they are waited for."""
+        """Returns the stop code that listeners gave for this iteration; a collective if they are waited for."""
         audience = self.recorder.audience
         return max(self.communicator.gather_json(audience.answer.code)) if audience.waits else RUNNING
 
     def iterate(self) -> int:
-        """Trains for one iteration, whose record is held; returns the highest code that any rank asks for."""
+        """Trains for one iteration and holds its record; returns the highest stop code that any rank asks for."""
         drawn = self.draw_indices()
         finished = self.collect()
-        if self.held is not None:  # of an accelerator's last iteration, which is over by now
+        if self.held is not None:  # the last iteration's, which the accelerator has finished by now
             self.recorder.log(self.take())
         batch = self.estimate()
         indices = drawn()
@@ -128,9 +128,9 @@ class Trainer:
         return shared.stop
 
     def draw_indices(self) -> Callable[[], np.ndarray | Tensor]:
-        """Returns what gives the indices of the iteration's minibatches, see :func:`.minibatches.minibatch_indices`.
+        """Returns a function that gives the indices of the minibatches; see :func:`.minibatches.minibatch_indices`.
 
-        For an update on an accelerator they are drawn while the rollout is collected, and given as a tensor there.
+        For an update on an accelerator they are drawn while the rollout is collected, and returned as a tensor there.
         """
         draw = partial(minibatch_indices, self.config, self.plan, self.state.iteration)
         if self.ahead is None:
@@ -139,7 +139,7 @@ class Trainer:
         return lambda: upload(np.ascontiguousarray(drawing.result()), device)
 
     def collect(self) -> np.ndarray:
-        """Fills the session's rollout; returns the episodes that ended here, see :func:`.groups.finished_episodes`."""
+        """Fills the session's rollout; returns this rank's ended episodes, see :func:`.groups.finished_episodes`."""
         session, state = self.session, self.state
         life.begin(Part.ROLLOUT)
         if self.config.algorithm == "grpo":
@@ -151,7 +151,7 @@ class Trainer:
         return finished_episodes(state, session.rollout, self.config, self.plan)
 
     def estimate(self) -> Batch:
-        """Computes values, advantages and returns of the rollout; with FSDP the whole parameters are let go then."""
+        """Computes values, advantages and returns of the rollout; with FSDP it then frees the whole parameters."""
         batch = make_batch(self.state, self.session.rollout, self.plan, self.config, self.session.mode)
         release_parameters(self.state)
         self.clock.lap("rollout")
@@ -169,7 +169,7 @@ class Trainer:
     def update(
         self, batch: Batch, indices: np.ndarray | Tensor, statistics: MinibatchStatistics, shared: Shared
     ) -> UpdateResult | AwaitedUpdate:
-        """Takes the optimiser steps, each combined over the ranks or only every ``sync_period`` of them."""
+        """Takes the optimiser steps, which combine the ranks at each step or only at every ``sync_period``-th."""
         state, config, plan, source = self.state, self.config, self.plan, self.session.source
         life.begin(Part.UPDATE)
         if self.session.update is not None:
@@ -181,14 +181,14 @@ class Trainer:
         return update_periodically(state, batch, indices, statistics, config, plan, source, self.communicator)
 
     def advance(self, shared: Shared) -> None:
-        """Takes the iteration into normalisers and counters."""
+        """Merges the iteration's moments into the normalisers, and advances the counters."""
         merge_normalizers(self.state, shared.observations, shared.returns, shared.samples)
         self.state.iteration += 1
         self.state.global_step += self.config.steps_per_iteration
         self.clock.lap("learn")
 
     def gather_episodes(self, finished: np.ndarray, shared: Shared) -> RankTimes:
-        """Takes the episodes of all ranks into the last hundred; returns the times of all ranks. A collective."""
+        """Adds the episodes of all ranks to the last hundred; returns the times of all ranks. A collective."""
         laps, durations = self.clock.finish()
         episodes, times = share_metrics(finished, shared.episodes, laps, durations, self.plan, self.communicator)
         stated = share_stated(self.session.rollout.stated, self.communicator) if shared.stated else None
@@ -198,7 +198,7 @@ class Trainer:
         return times
 
     def metrics(self, result: UpdateResult | AwaitedUpdate, shared: Shared, times: RankTimes) -> Callable[[], Record]:
-        """Returns what makes the metrics record of the iteration, once the update is over."""
+        """Returns a function that makes the metrics record of the iteration; it waits until the update is over."""
         state = self.state
         episodes = episode_metrics(state.iteration, state.global_step, state.recent)
 
@@ -211,7 +211,7 @@ class Trainer:
         return record
 
     def evaluate(self) -> Record:
-        """Evaluates the policy if that is due; returns ``eval/…`` of the record."""
+        """Evaluates the policy if that is due; returns the ``eval/…`` part of the record."""
         if not self.recorder.evaluation_due():
             return {}
         life.begin(Part.EVALUATION)
@@ -233,14 +233,14 @@ def train(
     """Trains one rank's part of a run, from its beginning or from a checkpoint.
 
     Raises:
-        ValueError: what the config asks for can't be had here; one line.
-        EnvironmentFailureError: an environment raised, died or hung.
-        NonFiniteError: the loss is not finite; on all ranks at the same step.
-        DesyncError: ranks hold different bytes; on all ranks.
-        PeerFailureError: another rank is gone.
+        ValueError: if the config asks for what can't be had here; the message is one line.
+        EnvironmentFailureError: if an environment raised, died or hung.
+        NonFiniteError: if the loss is not finite; on all ranks at the same step.
+        DesyncError: if ranks hold different bytes; on all ranks.
+        PeerFailureError: if another rank is gone.
     """
     started = time.monotonic()
-    # the session is gone when the group is left: with FSDP it holds process groups
+    # the session must be gone before the group is left, because with FSDP it holds process groups
     with stop_requests() as request, left_at_the_end():
         return record_training(
             run,

@@ -1,4 +1,4 @@
-"""The update: epochs of minibatches, one collective per optimiser step, every decision from combined values."""
+"""Takes the update: epochs of minibatches, one collective per optimiser step, every decision from combined values."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from lockstep.training.metrics import Record, update_metrics
 
 @dataclass
 class UpdateResult:
-    """Sums up what an update did, on every rank the same.
+    """Sums up what an update did; the same on every rank.
 
     Attributes:
         terms: sums of the loss terms over the ``evaluated`` minibatches, the one that stopped it included.
-        grad_norm: sum over optimiser steps; ``steps`` their number.
-        coefficients: of the loss, those that are scheduled, by name.
+        grad_norm: sum of the gradient's norms over optimiser steps; ``steps`` is their number.
+        coefficients: the scheduled coefficients of the loss by name.
     """
 
     terms: np.ndarray
@@ -67,9 +67,10 @@ class UpdateResult:
 
 
 def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) -> float:
-    """Divides by 1.5 above twice the desired KL, multiplies below half of it (rsl_rl; Schwarke et al. 2025).
+    """Divides the rate by 1.5 if KL is above twice the desired one, and multiplies it by 1.5 if KL is below half of it.
 
-    A KL of rounding alone, :data:`KL_NOISE`, changes nothing.
+    The rule is rsl_rl's (Schwarke et al. 2025). A KL of rounding alone, up to :data:`KL_NOISE` of the desired one,
+    changes nothing.
     """
     low, high = LEARNING_RATE_LIMITS
     if kl > LARGE_KL * desired_kl:
@@ -80,9 +81,9 @@ def adapted_learning_rate(learning_rate: float, kl: float, desired_kl: float) ->
 
 
 def decide(state: TrainState, result: UpdateResult, config: Config, kl: float) -> None:
-    """Decides by the KL divergence of all ranks whether the update stops, and on the adaptive learning rate.
+    """Decides by the KL divergence of all ranks whether the update stops, and adapts the learning rate.
 
-    The rate follows what stops the update too: without the largest divergences it would only ever grow.
+    The rate also follows a divergence that stops the update: without the largest ones it would only ever grow.
     """
     ppo = config.ppo
     if ppo.target_kl is not None and kl > KL_STOP_FACTOR * ppo.target_kl:
@@ -92,7 +93,7 @@ def decide(state: TrainState, result: UpdateResult, config: Config, kl: float) -
 
 
 def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None, learning_rate: float) -> None:
-    """Clips a reduced gradient, whose memory is used up, by its global norm (None: not), and applies it."""
+    """Clips a reduced gradient in place by its global norm (None: doesn't clip), and applies it."""
     vector, norm = gradient.vector, float(gradient.norm)
     if max_norm is not None and norm + CLIP_EPSILON > max_norm:
         vector *= max_norm / (norm + CLIP_EPSILON)
@@ -101,10 +102,10 @@ def clip_and_step(state: TrainState, gradient: Gradient, max_norm: float | None,
 
 
 def begin_update(state: TrainState, config: Config) -> dict[str, float]:
-    """Sets the learning rate and the loss's coefficients of the iteration that begins, as their schedules have them.
+    """Sets the learning rate and the loss's coefficients for the iteration that begins, as their schedules say.
 
     Returns:
-        The coefficients that are scheduled, by name; ``state.coefficients`` has them on its device.
+        The scheduled coefficients by name; ``state.coefficients`` holds them on its device.
     """
     state.learning_rate = scheduled_learning_rate(config, state.global_step, state.learning_rate)
     coefficients = scheduled_coefficients(config, state.global_step)
@@ -125,7 +126,7 @@ def update(
     """Trains on one rollout.
 
     Raises:
-        NonFiniteError: on every rank at the same step, before the optimiser has seen it.
+        NonFiniteError: on every rank at the same step, before the optimiser takes it, if loss or gradient isn't finite.
     """
     ppo, names = config.ppo, loss_settings(config).terms
     result = UpdateResult(terms=np.zeros(len(names)), coefficients=begin_update(state, config))

@@ -1,1 +1,1 @@
-"""The host's half of training, which both engines share."""
+"""The host's half of training, the same for both engines."""

@@ -1,4 +1,4 @@
-"""What a run says before it trains: its set-up in one line, and what leaves the promise."""
+"""Writes what a run says before it trains: its set-up in one line, and what leaves the promise of equal bytes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ APART = "sync_period {period}: {unit} train apart between synchronisations; the 
 
 
 def counted(number: int, noun: str) -> str:
-    """Writes ``1 shard``, ``2 shards``."""
+    """Returns ``1 shard``, ``2 shards``."""
     return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def shards_each(tree: Tree) -> str:
-    """Writes how many shards a rank owns: ``2 shards``, ``3 or 2 shards``."""
+    """Returns how many shards a rank owns: ``2 shards``, ``3 or 2 shards``."""
     most, least = len(tree.owned[0]), len(tree.owned[-1])
     return counted(most, "shard") if most == least else f"{most} or {least} shards"
 
@@ -31,10 +31,10 @@ def shards_each(tree: Tree) -> str:
 def start_lines(
     session: TrainingSession, options: RunOptions, unit: str, set_up: Sequence[str], own: Sequence[str]
 ) -> list[str]:
-    """Writes a line that confirms the set-up, once parameters are seen to be in sync, and what leaves the promise.
+    """Returns a line with the set-up, once parameters are known to be in sync, and lines on what leaves the promise.
 
     ``unit`` is what the run is spread over, ``ranks`` or ``devices``; ``set_up`` is the engine's part of the first
-    line, and ``own`` are its own lines of what leaves the promise.
+    line, ``own`` are the engine's lines on what leaves the promise.
 
     Raises:
         DesyncError: ranks hold different bytes; on all ranks.
@@ -65,7 +65,7 @@ def start_lines(
 
 
 def loss_notes(session: TrainingSession) -> list[str]:
-    """Says what is remarkable of a loss of the user's own."""
+    """Returns notes on a user's own loss: that it was edited, or doesn't train the policy."""
     found = session.own_loss
     if found is None:
         return []
@@ -79,7 +79,7 @@ def loss_notes(session: TrainingSession) -> list[str]:
 
 
 def grpo_notes(config: Config, limit: int | None) -> list[str]:
-    """Says that GRPO's episodes count for one iteration, where the environment lets them last longer."""
+    """Says that GRPO counts episodes within one iteration, if the environment lets them last longer."""
     if config.algorithm != "grpo" or (limit is not None and limit <= config.num_steps):
         return []
     longest = "has no time limit" if limit is None else f"lets them last {limit}"
@@ -87,7 +87,7 @@ def grpo_notes(config: Config, limit: int | None) -> list[str]:
 
 
 def unread_settings(config: Config, discrete: bool) -> list[str]:
-    """Lists in a line each what a config asks for and nothing reads, as the rest of it is; of ``discrete`` actions."""
+    """Returns a line for each setting that has no effect given the others; ``discrete`` says whether actions are."""
     ppo, network, found = config.ppo, config.network, list[str]()
 
     def tell(key: str, value: Any, why: str) -> None:
@@ -108,7 +108,7 @@ def unread_settings(config: Config, discrete: bool) -> list[str]:
 
 
 def _sizes_of_nothing(config: Config) -> list[str]:
-    """Lists sizes and limits that were set of parts which the run doesn't have."""
+    """Returns lines for sizes and limits of parts that the run doesn't have."""
     memory = None if config.network.recurrent else _without_memory(config)
     groups = None if config.algorithm == "grpo" else "algorithm ppo has no groups; algorithm grpo has"
     normalize = config.normalize

@@ -1,4 +1,4 @@
-"""Those who listen to a run from another process, and may answer: callbacks of whoever called ``lockstep.train``."""
+"""Sends a run's records to listeners in another process, callbacks of ``lockstep.train``, and reads their answers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from lockstep.core.life import life
 from lockstep.training.stop import CALLBACK, RUNNING
 
 ADDRESS_VARIABLE = "LOCKSTEP_CALLBACKS"
-"""Names the socket at which they listen; the launcher reads it."""
+"""Names the listeners' socket; read by the launcher."""
 COMMAND_VARIABLE = "LOCKSTEP_COMMAND"
-"""Holds the words after ``lockstep`` to remember as JSON, or null, where another program has made the command line."""
+"""Holds the words after ``lockstep`` to record, as JSON, or null, if another program made the command line."""
 OBSERVERS = "observe:"
-"""Before it: nobody is waited for."""
+"""Prefix of the address of listeners whose answers aren't waited for."""
 CHUNK = 1 << 16
 LOOK_SECONDS = 1.0
-"""After which a rank that waits for them shows that it isn't the one that hangs."""
+"""After this time a rank that waits for them signals that it doesn't hang."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What they say to an iteration: the stop code that the rank which asked wants, and metrics to log with it."""
+    """The listeners' answer to an iteration: the stop code that they ask for, and metrics to log with it."""
 
     code: int = RUNNING
     metrics: Mapping[str, float] | None = None
 
 
 class Audience:
-    """Tells records, and waits for answers, on the rank that writes; on others it knows whether there will be any.
+    """Sends records and waits for answers, on the rank that writes; on others it knows whether answers are waited for.
 
     Args:
-        address: where they listen, as :data:`ADDRESS_VARIABLE` says it; None: nobody does.
-        speaks: whether this rank tells them.
+        address: the listeners' address from :data:`ADDRESS_VARIABLE`; None: there are none.
+        speaks: whether this rank sends to them.
 
     Attributes:
         waits: whether training waits for answers, which all ranks then agree on.
@@ -52,16 +52,16 @@ class Audience:
             self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 self._connection.connect(address.removeprefix(OBSERVERS))
-            except OSError:  # whoever called is gone, and this process soon as well
+            except OSError:  # the caller is gone, and will take this process with it
                 self._drop()
 
     @property
     def listens(self) -> bool:
-        """Whether there is somebody to tell."""
+        """Whether there is a listener to send to."""
         return self._connection is not None
 
     def tell(self, record: Mapping[str, Any]) -> Answer:
-        """Tells a record; returns the answer, or nothing at once where nobody waits for it."""
+        """Sends a record; returns the answer, or an empty one at once if answers aren't waited for."""
         self.answer = Answer()
         if self._connection is None:
             return self.answer
@@ -74,7 +74,7 @@ class Audience:
         return self.answer
 
     def _send(self, content: bytes) -> None:
-        """Hands over a line, and waits for room where those who observe are far behind."""
+        """Sends a line, and waits for room if observers lag behind."""
         assert self._connection is not None
         while content:
             if select.select([], [self._connection], [], LOOK_SECONDS)[1]:
@@ -89,7 +89,7 @@ class Audience:
             try:
                 chunk = self._connection.recv(CHUNK)
             except TimeoutError:
-                life.progressed()  # they may take their time: other ranks wait for this one
+                life.progressed()  # they may take long, and other ranks wait for this one
                 continue
             if not chunk:
                 self._drop()
@@ -104,12 +104,12 @@ class Audience:
             self._connection = None
 
     def close(self) -> None:
-        """Says goodbye."""
+        """Closes the connection."""
         self._drop()
 
 
 def lines_of(content: bytes) -> tuple[list[bytes], bytes]:
-    """Cuts what came over a socket into whole lines, and the rest."""
+    """Splits bytes from a socket into whole lines, and the rest."""
     *lines, rest = content.split(b"\n")
     return lines, rest
 

@@ -1,4 +1,4 @@
-"""Where all ranks begin: rank 0's checkpoint is everybody's, those on hosts that don't have it get it from there."""
+"""Makes all ranks start from rank 0's checkpoint; hosts without it receive it from rank 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANEW = -1
 
 
 def step_at(checkpoint: Checkpoint | None) -> int:
-    """Returns the global step of a checkpoint, :data:`ANEW` without one."""
+    """Returns the global step of a checkpoint, or :data:`ANEW` without one."""
     return ANEW if checkpoint is None else int(checkpoint.state["global_step"])
 
 
@@ -26,16 +26,16 @@ def agreed_beginning(
     gather_json: Callable[[Any], list[Any]],
     broadcast_bytes: Callable[[bytes], bytes],
 ) -> Checkpoint | None:
-    """Returns what all ranks go on from, which is what rank 0 found; collective.
+    """Returns the checkpoint that all ranks start from, which is the one that rank 0 found; a collective.
 
     Args:
         checkpoint: what this rank found on its host.
-        rank: of this process.
+        rank: this rank.
         gather_json: gathers a value of every rank, in rank order.
-        broadcast_bytes: returns what rank 0 gives.
+        broadcast_bytes: returns the bytes that rank 0 passes.
 
     Raises:
-        RankMismatchError: on every rank, if rank 0 would begin anew while another has a checkpoint.
+        RankMismatchError: rank 0 has no checkpoint while another rank has one; raised on every rank.
     """
     steps = gather_json(step_at(checkpoint))
     if len(set(steps)) == 1:
@@ -59,12 +59,12 @@ def agreed_beginning(
 
 
 def to_bytes(checkpoint: Checkpoint) -> bytes:
-    """Packs a checkpoint: its files, in one byte string."""
+    """Packs the files of a checkpoint into one byte string."""
     shards = {shard: pack(arrays) for shard, arrays in checkpoint.env_shards.items()}
     files = to_files(checkpoint.arrays, shards, checkpoint.state)
     return pack({name: np.frombuffer(content, np.uint8) for name, content in files.items()})
 
 
 def from_bytes(packed: bytes) -> Checkpoint:
-    """Unpacks a checkpoint: the reverse of :func:`to_bytes`."""
+    """Unpacks a checkpoint that :func:`to_bytes` packed."""
     return checkpoint_of({name: content.tobytes() for name, content in unpack(packed).items()}, "rank 0's checkpoint")

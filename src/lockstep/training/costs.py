@@ -1,4 +1,4 @@
-"""What an iteration costs a device, as an engine tells it: kernels by part, bytes that it holds, collectives."""
+"""The costs of an iteration on a device, as an engine reports them: kernels by part, bytes held, collectives."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 FLOAT = 4
-"""Bytes of float32, in which parameters, moments and gradients are held."""
+"""Bytes of a float32; parameters, moments and gradients are float32."""
 
 Grows = Literal["count", "size", "additions", "not"]
-"""What a device's further shards add to a part: more kernels, larger ones, an addition of a tree each, or nothing."""
+"""How a part grows with a device's shards: more kernels, larger kernels, the additions of a tree, or not at all."""
 
 
 class Kernel(NamedTuple):
-    """A kernel of a device: operations in floating point, bytes to and from its memory, calls in an iteration.
+    """A kernel on a device: floating-point operations and bytes to and from memory per call, and calls per iteration.
 
-    ``kind`` is ``matmul`` or ``matmul_bf16`` for products of float32 or of bfloat16, else ``vector``.
+    ``kind`` is ``matmul`` or ``matmul_bf16`` for products of float32 or bfloat16, else ``vector``.
     """
 
     flops: float
@@ -31,14 +31,14 @@ class Part:
     """One part of an iteration on a device.
 
     Attributes:
-        name: ``environments``, ``rollout``, ``evaluate``, ``gradients`` or ``optimizer``; several may have one.
-        kernels: of one iteration.
-        grows: what further shards add.
-        shards: of the device that it was counted for; None: those of the :class:`Costs`.
-        at_least: shards whose size a device with fewer computes too.
-        sampling: false of what a rollout launches beside the sampling of actions, which is a graph alone where the host
+        name: ``environments``, ``rollout``, ``evaluate``, ``gradients`` or ``optimizer``; several parts may share one.
+        kernels: kernels of one iteration.
+        grows: how it grows with more shards.
+        shards: number of shards that it was counted for; None: those of the :class:`Costs`.
+        at_least: number of shards whose size even a device with fewer computes.
+        sampling: False for what a rollout launches besides the sampling of actions, which alone is a graph if the host
             steps environments.
-        beside: where further shards add kernels, those of how many may run beside one another, as branches of a graph.
+        beside: if further shards add kernels: how many shards' kernels may run in parallel, as branches of a graph.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def flops(self) -> float:
-        """Operations in floating point of an iteration."""
+        """Floating-point operations of an iteration."""
         return sum(k.flops * k.calls for k in self.kernels)
 
     @property
@@ -61,11 +61,11 @@ class Part:
 
     @property
     def calls(self) -> float:
-        """Kernels launched in an iteration."""
+        """Kernel launches of an iteration."""
         return sum(k.calls for k in self.kernels)
 
     def of_shards(self, shards: float, before: float) -> Part:
-        """Returns this part on a device of ``shards`` shards, where it is known for ``before`` of them."""
+        """Returns this part for a device with ``shards`` shards, given that its numbers are for ``before`` of them."""
         ratio = (max(shards, self.at_least) if self.grows == "size" else shards) / before
         if self.grows == "not" or ratio == 1.0:
             return self
@@ -78,7 +78,7 @@ class Part:
         return replace(self, kernels=kernels, shards=None, at_least=1)
 
     def _added(self, shards: float, before: float) -> Part:
-        """Returns a tree's additions, one less than it has shards, made in as many rounds as it is high."""
+        """Returns the additions of a tree: one less than its shards, in as many rounds as its height."""
         if shards <= 1:
             return Part(self.name, (), self.grows)
         rounds = math.ceil(math.log2(shards)) / math.ceil(math.log2(before))
@@ -88,7 +88,7 @@ class Part:
 
 
 class Collective(NamedTuple):
-    """Collectives of one kind in an iteration: what for, how many, and bytes that a device gets from one."""
+    """Collectives of one kind in an iteration: purpose, number, and the bytes that a device receives from one."""
 
     kind: str
     purpose: str
@@ -98,15 +98,15 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """What an iteration costs a device that owns ``shards`` shards.
+    """The costs of an iteration on a device that owns ``shards`` shards.
 
     Attributes:
         memory: bytes that the device holds, by kind: ``parameters``, ``moments``, ``gradients``, ``rollout``,
-            ``activations``; where FSDP cuts parameters, ``gathered`` the whole ones that are computed with.
-        collectives: as a compiled program has them; empty where nothing was compiled for that many devices.
+            ``activations``; with FSDP also ``gathered``, the whole parameters that are computed with.
+        collectives: those of a compiled program; empty if none was compiled for this number of devices.
         host_steps: whether environments are stepped on the host.
         source: where the numbers come from, in words.
-        notes: what they leave out, a line each.
+        notes: what they leave out, one line each.
     """
 
     shards: int
@@ -118,23 +118,23 @@ class Costs:
     notes: tuple[str, ...] = ()
 
     def of_shards(self, shards: int) -> tuple[Part, ...]:
-        """Returns what an iteration costs a device of so many shards."""
+        """Returns the parts of an iteration on a device with ``shards`` shards."""
         return tuple(part.of_shards(shards, part.shards or self.shards) for part in self.parts)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the costs as JSON has them."""
+        """Returns the costs as JSON."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, value: dict[str, Any]) -> Costs:
-        """Reads what :meth:`to_json` gave."""
+        """Reads what :meth:`to_json` returned."""
         parts = tuple(Part(**p | {"kernels": tuple(Kernel(*k) for k in p["kernels"])}) for p in value["parts"])
         collectives = tuple(Collective(*c) for c in value["collectives"])
         return cls(**value | {"parts": parts, "collectives": collectives, "notes": tuple(value["notes"])})
 
 
 def merged(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-    """Counts kernels that are alike once, with all their calls; in the order in which they come first."""
+    """Merges equal kernels into one with all their calls, in the order of their first occurrence."""
     calls: dict[tuple[float, float, str], float] = {}
     for kernel in kernels:
         key = kernel.flops, kernel.bytes, kernel.kind

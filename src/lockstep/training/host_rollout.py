@@ -1,4 +1,4 @@
-"""What both engines do with environments that are stepped on the host: groups that begin, episodes that end."""
+"""What both engines do with environments that are stepped on the host: begin groups, list episodes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lockstep.envs.host_envs import HostEnvs
 
 
 def first_episodes(ended: np.ndarray) -> np.ndarray:
-    """Marks where no episode of the environment had ended before in a rollout; of its ends, bool ``[T, E]`` both."""
+    """Marks the steps of each environment's first episode in a rollout, given its ends; bool ``[T, E]`` both."""
     return np.cumsum(ended, 0) - ended == 0
 
 
 def begin_groups(envs: HostEnvs, iteration: int) -> None:
-    """Starts every environment anew: a group's members in the same state, keyed by (group, iteration)."""
+    """Resets every environment; the members of a group start in the same state, keyed by (group, iteration)."""
     envs.buffers.episodes[:] = iteration * EPISODES_PER_ITERATION
     envs.reset()
 
@@ -29,10 +29,10 @@ def finished_episodes(
     env_ids: range,
     dead: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Lists the episodes that ended in a rollout, float64 ``[n, 5]``: step, global env id, return, length, success.
+    """Returns the episodes that ended in a rollout, float64 ``[n, 5]``: step, global env id, return, length, success.
 
-    Takes what :meth:`.EpisodeCounter.finished` does. With GRPO each environment's first episode counts, also where the
-    end of the rollout cut it.
+    The arguments are those of :meth:`.EpisodeCounter.finished`. With GRPO each environment's first episode counts, even
+    if the end of the rollout cut it.
     """
     if config.algorithm == "ppo":
         return counter.finished(scores, ended, env_ids, successes, dead)

@@ -9,26 +9,26 @@ from lockstep.config.run import Config
 from lockstep.core.errors import NonFiniteError
 
 KL_STOP_FACTOR = 1.5
-"""The update ends with a minibatch whose KL divergence is above ``ppo.target_kl`` times this."""
+"""An update stops after a minibatch whose KL divergence exceeds this factor times ``ppo.target_kl``."""
 KL_NOISE = 1e-6
-"""The share of ``ppo.desired_kl`` up to which a KL divergence is taken for rounding, and measures nothing.
+"""Share of ``ppo.desired_kl`` up to which a KL divergence is treated as rounding.
 
-At an update's first minibatch the policy is the one that acted: what its KL differs from 0 is rounding alone.
+At an update's first minibatch the policy is still the one that acted, so its KL differs from 0 by rounding only.
 """
 LEARNING_RATE_LIMITS = (1e-5, 1e-2)
-"""Between which the adaptive schedule moves."""
+"""Limits of the adaptive schedule."""
 LEARNING_RATE_FACTOR = 1.5
 LARGE_KL, SMALL_KL = 2.0, 0.5
-"""Times ``ppo.desired_kl``: above the first the adaptive schedule lowers the rate, below the second it raises it."""
+"""Factors of ``ppo.desired_kl``: above the first the adaptive schedule lowers the rate, below the second it raises."""
 CLIP_EPSILON = 1e-6
 ADVANTAGE_EPSILON = 1e-8
-"""Added to the deviation that advantages of a minibatch are divided by."""
+"""Added to the standard deviation that a minibatch's advantages are divided by."""
 GROUP_EPSILON = 1e-8
-"""Added to the deviation that returns of a group are divided by."""
+"""Added to the standard deviation that a group's returns are divided by."""
 
 
 def scheduled_learning_rate(config: Config, global_step: int, current: float) -> float:
-    """Returns the learning rate with which an iteration begins, ``global_step`` environment steps being done.
+    """Returns the learning rate at the start of an iteration, after ``global_step`` environment steps.
 
     The constant and the adaptive schedule keep the ``current`` one.
     """
@@ -38,20 +38,20 @@ def scheduled_learning_rate(config: Config, global_step: int, current: float) ->
 
 
 def remaining(config: Config, global_step: int) -> float:
-    """Returns the share of a run that is left after ``global_step`` steps, by which linear schedules fall to 0."""
+    """Returns the share of a run that is left after ``global_step`` steps; linear schedules multiply by it."""
     return max(0.0, 1.0 - global_step / config.total_steps)
 
 
 def follows_length(config: Config) -> bool:
-    """Tells whether a schedule falls to 0 over ``total_steps``, so that a longer run is another one from its start."""
+    """Returns whether a schedule falls to 0 over ``total_steps``, so that a longer run differs from its start."""
     return "linear" in (config.ppo.schedule, config.ppo.entropy_schedule, config.ppo.clip_schedule)
 
 
 def scheduled_coefficients(config: Config, global_step: int) -> dict[str, float]:
-    """Returns the loss's coefficients with which an iteration begins, by name; those alone that have a schedule.
+    """Returns those coefficients of the loss that have a schedule, by name, at the start of an iteration.
 
-    Values are clipped by the schedule of ``clip_range``, as in the Atari experiments of Schulman et al. (2017, table 5)
-    and in OpenAI Baselines' PPO2.
+    Value clipping follows the schedule of ``clip_range``, as in the Atari experiments of Schulman et al. (2017, table
+    5) and in OpenAI Baselines' PPO2.
     """
     ppo, left = config.ppo, remaining(config, global_step)
     out: dict[str, float] = {}
@@ -72,10 +72,9 @@ def non_finite(
     unseen: str | None = None,
     custom: str | None = None,
 ) -> NonFiniteError:
-    """Makes the error of a loss or gradient that is not finite, in an iteration counted from 1, with the loss terms.
+    """Returns the error for a loss or gradient that isn't finite, with the loss terms; iterations count from 1.
 
-    ``unseen`` is the id of an environment whose numbers weren't looked at before, ``custom`` the name of a network of
-    the user's own.
+    ``unseen`` is the id of an environment whose numbers weren't checked, ``custom`` the name of a user's own network.
     """
     found = dict(zip(names, terms, strict=True))
     names = tuple(found)
@@ -86,7 +85,7 @@ def non_finite(
             f"no entropy: network.custom {custom} gave outputs that aren't finite; what is forbidden has a logit of "
             "-1e8 in place of -inf, or is told by env.action_mask; "
         )
-    if "loss" in names:  # a term of the user's own
+    if "loss" in names:  # a term that is the user's own
         perhaps += "loss is what your ppo.loss gave; if all terms are finite, its gradient isn't; "
     helps = "a smaller ppo.learning_rate or normalize.observations"
     if not math.isfinite(found.get("value_loss", 0.0)) and math.isfinite(found.get("entropy", math.nan)):

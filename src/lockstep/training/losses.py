@@ -1,4 +1,4 @@
-"""Coefficients and terms of the losses of PPO and GRPO, and losses of the user's own; engines have the mathematics."""
+"""Coefficients and terms of the losses of PPO and GRPO, and users' own losses; the engines have the mathematics."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.config.named import named_object
 
-if TYPE_CHECKING:  # the engines' mathematics stands on this module, and on no config
+if TYPE_CHECKING:  # the engines' mathematics imports this module, but no config
     from lockstep.config.run import Config
 
 TERMS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 REFERENCE_KL = "reference_kl"
 SETTING = "ppo.loss"
 LossFunction = Callable[[Any], Any]
-"""From a :class:`LossSample` to the loss of each of its samples ``[rows]``."""
+"""Maps a :class:`LossSample` to the loss of each of its samples ``[rows]``."""
 LOSS = "loss"
-"""The term that a loss of the user's own is."""
+"""The loss term that a user's own loss adds."""
 WANTED = (
     "return the loss of each sample, [rows], and no mean or sum: the mean over all samples of all ranks is taken here"
 )
@@ -27,28 +27,27 @@ WANTED = (
 
 @dataclass(frozen=True)
 class LossSample:
-    """Holds what a loss of the user's own is computed from: samples of one shard, tensors or arrays of the engine.
+    """Holds what a user's own loss is computed from: samples of one shard, as tensors or arrays of the engine.
 
-    Each is ``[rows]``, float32, unless said; how many rows there are is no matter of the loss. Gradients flow back
-    through ``log_prob``, ``entropy``, ``value`` and ``actor_output`` alone.
+    Each is ``[rows]``, float32, unless stated otherwise; a loss must not depend on the number of rows. Gradients flow
+    back through ``log_prob``, ``entropy``, ``value`` and ``actor_output`` only.
 
     Attributes:
-        log_prob: of the action that was taken, under the policy that is trained.
-        old_log_prob: of it under the policy that took it.
-        entropy: of the policy that is trained; of a squashed Gaussian estimated at the action that was taken.
-        value: of the critic that is trained; None without a critic (GRPO), as the next two are.
-        old_value: of the critic before the update.
+        log_prob: log-probability of the action that was taken, under the policy being trained.
+        old_log_prob: the same under the policy that took it.
+        entropy: entropy of the policy being trained; for a squashed Gaussian estimated at the action that was taken.
+        value: value from the critic being trained; None without a critic (GRPO), as are the next two.
+        old_value: value from the critic before the update.
         return_: what the value is fitted to.
-        advantage: normalised already, as ``ppo.advantage_normalization`` says.
-        actor_output: logits or means as the actor gives them ``[rows, outputs]``, then the logarithms of standard
-            deviations where they depend on the state, before they are limited; logits of actions that aren't allowed
-            are -1e8.
-        clip_range: of the config, as are the next three; scheduled ones are those of the iteration, scalars.
-        value_clip_range: None where values aren't clipped.
+        advantage: already normalised, as ``ppo.advantage_normalization`` says.
+        actor_output: logits or means as the actor outputs them ``[rows, outputs]``, followed by the log standard
+            deviations if they depend on the state, before they are clamped; logits of forbidden actions are -1e8.
+        clip_range: the config's, as are the next three; a scheduled one is that of the iteration, a scalar.
+        value_clip_range: None if values aren't clipped.
         entropy_coef: weight of the entropy bonus.
         value_coef: weight of the value loss.
-        reference_log_prob: under GRPO's reference policy; None where there is none.
-        kl_coef: weight of the divergence from it, or 0.
+        reference_log_prob: log-probability under GRPO's reference policy; None without one.
+        kl_coef: weight of the divergence from the reference policy, or 0.
     """
 
     log_prob: Any
@@ -68,11 +67,11 @@ class LossSample:
     _ppo: Callable[[LossSample], Any] | None = field(default=None, repr=False)
 
     def ppo(self) -> Any:
-        """Computes the loss that is trained without one of your own, of each sample ``[rows]``: PPO's, or GRPO's.
+        """Computes the built-in loss of each sample ``[rows]``: PPO's, or GRPO's.
 
-        The clipped surrogate, plus ``value_coef`` times the value loss, minus ``entropy_coef`` times the entropy, plus
-        ``kl_coef`` times the divergence from the reference policy. ``dataclasses.replace(sample, …).ppo()`` is that of
-        other numbers.
+        It is the clipped surrogate, plus ``value_coef`` times the value loss, minus ``entropy_coef`` times the entropy,
+        plus ``kl_coef`` times the divergence from the reference policy. ``dataclasses.replace(sample, …).ppo()``
+        computes it from other numbers.
         """
         assert self._ppo is not None, "made by an engine"
         return self._ppo(self)
@@ -83,12 +82,12 @@ class LossSettings:
     """Coefficients of the loss; a scheduled one is a scalar that is traced or on a device.
 
     Attributes:
-        clip_range: of the probability ratio.
-        value_clip_range: of values around those before the update; None: none.
+        clip_range: clipping range of the probability ratio.
+        value_clip_range: clipping range of values around those before the update; None: not clipped.
         count: valid samples of the global minibatch, by which sums are divided: an int, or a scalar that is traced or
             on a device.
         kl_coef: weight of the divergence from GRPO's reference policy.
-        loss: the user's own, in the place of PPO's; None: there is none.
+        loss: the user's own loss in place of PPO's, or None.
     """
 
     clip_range: Any
@@ -106,7 +105,7 @@ class LossSettings:
         return (*terms, LOSS) if self.loss is not None else terms
 
     def sample(self, ppo: Callable[[LossSample], Any], **arrays: Any) -> LossSample:
-        """Makes what the user's loss is called with, of arrays by name; ``ppo`` is the engine's own loss of it."""
+        """Makes the sample that the user's loss is called with, from arrays by name; ``ppo`` is the engine's loss."""
         return LossSample(
             **arrays,
             clip_range=self.clip_range,
@@ -118,16 +117,16 @@ class LossSettings:
         )
 
     def counting(self, count: Any) -> LossSettings:
-        """Returns the same coefficients with another count, at which nothing looks if it is a tensor's."""
+        """Returns the same coefficients with another count; a count on a device isn't read."""
         return self if isinstance(count, int) and count == self.count else replace(self, count=count)
 
     def scheduled(self, coefficients: Mapping[str, Any] | None) -> LossSettings:
-        """Returns the same with those coefficients, by name, that an iteration has by a schedule."""
+        """Replaces the coefficients that an iteration has by a schedule, given by name."""
         return replace(self, **coefficients) if coefficients else self
 
 
 def loss_settings(config: Config, count: Any = None) -> LossSettings:
-    """Reads the coefficients from a config; ``count`` is by default that of a minibatch whose samples are all valid.
+    """Returns a config's coefficients; ``count`` defaults to that of a minibatch whose samples are all valid.
 
     Raises:
         ValueError: the user's own loss can't be found; one line.
@@ -149,16 +148,16 @@ def loss_settings(config: Config, count: Any = None) -> LossSettings:
 
 @cache
 def _called_with(name: str, kwargs: str) -> LossFunction:
-    """Finds a loss with its further arguments, the same object every time: compiled code is kept by it."""
+    """Returns a loss with its further arguments; the same object every time, because compiled code is cached by it."""
     found, arguments = loss_function(name), json.loads(kwargs)
     return partial(found, **arguments) if arguments else found
 
 
 def loss_function(name: str) -> LossFunction:
-    """Finds the function that ``ppo.loss`` names.
+    """Returns the function that ``ppo.loss`` names.
 
     Raises:
-        ValueError: there is none, or it can't be called; one line.
+        ValueError: it doesn't exist or can't be called; one line.
     """
     found = named_object(SETTING, name)
     if not callable(found):
@@ -167,7 +166,7 @@ def loss_function(name: str) -> LossFunction:
 
 
 def check_shape(losses: Any, rows: int, array: type) -> None:
-    """Raises a one-line ``ValueError`` if what a loss returned isn't an array ``[rows]`` of the engine's kind."""
+    """Raises a one-line ``ValueError`` unless what a loss returned is an array ``[rows]`` of the engine's kind."""
     if not isinstance(losses, array):
         raise ValueError(f"{SETTING}: it returned {type(losses).__name__}; {WANTED}")
     shape = tuple(losses.shape)

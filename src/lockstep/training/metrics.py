@@ -1,4 +1,4 @@
-"""The metrics record of an iteration, as far as both engines compute it alike."""
+"""The parts of an iteration's metrics record that both engines compute alike."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from lockstep.core.episodes import RecentEpisodes
 from lockstep.training.losses import LOSS, REFERENCE_KL, LossSettings
 
 LOGGED = ("entropy_coef", "clip_range")
-"""Coefficients that a record has where they are scheduled; ``value_clip_range`` falls as ``clip_range`` does."""
+"""Coefficients that are logged if they are scheduled; ``value_clip_range`` falls as ``clip_range`` does."""
 
 Record = dict[str, float | int | None]
-"""A metrics record: name to number, in a fixed order; None where nothing is known this time."""
+"""A metrics record: numbers by name, in a fixed order; None if a number isn't known for this iteration."""
 
 
 WORLD_SIZE = "time/world_size"
-"""Ranks of an iteration; like all that hardware decides it stands with the times, outside of what must be equal."""
+"""Number of ranks; it stands with the times because it depends on the hardware, so it needn't be equal."""
 
 
 def episode_metrics(iteration: int, global_step: int, recent: RecentEpisodes) -> Record:
-    """Begins a record with the counters after an iteration, and ``rollout/…`` of the last episodes."""
+    """Returns the first part of a record: the counters after an iteration, and ``rollout/…`` of the last episodes."""
     return {"iteration": iteration, "global_step": global_step, **recent.metrics()}
 
 
@@ -33,10 +33,10 @@ def update_metrics(
     learning_rate: float,
     coefficients: Mapping[str, float] | None = None,
 ) -> Record:
-    """Computes ``train/…`` of an iteration, from numbers that are the same on every rank.
+    """Returns ``train/…`` of an iteration, from numbers that are the same on every rank.
 
-    The terms are summed over the ``evaluated`` minibatches, gradient norms over ``steps``; ``coefficients`` are those
-    of the loss that are scheduled, by name.
+    ``terms`` are sums over the ``evaluated`` minibatches, ``grad_norm`` is a sum over ``steps``; ``coefficients`` are
+    the scheduled ones of the loss, by name.
     """
     coefficients = coefficients or {}
     settings = settings.scheduled(coefficients)

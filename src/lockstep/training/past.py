@@ -1,4 +1,4 @@
-"""What a run remembers through all its sessions beside the training state: its beginning, evaluations and restarts."""
+"""What a run remembers across sessions besides the training state: its beginning, evaluations and restarts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from lockstep.training.reference_policy import reference_digest
 from lockstep.training.stop import FINISHED, STATUS
 
 Evaluated = dict[str, Any]
-"""``step`` and ``return_mean`` of an evaluation."""
+"""An evaluation's ``step`` and ``return_mean``."""
 OF_A_SESSION = ("command", "commit", "wall_time", "steps_per_second", "restarted_environments", "lockstep")
-"""What a summary says of the session that wrote it, besides what that says of engine, devices and machine itself."""
+"""Entries of a summary that describe the session that wrote it, besides the engine, devices and machine."""
 PLACE = ("status", "iteration", "global_step")
 
 
 @dataclass
 class Past:
-    """Facts that a checkpoint carries on; none of them is read by training.
+    """Facts that checkpoints carry on; training reads none of them.
 
     Attributes:
-        started: when the run's first session began, ISO 8601 in UTC; None: a version that didn't keep it began the run.
-        score: mean return of the last evaluation, or in a run without any of the last episodes.
-        total_steps: by which schedules fall; ``lengths`` are the changes of it, if there are any schedules that do: at
-            which ``global_step`` it ``was`` and what it ``is`` since.
-        best_evaluation: with the highest mean return, the newest among equals; ``last_evaluation`` the newest.
-        reference_sha256: of GRPO's reference policy; None without one.
-        restarts: how often a launcher has started ranks again, a row each.
+        started: when the run's first session began, ISO 8601 in UTC; None if a version that didn't record it began it.
+        score: mean return of the last evaluation, or of the last episodes in a run without evaluations.
+        total_steps: length over which schedules fall; ``lengths`` lists its changes, if a schedule depends on it: the
+            ``global_step`` of the change, what it ``was``, and what it ``is`` since.
+        best_evaluation: the newest evaluation with the highest mean return; ``last_evaluation`` is the newest one.
+        reference_sha256: digest of GRPO's reference policy; None without one.
+        restarts: one row for each time a launcher restarted the ranks.
     """
 
     started: str | None = None
@@ -48,7 +48,7 @@ class Past:
 
     @classmethod
     def of(cls, state: Mapping[str, Any] | None, started: str) -> Past:
-        """Takes over what a checkpoint's ``state.json`` carries; without one the run begins at ``started``."""
+        """Reads the facts from a checkpoint's ``state.json``; without one the run begins at ``started``."""
         if state is None:
             return cls(started)
         evaluations = ("best_evaluation", "last_evaluation")
@@ -67,21 +67,21 @@ class Past:
         )
 
     def goes_on_for(self, config: Config, step: int) -> None:
-        """Takes in how long the run is to be from this step on: another length is another fall of its schedules."""
+        """Records the run's length from this step on, because with another length its schedules fall differently."""
         was, self.total_steps = self.total_steps, config.total_steps
         if step and was not in (None, config.total_steps) and follows_length(config):
             self.lengths = [*self.lengths, {"global_step": step, "was": was, "is": config.total_steps}]
 
     def keeps_to(self, config: Config) -> None:
-        """Takes in which reference policy GRPO has: a path alone doesn't tell."""
+        """Records the digest of GRPO's reference policy, since its path alone doesn't identify it."""
         self.reference_sha256 = reference_digest(config)
 
     def takes_in(self, restarts: Sequence[dict[str, Any]]) -> None:
-        """Takes in rows of restarts, in order, that may be here already, or some of them."""
+        """Adds rows of restarts, in order; rows that are here already aren't added again."""
         self.restarts = with_rows(self.restarts, restarts)
 
     def evaluated(self, step: int, return_mean: float) -> None:
-        """Takes in an evaluation, whose mean return is the score; NaN is the best only until there is a number."""
+        """Records an evaluation; its mean return is the score. NaN is the best only until there is a number."""
         self.score = return_mean
         self.last_evaluation = {"step": step, "return_mean": return_mean}
         best = None if self.best_evaluation is None else self.best_evaluation["return_mean"]
@@ -89,19 +89,19 @@ class Past:
             self.best_evaluation = self.last_evaluation
 
     def score_at(self, step: int, evaluates: bool) -> float | None:
-        """Returns the score of a checkpoint of this step; where a run evaluates, of an evaluated one alone."""
+        """Returns the score of a checkpoint at this step; None if the run evaluates, but not at this step."""
         return self.score if self.was_evaluated_at(step) or not evaluates else None
 
     def was_evaluated_at(self, step: int) -> bool:
-        """Tells whether the last evaluation is the one at this step."""
+        """Returns whether the last evaluation was at this step."""
         return self.last_evaluation is not None and self.last_evaluation["step"] == step
 
     def is_best_at(self, step: int) -> bool:
-        """Tells whether the best evaluation so far is the one at this step."""
+        """Returns whether the best evaluation so far was at this step."""
         return self.best_evaluation is not None and self.best_evaluation["step"] == step
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what a checkpoint's ``state.json`` carries: the reverse of :meth:`of`."""
+        """Returns what ``state.json`` stores and :meth:`of` reads."""
         return asdict(self)
 
 
@@ -110,13 +110,13 @@ def _is_evaluation(found: Any) -> bool:
 
 
 def rows_of(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the rows of ``restarts`` in a ``state.json`` or a ``summary.json``."""
+    """Returns the restarts listed in a ``state.json`` or a ``summary.json``."""
     rows = facts.get("restarts")
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def with_rows(known: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds those of ``rows`` that aren't known; where some are alike, as many are left as one of the two has."""
+    """Appends those of ``rows`` that aren't in ``known``; equal rows stay as often as the list with more has them."""
     left, new = list(known), []
     for row in rows:
         if row in left:
@@ -133,19 +133,19 @@ def with_restarts(state: bytes, rows: Sequence[dict[str, Any]]) -> bytes:
 
 
 def summary_before(run: RunDirectory) -> dict[str, Any]:
-    """Reads the summary that an earlier session left, as the writer; nothing if it is missing or damaged."""
+    """Reads the summary of an earlier session, on the writing rank; empty if it is missing or damaged."""
     return object_if_any(run.path / SUMMARY) if run.is_writer else {}
 
 
 def with_facts_before(summary: Mapping[str, Any], before: Mapping[str, Any], facts: Iterable[str]) -> dict[str, Any]:
-    """Returns a summary of a session that took no step, with what the one ``before`` says of the last that took some.
+    """Completes the summary of a session that took no step with the facts of the last session that took some.
 
-    It does where both are of a run that has finished, at the same place; else it has nothing of it.
+    It does so only if both summaries are of a finished run at the same place.
 
     Args:
-        summary: as it would be.
-        before: what the session found.
-        facts: names of what a session says of engine, devices and machine.
+        summary: the session's own summary.
+        before: the summary that the session found.
+        facts: names of the facts about engine, devices and machine.
     """
     is_finished = summary["status"] == STATUS[FINISHED]
     if not is_finished or any(before.get(name) != summary[name] for name in PLACE):
@@ -154,6 +154,6 @@ def with_facts_before(summary: Mapping[str, Any], before: Mapping[str, Any], fac
 
 
 def utc_date(seconds_ago: float = 0.0) -> str:
-    """Returns the present, or what was so many seconds ago, as ISO 8601 in UTC to the second."""
+    """Returns the current time, or that of ``seconds_ago``, as ISO 8601 in UTC to the second."""
     then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=seconds_ago)
     return then.isoformat(timespec="seconds")

@@ -1,7 +1,7 @@
-"""Environment variables that ranks on GPUs get where the user set none: by class of machine, each with its source.
+"""Environment variables that ranks on GPUs get unless the user set them, by class of machine, each with its source.
 
-They are those whose value follows from what is known here. What NVIDIA's guide files under debugging, and what NCCL
-finds out by itself (topology, NVLink, GPUDirect, which algorithm of those that repeat), is left to NCCL.
+Only variables whose value follows from what is known here are set. Those that NVIDIA's guide lists under debugging, and
+those that NCCL determines itself (topology, NVLink, GPUDirect, which repeatable algorithm), are left to NCCL.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ONE_HOST, INFINIBAND, ETHERNET = "one host", "several hosts, InfiniBand", "sever
 INFINIBAND_DEVICES, INTERFACES = Path("/sys/class/infiniband"), Path("/sys/class/net")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 FAST = 100_000
-"""Mbit/s of a link that one helper thread of NCCL's doesn't fill."""
+"""Mbit/s of a link that one helper thread of NCCL can't fill."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable: its value, why it has it, and where that is documented."""
+    """An environment variable: its value, the reason for it, and its documentation."""
 
     name: str
     value: str
@@ -48,14 +48,14 @@ FAST_ETHERNET = Setting("NCCL_SOCKET_NTHREADS", "4", "for generic 100G networks"
 
 
 def machine_class(topology: Topology, devices: Path = INFINIBAND_DEVICES) -> str:
-    """Tells what the ranks of a run meet over: one host's own links, InfiniBand (or RoCE), or Ethernet."""
+    """Returns what the ranks of a run meet over: one host's own links, InfiniBand (or RoCE), or Ethernet."""
     if topology.on_one_host or topology.loopback:
         return ONE_HOST
     return INFINIBAND if devices.is_dir() and any(devices.iterdir()) else ETHERNET
 
 
 def link_speed(interface: str, interfaces: Path = INTERFACES) -> int:
-    """Reads what an interface's link carries, in Mbit/s; 0 where it doesn't say."""
+    """Reads the speed of an interface's link, in Mbit/s; 0 if it isn't reported."""
     try:
         return max(0, int((interfaces / interface / "speed").read_text()))
     except (OSError, ValueError):
@@ -63,10 +63,10 @@ def link_speed(interface: str, interfaces: Path = INTERFACES) -> int:
 
 
 def interface_settings(topology: Topology, kind: str) -> tuple[Setting, ...]:
-    """Says over which interface ranks meet: loopback where they meet there, else the one that leads to rank 0's host.
+    """Returns the interface over which ranks meet: loopback if they meet there, else the one that leads to rank 0.
 
-    A launcher may name another address on one host as well, and each rank may have a network of its own there. With
-    InfiniBand NCCL chooses by itself, for it favours those interfaces.
+    A launcher may name another address even on one host, and each rank may have its own network there. With InfiniBand
+    NCCL chooses by itself, because it prefers those interfaces.
     """
     gloo, nccl = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
     if topology.loopback:
@@ -84,26 +84,26 @@ def interface_settings(topology: Topology, kind: str) -> tuple[Setting, ...]:
 
 
 def settings_of(device: str, topology: Topology, kind: str) -> tuple[Setting, ...]:
-    """Collects what a rank on this ``device`` gets; a single rank meets nobody."""
+    """Returns the settings of a rank on this ``device``; a single rank needs no interface."""
     out = REPEATABLE + COLLECTIVES if device == "cuda" else ()
     return out if topology.world_size == 1 else (*out, *interface_settings(topology, kind))
 
 
 def settings_of_xla(device: str, topology: Topology, kind: str) -> tuple[Setting, ...]:
-    """Collects what a process of engine jax gets: of NCCL, by which XLA's GPUs meet, those of a single process too."""
+    """Returns the settings of a JAX process: those of NCCL, by which XLA's GPUs meet, even in a single process."""
     if device != "cuda":
         return ()
     return NO_SWITCH_SUMS, *(s for s in interface_settings(topology, kind) if s.name.startswith("NCCL_"))
 
 
 def apply(settings: tuple[Setting, ...], environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what is not set; what the user set stays."""
+    """Sets the variables that the user hasn't set."""
     for setting in settings:
         environ.setdefault(setting.name, setting.value)
 
 
 def in_lines(settings: tuple[Setting, ...], kind: str, environ: MutableMapping[str, str] = os.environ) -> list[str]:
-    """Shows the settings as a shell would read them, with reasons and sources as comments."""
+    """Formats the settings as a shell reads them, with reasons and sources as comments."""
     lines = [f"# {kind}"]
     for setting in settings:
         given = environ.get(setting.name)

@@ -1,4 +1,4 @@
-"""Writing down what a run does: metrics, fingerprints, checkpoints, videos, progress and the summary."""
+"""Records a run: metrics, fingerprints, checkpoints, videos, progress and the summary."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from lockstep.training.stop import KEEP, RUNNING, SAVE, TrainResult, status_of
 
 
 class Recorder:
-    """Writes one run's directory, as one rank sees it: where this rank isn't the writer, nothing but collectives.
+    """Writes a run's directory, as one rank sees it; a rank that isn't the writer only takes part in collectives.
 
-    It goes on from a checkpoint, or None, since ``started`` by the monotonic clock. The checkpoint is what this rank
-    found on its own host; what decides anything that all ranks do is the session's, which is the same on all.
+    ``started`` is the session's start by the monotonic clock. ``checkpoint`` is what this rank found on its own host,
+    or None; anything that decides what all ranks do comes from the session instead, which is the same on all.
     ``before`` is the summary that an earlier session left.
 
     Attributes:
-        past: what the run remembers through its sessions, with the score by which the best checkpoint is kept.
-        saved_iteration: of the last checkpoint of this session.
+        past: what the run remembers across sessions, with the score by which the best checkpoint is kept.
+        saved_iteration: iteration of this session's last checkpoint.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Recorder:
         self.past.goes_on_for(config, session.counted.global_step)
         self.past.keeps_to(config)
         self.before = before or {}
-        if self.before.get("global_step") == self.steps_before:  # else it has what lies after the beginning
+        if self.before.get("global_step") == self.steps_before:  # otherwise it covers steps that are cut off
             self.past.takes_in(rows_of(self.before))
         self.past.takes_in(run.restarts)
         self.saved_iteration: int | None = None
@@ -81,9 +81,9 @@ class Recorder:
         self.videos = EvaluationVideos(run, self.trackers, config.eval.record_video)
 
     def begin(self, lines: Iterable[str]) -> None:
-        """Shows lines and the trackers' places, warns of environments that began anew, keeps a new run's config.
+        """Begins the record: shows lines and trackers' places, and warns of restarted environments and missing rows.
 
-        Training has begun then.
+        It also sends a new run's config to the trackers, and marks that training has begun.
         """
         for line in [*lines, *self.trackers.places()]:
             self.progress.message(line)
@@ -98,12 +98,12 @@ class Recorder:
         life.trains = True
 
     def warn_of_unread(self) -> None:
-        """Warns of settings that nothing reads."""
+        """Warns of settings that have no effect."""
         for said in unread_settings(self.config, self.session.description.action.discrete):
             self.run.warn(said)
 
     def log(self, *records: Record) -> None:
-        """Hands records, with the number of ranks and what listeners add to them, to trackers and progress.
+        """Passes records, with the number of ranks and what listeners add, to trackers and progress.
 
         Raises:
             RunError: the run's own record can't be written; one line.
@@ -124,12 +124,12 @@ class Recorder:
             self.show(record)
 
     def _told(self, record: Record) -> Record:
-        """Tells listeners of a record; returns it with what they add: ours stand first, and count."""
+        """Sends a record to listeners; returns it with what they add, which can't replace our entries."""
         added = self.audience.tell(record).metrics
         return {**record, **{name: value for name, value in added.items() if name not in record}} if added else record
 
     def show(self, record: Record) -> None:
-        """Shows an iteration on the console: the state, or with ``log.console full`` all of it; any evaluation."""
+        """Shows an iteration on the console: the state, or everything with ``log.console full``; and any evaluation."""
         if self.config.log.console == "full":
             self.progress.message(full_lines(record))
         evaluated = evaluation_line(record)
@@ -138,20 +138,21 @@ class Recorder:
         self.progress.update(record)
 
     def evaluation_due(self) -> bool:
-        """Tells whether the policy is to be evaluated now."""
+        """Returns whether the policy is to be evaluated now."""
         return evaluation_due(self.config, self.counted.iteration)
 
     def needs_state(self) -> bool:
-        """Tells whether something after this iteration needs the state as it leaves it, or waits for its record."""
+        """Returns whether something after this iteration needs its state, or waits for its record."""
         config, iteration = self.config, self.counted.iteration
         intervals = (config.checkpoint.interval, config.proof.interval)
         due = any(comes_due(interval, iteration) for interval in intervals) or self.evaluation_due()
         return due or self.audience.waits or self.fingerprints is not None
 
     def evaluated(self, episodes: np.ndarray, policy: Callable[[], Policy]) -> Record:
-        """Takes an evaluation in: as the score, as a video if one is wanted, and as ``eval/…`` of the record.
+        """Records an evaluation: sets the score, films a video if one is wanted, and returns ``eval/…`` for the record.
 
-        The table is :func:`lockstep.policies.evaluation.run_episodes`'s; ``policy`` is called for a video only.
+        ``episodes`` is the table of :func:`lockstep.policies.evaluation.run_episodes`; ``policy`` is called for a video
+        only.
         """
         summary = summarize(episodes)
         life.begin(Part.VIDEO)
@@ -160,36 +161,36 @@ class Recorder:
         return {f"eval/{name}": value for name, value in summary.items()}
 
     def trace(self) -> None:
-        """Writes the fingerprints of all arrays, if they are traced."""
+        """Writes the fingerprints of all arrays, if ``proof.trace`` is on."""
         if self.fingerprints is not None:
             digests = {name: array_digest(array).hex() for name, array in self.session.arrays().items()}
             self.fingerprints.log({"iteration": self.counted.iteration, **digests})
 
     def asks(self) -> int:
-        """Returns the code by which the writer asks that the state be saved, by the clock; elsewhere ``RUNNING``.
+        """Returns the code by which the writer asks for the state to be saved, by the clock; elsewhere ``RUNNING``.
 
-        A state in memory waits for a checkpoint that is being written: who went on from the former would never have
-        the latter.
+        No state is kept in memory while a checkpoint is being written: a run that resumed from the state would never
+        get the checkpoint.
         """
         asked = self.keeper.asks() if self.run.is_writer else RUNNING
         return RUNNING if asked == KEEP and self.checkpoints.is_writing else asked
 
     def compare(self, when: str) -> None:
-        """Compares what all ranks hold, once after an iteration.
+        """Compares the state of all ranks, at most once per iteration.
 
         Raises:
-            DesyncError: on every rank; nothing that differs is saved.
+            DesyncError: on every rank; a state that differs isn't saved.
         """
         if self._compared != self.counted.iteration:
             self.session.check_in_sync(when)
             self._compared = self.counted.iteration
 
     def save_checkpoint(self, force: bool = False, asked: int = RUNNING) -> None:
-        """Saves the state, once, if that is due, forced, or what ranks have agreed on; it is written in the background.
+        """Saves the state, at most once per iteration, if that is due, forced, or agreed on; a thread writes it.
 
-        It is due at every interval, and where the best is kept also after an evaluation that was the best so far.
-        ``asked`` is ``SAVE``, a checkpoint, or ``KEEP``, in memory. The same on every rank. What ranks hold is compared
-        before: a state of one that differs would be every rank's where it is gone on from.
+        It is due at every interval and, if the best is kept, after an evaluation that is the best so far. ``asked`` is
+        what ranks agreed on: ``SAVE``, a checkpoint, or ``KEEP``, in memory. The same on every rank. The ranks' states
+        are compared first, because a state that differs would become every rank's after a resume.
         """
         iteration, step, config = self.counted.iteration, self.counted.global_step, self.config
         best = config.checkpoint.keep_best and self.evaluation_due() and self.past.is_best_at(step)
@@ -212,24 +213,24 @@ class Recorder:
             self._keep(files, facts, started)
 
     def _keep(self, files: dict[str, bytes], facts: dict[str, Any], started: float) -> None:
-        """Keeps a state in memory; without room for it the launcher has the checkpoints alone."""
+        """Keeps a state in memory; if there is no room for it, the launcher has only the checkpoints."""
         if self.memory is None:
             return
         before, size = self.memory.seconds, sum(map(len, files.values()))
         try:
             self.memory.check_room(size)
             self.memory.save(self.counted.global_step, files, None, facts)
-        except (CheckpointError, OSError) as error:  # the directory itself may be gone: of a user who has logged out
+        except (CheckpointError, OSError) as error:  # the directory may be gone after the user logged out
             self.run.warn(f"no more states are kept in memory, and restarts go on from checkpoints ({error})")
             self.keeper.stop_keeping()
         self.keeper.kept(time.monotonic() - started + before)
 
     def wall_time(self) -> float:
-        """Returns the seconds of training so far, earlier sessions included."""
+        """Returns the seconds of training so far, including earlier sessions."""
         return self.session.wall_time_before + time.monotonic() - self.started
 
     def summarize(self, status: str) -> dict[str, Any]:
-        """Returns ``summary.json``: of a session that took no step with what :func:`with_facts_before` keeps."""
+        """Returns ``summary.json``; a session without a step keeps some facts, see :func:`with_facts_before`."""
         session, counted, config = self.session, self.counted, self.config
         arrays, episodes = session.arrays(), counted.recent.metrics()
         seconds = time.monotonic() - self.started
@@ -266,7 +267,7 @@ class Recorder:
         return summary if steps else with_facts_before(summary, self.before, facts)
 
     def finish(self, stop: int) -> TrainResult:
-        """Compares the ranks for the last time, waits for the last checkpoint and writes ``summary.json``."""
+        """Compares the ranks a last time, waits for the last checkpoint and writes ``summary.json``."""
         self.compare("at the end")
         self.save_checkpoint(force=True)
         self.checkpoints.wait()
@@ -277,7 +278,7 @@ class Recorder:
         return TrainResult(status, signal, summary)
 
     def close(self) -> None:
-        """Closes what is open, whatever happened; never raises what would hide the run's own failure."""
+        """Closes everything that is open; suppresses errors that would hide the run's own failure."""
         self.progress.close()
         self.audience.close()
         with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
@@ -287,12 +288,12 @@ class Recorder:
                 self.memory.wait()
         for writer in (self.trackers, self.fingerprints, self.timing):
             if writer is not None:
-                with contextlib.suppress(OSError):  # every line was written when it was logged
+                with contextlib.suppress(OSError):  # lines are written when they are logged
                     writer.close()
 
 
 def missing_in_words(stretches: Sequence[tuple[int, int]], iterations: int) -> str:
-    """Says which rows of ``metrics.jsonl`` a run that is resumed doesn't find any more."""
+    """Says which rows of ``metrics.jsonl`` a resumed run has lost."""
     missing = sum(last - first + 1 for first, last in stretches)
     shown = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in stretches[:5])
     more = "" if len(stretches) <= 5 else f" and {len(stretches) - 5} more stretches"
@@ -310,11 +311,11 @@ def record_training(
     start_lines: Callable[[Session], Iterable[str]],
     loop: Callable[[Session, Recorder], int],
 ) -> TrainResult:
-    """Trains and writes down what happens, from the first line that is shown to the summary.
+    """Trains a run and records it, from the first line that is shown to the summary.
 
-    What lies in the run directory after the session's beginning is removed, and the summary of the session before,
-    once nothing is known any more that could keep this one from beginning. ``start_lines`` are shown first, ``loop``
-    trains and returns the stop code; the session is closed at the end, whatever happens.
+    Files of the run directory from after the session's starting point, and the earlier summary, are removed once
+    nothing known can keep this session from starting. ``start_lines`` returns the lines shown first; ``loop`` trains
+    and returns the stop code. The session is closed at the end, whatever happens.
     """
     session = open_session()
     try:

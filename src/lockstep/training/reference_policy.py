@@ -1,4 +1,4 @@
-"""GRPO's reference policy, from which the trained one is kept from moving far: that of a run, or the initial one."""
+"""GRPO's reference policy, to which the KL penalty keeps the trained one close: that of a run, or the initial one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lockstep.runs.listing import UnreadableError, read_object
 def reference_arrays(
     config: Config, shapes: Mapping[str, tuple[int, ...]], initial: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray] | None:
-    """Reads the parameters of the reference policy by name; None where the config has no use for one.
+    """Returns the parameters of the reference policy by name; None if the config needs none.
 
-    ``initial`` makes those that this run begins with: the reference where the config names no other.
+    ``initial`` returns this run's initial parameters, which are the reference unless the config names a run.
 
     Raises:
         ValueError: there is no such run, or its networks have other shapes; one line.
@@ -49,9 +49,9 @@ def reference_arrays(
 
 
 def check_same_networks(config: Config, theirs: Config) -> None:
-    """Compares what policies of a run and of its reference compute by: a reference goes through this run's networks.
+    """Checks that the reference's settings give the same function in this run's networks, which compute it.
 
-    Of the settings those that GRPO's policy has a use for; the spaces decide whether the parameters' shapes are alike.
+    It compares only settings that GRPO's policy uses; the parameters' shapes are checked apart from it.
 
     Raises:
         ValueError: a setting differs; one line.
@@ -72,10 +72,10 @@ def check_same_networks(config: Config, theirs: Config) -> None:
 
 
 def _function_of(config: Config) -> dict[str, Any]:
-    """Returns the settings by which an actor's parameters are a function, without those of no use beside the others."""
+    """Returns the settings that decide what an actor computes from its parameters, without those of no effect."""
     network = config.network
     out: dict[str, Any] = {"precision": config.precision, "network.squash": network.squash}
-    out["network.custom"] = None if network.custom is None else "a class"  # whose names are compared beside
+    out["network.custom"] = None if network.custom is None else "a class"  # the caller compares the names
     if network.custom is not None:
         return out | {"network.custom_kwargs": network.custom_kwargs}
     out |= {"network.hidden_sizes": list(network.hidden_sizes), "network.recurrent": network.recurrent}
@@ -84,21 +84,21 @@ def _function_of(config: Config) -> dict[str, Any]:
 
 
 def reference_digest(config: Config) -> str | None:
-    """Computes the sha256 of the reference policy's parameters; None where the config names none."""
+    """Returns the sha256 of the reference policy's parameters; None if the config names none."""
     if config.algorithm != "grpo" or config.grpo.reference is None:
         return None
     return policy_digest(config.grpo.reference)
 
 
 def policy_digest(reference: str) -> str:
-    """Computes the sha256 of the parameters of a policy, named as in a config."""
+    """Returns the sha256 of the parameters of a policy, named as in a config."""
     return sha256_of({name: x for name, x in _read(reference).items() if name.startswith(POLICY)})
 
 
 def digests_before(run: Path) -> set[str | None]:
-    """Finds which reference policies a run's checkpoints, or those of a group's seeds, were trained with.
+    """Returns the digests of the reference policies of a run's checkpoints, or of those of a group's seeds.
 
-    None stands for a checkpoint that doesn't tell; those that can't be read don't count.
+    None stands for a checkpoint without a digest; unreadable checkpoints are skipped.
     """
     found: set[str | None] = set()
     for checkpoint in (path for each in (run, *seeds_in(run)) for path in checkpoints_in(each / CHECKPOINTS)):
@@ -108,14 +108,14 @@ def digests_before(run: Path) -> set[str | None]:
 
 
 def config_digest(config: Config) -> str:
-    """Computes the sha256 of what ranks must agree on: of a reference policy its parameters, wherever a host has it."""
+    """Returns the sha256 of what ranks must agree on: the config, with the reference's digest in place of its path."""
     named = config.grpo.reference is not None
     grpo = config.grpo.model_copy(update={"reference": reference_digest(config)}) if named else config.grpo
     return hashlib.sha256(config.model_copy(update={"grpo": grpo}).model_dump_json().encode()).hexdigest()
 
 
 def check_same_reference(config: Config, facts: Mapping[str, Any]) -> None:
-    """Refuses to go on with another reference policy than a checkpoint was trained with, which lies in the same place.
+    """Refuses to resume if the reference policy was replaced since the checkpoint, even in the same place.
 
     Raises:
         ValueError: the digests differ; one line.

@@ -1,4 +1,4 @@
-"""What the sessions of both engines do on the host: counters, evaluation environments, resuming, a policy to play."""
+"""What the sessions of both engines do on the host: counters, evaluation environments, resuming, policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lockstep.training.reference_policy import check_same_reference
 
 
 class Counted(Protocol):
-    """Holds the counters of a run, the last optimiser step's learning rate, and the last hundred episodes."""
+    """The counters of a run, the last optimiser step's learning rate, and the last hundred episodes."""
 
     iteration: int
     global_step: int
@@ -33,14 +33,14 @@ class Counted(Protocol):
 
 
 class TrainingSession(Protocol):
-    """What is asked of an engine's session by those who record it; the same on every rank.
+    """The interface of an engine's session that recording needs; the same on every rank.
 
     Attributes:
-        restarted: environments that this resume couldn't restore exactly; ``restarted_before`` those of earlier ones.
+        restarted: environments that this resume couldn't restore exactly; ``restarted_before``: those of earlier ones.
         wall_time_before: seconds of training in earlier sessions.
-        own_loss: fingerprint of the loss, where it is the user's own.
-        remembered: what ``state.json`` of the checkpoint says that all ranks go on from; None: they begin.
-        workers_note: says how many worker processes environments have, where that was chosen.
+        own_loss: fingerprint of a user's own loss, if there is one.
+        remembered: the ``state.json`` of the checkpoint that all ranks resume from; None if they start anew.
+        workers_note: a line on the number of worker processes of environments, if it was chosen automatically.
     """
 
     config: Config
@@ -58,11 +58,11 @@ class TrainingSession(Protocol):
         ...
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Returns every array of the training state by name; it may be a collective."""
+        """Returns every array of the training state by name; may be a collective."""
         ...
 
     def check_in_sync(self, when: str) -> None:
-        """Compares the arrays across ranks; a collective that raises ``DesyncError`` on all of them."""
+        """Compares the arrays across ranks; a collective that raises ``DesyncError`` on all of them if they differ."""
         ...
 
     def checkpoint_files(self, recorded: Mapping[str, Any]) -> dict[str, bytes]:
@@ -70,16 +70,16 @@ class TrainingSession(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """Returns what ``summary.json`` says of engine, devices and machine."""
+        """Returns the facts on engine, devices and machine for ``summary.json``."""
         ...
 
     def close(self) -> None:
-        """Lets the environments and the other ranks go."""
+        """Closes the environments and leaves the other ranks."""
         ...
 
 
 def counters(counted: Counted) -> dict[str, Any]:
-    """Returns the counters as ``state.json`` holds them."""
+    """Returns the counters as ``state.json`` stores them."""
     return {
         "iteration": counted.iteration,
         "global_step": counted.global_step,
@@ -90,7 +90,7 @@ def counters(counted: Counted) -> dict[str, Any]:
 
 
 def load_counters(counted: Counted, values: Mapping[str, Any]) -> None:
-    """Sets the counters to those of a ``state.json``: the reverse of :func:`counters`."""
+    """Restores the counters from a ``state.json``."""
     counted.iteration = int(values["iteration"])
     counted.global_step = int(values["global_step"])
     counted.optimizer_steps = int(values["optimizer_steps"])
@@ -99,11 +99,11 @@ def load_counters(counted: Counted, values: Mapping[str, Any]) -> None:
 
 
 def checkpoint_facts(session: TrainingSession, recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a checkpoint's ``state.json`` holds.
+    """Returns the content of a checkpoint's ``state.json``.
 
     Args:
-        session: that is saved.
-        recorded: what the recorder adds: ``wall_time`` in seconds, earlier sessions included, and the run's
+        session: the session to save.
+        recorded: the recorder's part: ``wall_time`` in seconds, including earlier sessions, and the run's
             :class:`~lockstep.training.past.Past`.
     """
     own_loss = {} if session.own_loss is None else {KEY: session.own_loss.to_json()}
@@ -116,10 +116,10 @@ def checkpoint_facts(session: TrainingSession, recorded: Mapping[str, Any]) -> d
 
 
 def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
-    """Sets counters and history to those of a checkpoint: the reverse of :func:`checkpoint_facts`.
+    """Restores counters and history from what :func:`checkpoint_facts` returned.
 
     Raises:
-        ValueError: it was trained with another loss of the user's own, or another reference policy; one line.
+        ValueError: the checkpoint was trained with another loss of the user, or another reference policy; one line.
     """
     session.own_loss = same_loss(session.config.ppo.loss, session.own_loss, facts)
     check_same_reference(session.config, facts)
@@ -133,7 +133,7 @@ def load_facts(session: TrainingSession, facts: Mapping[str, Any]) -> None:
 def gather_shards(
     local: Mapping[int, Mapping[str, np.ndarray]], gather_bytes: Callable[[bytes], Sequence[bytes]]
 ) -> dict[int, dict[str, np.ndarray]]:
-    """Gathers the arrays, by shard and name, of every rank, by a collective for byte strings."""
+    """Gathers every rank's arrays, by shard and name, through a collective for byte strings."""
     merged = {f"{shard}/{name}": array for shard, arrays in local.items() for name, array in arrays.items()}
     gathered: dict[int, dict[str, np.ndarray]] = {}
     for content in gather_bytes(pack(merged)):
@@ -144,16 +144,16 @@ def gather_shards(
 
 
 def episodes_of_evaluation(config: Config) -> int:
-    """How many episodes an evaluation plays: those asked for, rounded up to a multiple of the shards."""
+    """Returns how many episodes an evaluation plays: ``eval.episodes``, rounded up to a multiple of the shards."""
     return -(-config.eval.episodes // config.shards) * config.shards
 
 
 def make_eval_envs(
     config: Config, description: EnvDescription, plan: ShardPlan, env_config: EnvConfig | None = None
 ) -> HostEnvs:
-    """Makes the environments of evaluations: for each local shard as many, so that all batches have one shape.
+    """Makes the environments of evaluations, equally many for each local shard, so that all batches have one shape.
 
-    ``env_config`` is that of the config with a settled number of workers; None: the config's.
+    ``env_config`` replaces the config's ``env``, with a settled number of workers; None: the config's.
     """
     each = episodes_of_evaluation(config) // config.shards
     ids = [env_id for shard in plan.shards for env_id in range(shard * each, (shard + 1) * each)]
@@ -162,13 +162,13 @@ def make_eval_envs(
 
 
 class EvalEnvs:
-    """Environments of evaluations, which are made at the first one.
+    """Environments of evaluations, made at the first one.
 
-    What those with hooks for their state remember is put back before each evaluation, so that evaluations know
-    nothing of each other, as those of a resumed run don't.
+    The state of those with hooks for it is restored before each evaluation, so that evaluations don't depend on one
+    another: a resumed run couldn't repeat them otherwise.
 
     Args:
-        make: makes them.
+        make: makes the environments.
     """
 
     def __init__(self, make: Callable[[], HostEnvs]) -> None:
@@ -177,7 +177,7 @@ class EvalEnvs:
         self._states: list[dict[str, np.ndarray] | None] = []
 
     def begin(self) -> HostEnvs:
-        """Returns them for an evaluation, which resets them."""
+        """Returns the environments for an evaluation, which resets them."""
         if self._envs is None:
             self._envs = self._make()
             if self._envs.has_hooks():
@@ -191,11 +191,11 @@ class EvalEnvs:
         return self._envs
 
     def close(self) -> None:
-        """Closes them, if there are any."""
+        """Closes the environments, if they were made."""
         if self._envs is not None:
             self._envs.close()
 
 
 def policy_of(config: Config, description: EnvDescription, arrays: dict[str, np.ndarray], global_step: int) -> Policy:
-    """Makes a policy of parameters and normalisers by name, as ``load_policy`` would of a checkpoint."""
+    """Makes a policy from parameters and normalisers by name, as ``load_policy`` does from a checkpoint."""
     return Policy(config, Checkpoint(arrays, {}, {"environment": asdict(description), "global_step": global_step}))

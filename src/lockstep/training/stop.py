@@ -1,4 +1,4 @@
-"""When a run ends or is saved: codes that ranks agree on, limits of a session, signals that ask for an end."""
+"""When a run ends or is saved: codes that ranks agree on, limits of a session, and stop signals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import stop_signals
 
 RUNNING, KEEP, SAVE, TIME_LIMIT, CALLBACK = 0, 1, 2, 3, 4
-"""Codes; ranks agree on the highest that any of them asks for: to keep the state in memory, to save a checkpoint, or to
-stop. A signal's is ``128 + n``."""
+"""Codes: keep the state in memory, save a checkpoint, or stop. Ranks agree on the highest that any of them asks for. A
+signal's code is ``128 + n``.
+"""
 STEP_LIMIT, FINISHED = -1, -2
 STATUS = {FINISHED: "finished", STEP_LIMIT: "stopped at step", TIME_LIMIT: "stopped at time limit"}
 STATUS[CALLBACK] = "stopped by a callback"
@@ -31,7 +32,7 @@ class TrainResult:
         status: ``finished``, ``stopped at step``, ``stopped at time limit``, ``stopped by a callback`` or
             ``stopped by signal N``.
         signal: the signal that stopped it, or None.
-        summary: what ``summary.json`` holds.
+        summary: the content of ``summary.json``.
     """
 
     status: str
@@ -40,7 +41,7 @@ class TrainResult:
 
 
 class StopRequest:
-    """Whether a signal asked this process to stop, and which.
+    """Records the signal that asked this process to stop, if any.
 
     The second Ctrl-C interrupts at once.
     """
@@ -49,7 +50,7 @@ class StopRequest:
         self.signal: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Notes the signal: this is its handler."""
+        """Handles a signal by recording it."""
         if number == signal.SIGINT and self.signal == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
@@ -57,7 +58,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Turns stop signals into a request for as long as the block runs (in the main thread; else never)."""
+    """Turns stop signals into a request during the block (only in the main thread)."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -79,12 +80,12 @@ def stop_code(request: StopRequest, options: RunOptions, started: float) -> int:
 
 
 def stops(asked: int) -> int:
-    """Returns the stop code in what ranks have agreed on; ``RUNNING`` where they only save."""
+    """Returns the stop code that ranks agreed on; ``RUNNING`` if they only save."""
     return asked if asked >= TIME_LIMIT else RUNNING
 
 
 def reached(config: Config, options: RunOptions, iteration: int, global_step: int) -> int:
-    """Returns the code of the limit in steps that these counters reach, or ``RUNNING``; the same on all ranks."""
+    """Returns the code of the step limit that these counters reach, or ``RUNNING``; the same on all ranks."""
     if iteration >= config.num_iterations:
         return FINISHED
     stop_at = options.stop_at_step
@@ -92,7 +93,7 @@ def reached(config: Config, options: RunOptions, iteration: int, global_step: in
 
 
 def status_of(stop: int) -> tuple[str, int | None]:
-    """Returns a stop code in words, and the signal that it stands for."""
+    """Returns a stop code in words, and its signal, if any."""
     if stop > SIGNALLED:
         return f"stopped by signal {stop - SIGNALLED}", stop - SIGNALLED
     return STATUS[stop], None

@@ -1,16 +1,17 @@
-"""Settles, for all ranks alike, in how many worker processes their environments are stepped."""
+"""Settles, for all ranks together, the number of worker processes that step their environments."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.host.cgroups import cpu_limit
 from lockstep.core.machine import BOOT
 from lockstep.core.process import fail_now
-from lockstep.core.topology import Topology, available_cores
+from lockstep.core.topology import Topology, bound_cores
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.choose_workers import Measured, chosen_workers, measure_step
 
@@ -22,22 +23,20 @@ def settle_workers(
     topology: Topology,
     gather_json: Callable[[Any], list[Any]],
 ) -> tuple[EnvConfig, str | None]:
-    """Gives the config with a number where ``workers`` is ``auto``, and a line that says so; a collective then.
+    """Replaces ``workers: auto`` by a number and returns the config with a line that says so; then it is a collective.
 
-    ``num_envs`` are this rank's. Nothing is measured, and no line written, where environments aren't stepped one by
-    one. The number can't show in the bits of a run.
+    ``num_envs`` is this rank's number. If environments aren't stepped one by one, nothing is measured and there is no
+    line. The number doesn't affect the bits of a run.
     """
     if config.workers != "auto":
         return config, None
     if config.jax_only or config.backend in ("tensor", "envpool") or description.is_array:
         return config.model_copy(update={"workers": 0}), None
     seconds = measure_step(config, description, fail_now)
-    gathered = gather_json([seconds, num_envs, available_cores(), place_of_process(), topology.cores])
-    places = [place for *_, place, _ in gathered]
-    everyone = [
-        Measured(seconds, num_envs, max(1, min(cores // places.count(place), cores if given is None else given)))
-        for seconds, num_envs, cores, place, given in gathered
-    ]
+    cores = [bound_cores(), place_of_process(), cpu_limit(), topology.cores]
+    gathered = gather_json([seconds, num_envs, cores])
+    shares = cores_of_ranks([cores for *_, cores in gathered])
+    everyone = [Measured(seconds, envs, share) for (seconds, envs, _), share in zip(gathered, shares, strict=True)]
     workers = chosen_workers(everyone)
     where = f"{workers} worker processes a rank" if workers else "environments are stepped in the rank itself"
     slowest = max(rank.step_seconds for rank in everyone)
@@ -46,10 +45,26 @@ def settle_workers(
     return config.model_copy(update={"workers": workers}), f"env.workers auto: {where} ({why})"
 
 
-def place_of_process() -> list[Any]:
-    """This host and the numbers of the cores that this process may use, which those of the same place share.
+def cores_of_ranks(facts: Sequence[Sequence[Any]]) -> list[int]:
+    """Cores of each rank, one at least, by what each one knows.
 
-    A launcher may have bound each process to cores of its own, and hosts may have one name.
+    Args:
+        facts: of each rank: how many cores it is bound to, and its place, which it shares with those of the same one;
+            its container's limit, which all ranks of a host share however they are bound, or None; what the launcher
+            gave it alone, or None.
+    """
+    places = [place for _, place, _, _ in facts]
+    hosts, found = [host for host, _ in places], []
+    for bound, place, limit, given in facts:
+        share = min(bound // places.count(place), bound if given is None else given)
+        found.append(max(1, share if limit is None else min(share, limit // hosts.count(place[0]))))
+    return found
+
+
+def place_of_process() -> list[Any]:
+    """Returns this host and the cores that this process may use; processes with an equal place share these cores.
+
+    A launcher may have bound each process to its own cores, and several hosts may have one name.
     """
     bound = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     boot = BOOT.read_text().strip() if BOOT.exists() else ""
@@ -57,7 +72,7 @@ def place_of_process() -> list[Any]:
 
 
 def _short(seconds: float) -> str:
-    """Writes ``35 µs``, ``1.2 ms``, ``3 s``."""
+    """Formats seconds as ``35 µs``, ``1.2 ms`` or ``3 s``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.2g} {unit}"

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.core import topology
 from lockstep.core.host import cgroups
-from lockstep.core.host.cgroups import cpu_limit, memory_left
+from lockstep.core.host.cgroups import cpu_limit, memory_left, memory_limit
 from lockstep.core.topology import available_cores
 
 
@@ -29,7 +29,7 @@ def groups(monkeypatch, tmp_path):
 def test_without_groups_there_is_no_limit(groups):
     assert (cpu_limit(), memory_left()) == (None, None)  # nobody tells in which they are
     groups("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max\n"})
-    assert (cpu_limit(), memory_left()) == (None, None)
+    assert (cpu_limit(), memory_left(), memory_limit()) == (None, None, None)
     files = {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}
     groups("3:cpu,cpuacct:/\n0::/\n", files)
     assert cpu_limit() is None
@@ -52,9 +52,9 @@ def test_the_groups_above_count_too(groups):
         "system.slice/job_7/step_0/memory.current": "600\n",
     }
     groups("0::/system.slice/job_7/step_0\n", files)
-    assert (cpu_limit(), memory_left()) == (3, 4000)
+    assert (cpu_limit(), memory_left(), memory_limit()) == (3, 4000, 5000)
     groups("0::/system.slice/job_7/step_0\n", {"system.slice/memory.max": "20000\n"})
-    assert memory_left() == 8400
+    assert (memory_left(), memory_limit()) == (8400, 9000)
 
 
 def test_groups_of_version_1(groups):
@@ -68,7 +68,7 @@ def test_groups_of_version_1(groups):
         "memory/slurm/other/memory.limit_in_bytes": "10\n",
     }
     groups("5:memory:/slurm/job_7/step_0\n4:cpuacct,cpu:/slurm/job_7\n1:name=systemd:/\n", files)
-    assert (cpu_limit(), memory_left()) == (4, 5000)
+    assert (cpu_limit(), memory_left(), memory_limit()) == (4, 5000, 8000)
 
 
 def test_a_container_sees_its_own_group_alone(groups):
@@ -82,7 +82,7 @@ def test_a_container_sees_its_own_group_alone(groups):
 def test_files_that_were_read_are_no_memory_that_is_taken(groups):
     files = {"memory.max": "10000\n", "memory.current": "9900\n", "memory.stat": "anon 900\ninactive_file 8000\n"}
     groups("0::/\n", files)
-    assert memory_left() == 8100
+    assert (memory_left(), memory_limit()) == (8100, 10000)
 
 
 def test_cores_are_those_that_the_groups_allow(groups, monkeypatch):

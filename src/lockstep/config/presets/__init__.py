@@ -2,8 +2,8 @@
 
 Sources: [zoo] RL Baselines3 Zoo, ``hyperparams/ppo.yml`` (Raffin 2020); [cleanrl] CleanRL,
 ``ppo_continuous_action.py`` and ``ppo_atari.py`` (Huang et al. 2022); [starter] RL Starter Files, ``scripts/train.py``
-(Willems); [own] found here, where none of them has values.
-Where a value departs from its source the preset says so. All have 8 shards, so that 1 to 8 ranks share them.
+(Willems); [own] found by us, where none of them has values.
+A preset says where a value departs from its source. All have 8 shards, so that 1 to 8 ranks can share them.
 ``value_coef`` follows CleanRL's convention (weight of half the squared error): SB3's ``vf_coef`` 0.5 is 1.0 here.
 """
 

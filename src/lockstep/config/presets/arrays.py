@@ -1,4 +1,4 @@
-"""Array environments that Gymnasium has no twin of."""
+"""Presets of array environments that have no counterpart in Gymnasium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what an environment's runs start from, by its id, or by its spaces where there is no preset of it."""
+"""Finds the preset of an environment by its id, or defaults by its spaces if it has no preset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.config.sections import SHORT_IDS
 
 PRESETS: dict[str, dict[str, Any]] = {**CLASSIC, **ARRAYS, **PHYSICS, **GAMES}
 
-_DISCRETE: dict[str, Any] = {  # the config's own defaults, spelled out
+_DISCRETE: dict[str, Any] = {  # the config's own defaults
     "num_envs": 8,
     "num_steps": 128,
     "ppo": {"learning_rate": 3e-4, "num_epochs": 4, "num_minibatches": 4},
@@ -23,10 +23,10 @@ _DISCRETE: dict[str, Any] = {  # the config's own defaults, spelled out
 
 
 def with_version(env_id: str) -> str:
-    """Completes an id without a version to its newest, as Gymnasium does; one that isn't known stays."""
+    """Appends the newest version to an id without one, as Gymnasium does; an unknown id is returned unchanged."""
     if re.search(r"-v\d+$", env_id) or ":" in env_id or env_id in PRESETS:
         return env_id
-    import gymnasium  # what it has registered costs a tenth of a second, which other ids needn't wait for
+    import gymnasium  # slow to import, and other ids don't need it
 
     known = (name.rpartition("-v") for name in {*gymnasium.registry, *SHORT_IDS, *PRESETS})
     versions = [int(version) for name, _, version in known if name == env_id and version.isdigit()]
@@ -34,7 +34,7 @@ def with_version(env_id: str) -> str:
 
 
 def has_preset(env_id: str) -> bool:
-    """Whether an environment has a preset of its own; ``module:Id-v0`` has that of ``Id-v0``."""
+    """Returns whether an environment has a preset of its own; ``module:Id-v0`` has that of ``Id-v0``."""
     return _preset(env_id) is not None
 
 
@@ -44,17 +44,17 @@ def _preset(env_id: str) -> dict[str, Any] | None:
 
 
 def preset_for(env_id: str) -> dict[str, Any]:
-    """Settings (nested, as in a config file) to start from for an environment; just its id when there is no preset."""
+    """Returns the preset of an environment as nested settings, as in a config file; just its id if it has none."""
     settings = copy.deepcopy(_preset(env_id) or {})
     settings["env"] = {**settings.get("env", {}), "id": env_id}
     return settings
 
 
 def for_grpo(env_id: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings to start from for GRPO, made of those for PPO.
+    """Turns an environment's settings for PPO into settings for GRPO.
 
-    An environment keeps its own section, its engine, length, networks and the normalisation of its observations;
-    sizes and optimisation are GRPO's.
+    The ``env`` section, engine, length, networks and the normalisation of observations are kept; sizes and optimisation
+    are GRPO's.
     """
     name = env_id.rpartition(":")[2]
     out = {key: value for key, value in settings.items() if key in ("env", "engine", "total_steps", "network")}
@@ -64,7 +64,7 @@ def for_grpo(env_id: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def defaults_for(continuous: bool, images: bool) -> tuple[dict[str, Any], str]:
-    """Settings to start from for an environment without a preset, by its spaces, and what to call them."""
+    """Returns settings for an environment without a preset, chosen by its spaces, and a name for them."""
     if images:
         return copy.deepcopy(IMAGES), "image observations (as for Atari)"
     if continuous:

@@ -1,4 +1,4 @@
-"""Gymnasium's classic control and toy text; those of the first that are array environments as well share a preset."""
+"""Presets of Gymnasium's classic control and toy text; our array versions of classic control share them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MiniGrid's rooms, and Atari's games, which all take one preset."""
+"""Presets of MiniGrid's rooms and of Atari games, which all share one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GRPO starts from."""
+"""Presets of GRPO."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are simulated: MuJoCo, Brax, MuJoCo Playground, Box2D."""
+"""Presets of physics simulations: MuJoCo, Brax, MuJoCo Playground and Box2D."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The host that this process is on: what control groups leave it, and by which addresses others reach it."""
+"""The host of this process: the limits of its control groups, and the addresses by which others reach it."""

@@ -1,8 +1,8 @@
-"""What the control groups that this process is in leave it: those of a container, a Slurm job or a systemd slice.
+"""Limits of the control groups that this process is in: those of a container, a Slurm job or a systemd slice.
 
-A limit holds for a group with all those below it, so the process's own group and each of its parents count. Inside a
-container the path of its group may be the host's, of which the container sees the end alone: what isn't there is
-passed over.
+A limit holds for a group and all groups below it, so the process's own group and each of its parents count. Inside a
+container, the path of its group may be the host's path, of which the container sees only the end; directories that
+don't exist are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def cpu_limit() -> int | None:
-    """CPU cores that the groups allow, a part of one counted as one; None: they set no limit."""
+    """Returns the CPU cores that the groups allow, rounded up; None if they set no limit."""
     limits = []
     for group in _groups("cpu"):
         for quota, period in (_quota(group / "cpu.max"), _quota_of_version_1(group)):
@@ -25,11 +25,24 @@ def cpu_limit() -> int | None:
 
 
 def memory_left() -> int | None:
-    """Bytes that the groups still allow; None: they set no limit.
+    """Returns the bytes that the groups still allow; None if they set no limit.
 
-    Pages of files that nobody has read lately are given up before anything else, so they count as free.
+    Pages of files that haven't been read lately count as free, because the kernel drops them first.
     """
     left = []
+    for group, most, use, files in _memory_limits():
+        held = (_number(group / use) or 0) - _statistic(group / "memory.stat", files)
+        left.append(max(0, most - max(0, held)))
+    return min(left, default=None)
+
+
+def memory_limit() -> int | None:
+    """Bytes that the groups allow in all, whoever holds some of them; None: they set no limit."""
+    return min((most for _, most, *_ in _memory_limits()), default=None)
+
+
+def _memory_limits() -> Iterator[tuple[Path, int, str, str]]:
+    """The groups that limit memory: the limit, the file of what is used, and the statistic of unread pages of files."""
     for group in _groups("memory"):
         for limit, use, files in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -37,14 +50,12 @@ def memory_left() -> int | None:
         ):
             most = _number(group / limit)
             if most is not None:
-                held = (_number(group / use) or 0) - _statistic(group / "memory.stat", files)
-                left.append(max(0, most - max(0, held)))
-    return min(left, default=None)
+                yield group, most, use, files
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Directories of this process's groups that may limit what ``controller`` does, of either version, and parents."""
-    paths = {ROOT: PurePosixPath("/"), ROOT / controller: PurePosixPath("/")}  # where nobody tells
+    """Yields the directories, of both versions, of this process's groups and parents that limit ``controller``."""
+    paths = {ROOT: PurePosixPath("/"), ROOT / controller: PurePosixPath("/")}  # if OWN can't be read
     with contextlib.suppress(OSError):
         for line in OWN.read_text().splitlines():
             number, names, path = line.split(":", 2)
@@ -53,7 +64,7 @@ def _groups(controller: str) -> Iterator[Path]:
             elif controller in names.split(","):
                 paths[ROOT / controller] = PurePosixPath(path)  # a link, where controllers share a hierarchy
     for mount, path in paths.items():
-        parts = () if ".." in path.parts else path.parts[1:]  # that one is beside what can be seen
+        parts = () if ".." in path.parts else path.parts[1:]  # a `..` leads outside of what is visible
         for depth in range(len(parts), -1, -1):
             yield mount.joinpath(*parts[:depth])
 
@@ -65,7 +76,7 @@ def _number(path: Path) -> int | None:
 
 
 def _quota(path: Path) -> tuple[int | None, int]:
-    """Microseconds of CPU time in each period, and the period's; None: no limit."""
+    """Reads the microseconds of CPU time per period, None without a limit, and the length of the period."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = path.read_text().split()
         return int(quota), int(period)
@@ -78,7 +89,7 @@ def _quota_of_version_1(group: Path) -> tuple[int | None, int]:
 
 
 def _statistic(path: Path, name: str) -> int:
-    """One of the numbers of ``memory.stat``; 0 if it isn't there."""
+    """Reads one of the numbers of ``memory.stat``; 0 if it isn't there."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             key, _, value = line.partition(" ")

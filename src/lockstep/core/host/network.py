@@ -1,4 +1,4 @@
-"""Which of this host's addresses and interfaces leads to the other ranks."""
+"""Finds the addresses and interfaces of this host that lead to the other ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from lockstep.core.errors import RankMismatchError
 
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses of documentation (RFC 5737, RFC 3849): which way a packet to anywhere would leave. None is sent."""
+"""Documentation addresses (RFC 5737, RFC 3849), which show by which way a packet would leave; none is sent."""
 IPV6 = Path("/proc/net/if_inet6")
 _SIOCGIFCONF = 0x8912
 _IFREQ = 16 + 24 if struct.calcsize("P") == 8 else 16 + 16
@@ -22,16 +22,16 @@ _IFREQ = 16 + 24 if struct.calcsize("P") == 8 else 16 + 16
 _MOST_ADDRESSES = 1024
 _PORT = 9
 NAME_SECONDS = 60.0
-"""How long a name may take to appear: that of a container which starts at the same time does."""
+"""How long a name may take to resolve; that of a container that starts at the same time takes a while."""
 _RETRY_SECONDS = 1.0
 _KNOCK_SECONDS = 0.1
-"""From one try to connect to the next."""
+"""Pause between tries to connect."""
 
 
 def wait_for_name(host: str, seconds: float = NAME_SECONDS) -> None:
-    """Waits until a host's name leads to an address; a one-line ``RankMismatchError`` if it doesn't in time.
+    """Waits until a host's name resolves; raises a one-line ``RankMismatchError`` if it doesn't in time.
 
-    Other failures of the look-up are left to those who connect.
+    Other failures of the look-up are left to the connection that follows.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -50,7 +50,7 @@ def wait_for_name(host: str, seconds: float = NAME_SECONDS) -> None:
 
 
 def wait_for_listener(address: str, seconds: float) -> None:
-    """Waits until somebody listens at ``host:port``; the last ``OSError`` of connecting if nobody does in time."""
+    """Waits until a process listens at ``host:port``; raises the last ``OSError`` if none does in time."""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + seconds
     while True:
@@ -66,9 +66,10 @@ def wait_for_listener(address: str, seconds: float) -> None:
 
 
 def own_address(host: str) -> str | None:
-    """Finds the address by which this host is reached by those that reach ``host``; None if there is none but loopback.
+    """Returns the address by which a host that reaches ``host`` reaches this one; None if there is only loopback.
 
-    It is the source address of a datagram that isn't sent, so the name of this host may lead anywhere, 127.0.1.1 too.
+    It is the source address of a datagram that isn't sent, so it doesn't depend on what this host's name resolves to
+    (127.0.1.1 on some systems).
     """
     for target in (host, *ELSEWHERE):
         with contextlib.suppress(OSError):
@@ -82,12 +83,12 @@ def own_address(host: str) -> str | None:
 
 
 def _reaches_out(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether others can reach an address by itself: not loopback, nor one that needs its link beside it."""
+    """Whether others can reach an address: not loopback, nor link-local IPv6, which needs its interface too."""
     return not address.is_loopback and not (address.version == 6 and address.is_link_local)
 
 
 def interface_of(address: str) -> str | None:
-    """Names the network interface that has an address, the first or another; None where that can't be found out."""
+    """Returns the first network interface that has an address; None if it can't be found."""
     if not address:
         return None
     wanted = ipaddress.ip_address(address.partition("%")[0])
@@ -95,7 +96,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _addresses() -> list[tuple[str, str]]:
-    """Interfaces and their addresses, IPv4 before IPv6 (Linux)."""
+    """Returns interfaces and their addresses, IPv4 before IPv6 (Linux)."""
     return [*_addresses_of_version_4(), *_addresses_of_version_6()] if sys.platform == "linux" else []
 
 
@@ -114,7 +115,7 @@ def _addresses_of_version_4() -> list[tuple[str, str]]:
 
 
 def _interface(label: bytes) -> str:
-    """The interface of an address by its label, which may be an alias: ``eth0:1``."""
+    """Returns the interface of an address by its label, which may be an alias: ``eth0:1``."""
     return label.partition(b"\0")[0].decode().partition(":")[0]
 
 

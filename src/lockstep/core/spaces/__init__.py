@@ -1,4 +1,4 @@
-"""Observation and action spaces as the rest of the program sees them: one flat row per observation, one per action."""
+"""Observation and action spaces as the rest of the program sees them: one flat row per observation or action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions as the rest of the program sees them: one row each, and from it what the environment takes."""
+"""Actions as the rest of the program sees them: one row each, which is converted to what the environment takes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary and floating-point Box
 
 @dataclass(frozen=True)
 class ActionLayout:
-    """What an action is.
+    """Describes the actions of a space.
 
     Attributes:
-        kind: ``discrete`` (one index), ``multi_discrete`` (an index each of several choices; MultiBinary is one of
-            these), or ``continuous``.
-        choices: number of values of each index; ``first`` their lowest values.
-        shape: of a multi-discrete or continuous action.
-        low: lower bounds of a continuous action, flat; ``high`` the upper ones.
-        dtype: of what the environment takes.
+        kind: ``discrete`` (one index), ``multi_discrete`` (several indices; MultiBinary is one of these), or
+            ``continuous``.
+        choices: number of values of each index; ``first`` are their lowest values.
+        shape: shape of a multi-discrete or continuous action.
+        low: lower bounds of a continuous action, flat; ``high`` are the upper ones.
+        dtype: dtype that the environment takes.
     """
 
     kind: Literal["discrete", "multi_discrete", "continuous"]
@@ -46,17 +46,17 @@ class ActionLayout:
 
     @property
     def outputs(self) -> int:
-        """Logits of all choices, or components of a continuous action."""
+        """Number of logits of all choices, or of components of a continuous action."""
         return sum(self.choices) if self.discrete else len(self.low)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Of one action in a buffer: ``()``, ``[indices]`` or ``[components]``."""
+        """Shape of one action in a buffer: ``()``, ``[indices]`` or ``[components]``."""
         return {"discrete": (), "multi_discrete": (len(self.choices),), "continuous": (len(self.low),)}[self.kind]
 
     @property
     def row_dtype(self) -> type:
-        """Of a buffer of actions."""
+        """Dtype of a buffer of actions."""
         return np.int64 if self.discrete else np.float32
 
     @property
@@ -76,15 +76,15 @@ class ActionLayout:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Where each index's choices begin among those of all, ``[indices]``."""
+        """Position of each index's first logit among the logits of all, ``[indices]``."""
         return np.cumsum((0, *self.choices[:-1]))
 
     def possible(self, masks: np.ndarray) -> np.ndarray:
-        """Says of masks ``[…, choices of all indices]`` whether each index may be something, bool ``[…, indices]``."""
+        """Says which indices have an allowed value in masks ``[…, choices of all indices]``, bool ``[…, indices]``."""
         return np.logical_or.reduceat(masks > 0.5, self.starts, -1)
 
     def native(self, row: Any) -> Any:
-        """What the environment takes, of one row; continuous actions are clipped to their bounds."""
+        """Returns what the environment takes for one row; continuous actions are clipped to their bounds."""
         if self.kind == "discrete":
             return int(row) + self.first[0]
         if self.kind == "multi_discrete":
@@ -92,7 +92,7 @@ class ActionLayout:
         return np.clip(row, self.low, self.high).astype(self.dtype).reshape(self.shape)
 
     def natives(self, rows: np.ndarray) -> np.ndarray:
-        """What a batched environment takes, of rows ``[E, …]``."""
+        """Returns what a batched environment takes for rows ``[E, …]``."""
         if self.kind == "discrete":
             return rows + self.first[0] if self.first[0] else rows
         if self.kind == "multi_discrete":
@@ -100,7 +100,7 @@ class ActionLayout:
         return np.clip(rows, *self._limits).reshape(-1, *self.shape)
 
     def native_rows(self, rows: np.ndarray) -> Sequence[Any]:
-        """What environments take one by one, :meth:`native` of each of rows ``[E, …]``."""
+        """Returns what single environments take for rows ``[E, …]``: :meth:`native` of each row."""
         if self.kind == "discrete":
             return (rows + self.first[0] if self.first[0] else rows).tolist()
         if not self.shape:
@@ -118,13 +118,13 @@ class ActionLayout:
 
 
 def bounded_within(low: ArrayLike, high: ArrayLike) -> np.ndarray:
-    """Says where bounds are finite, and so near one another that float32 holds their span."""
+    """Says which components have finite bounds whose span float32 can hold."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.isfinite(np.asarray(high, np.float32) - np.asarray(low, np.float32))
 
 
 def action_layout(space: gymnasium.Space) -> ActionLayout:
-    """The layout of an action space; a one-line ``ValueError`` names one that isn't supported."""
+    """Returns the layout of an action space; raises a one-line ``ValueError`` if the space isn't supported."""
     shape, dtype = tuple(int(n) for n in space.shape or ()), str(space.dtype)
     if isinstance(space, spaces.Discrete):
         return ActionLayout("discrete", *choices_of(space), dtype=dtype)

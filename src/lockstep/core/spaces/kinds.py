@@ -1,4 +1,4 @@
-"""What a space of Gymnasium's is taken for: an image or numbers, text that rows leave out, how many choices."""
+"""Classifies Gymnasium spaces: images or numbers, texts that rows leave out, numbers of choices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 
 class ImageBox(spaces.Box):
-    """An image whose layout, ``[C, H, W]`` or ``[H, W, C]``, is said; for a plain Box it is guessed from the shape."""
+    """An image whose layout, ``[C, H, W]`` or ``[H, W, C]``, is given; a plain Box's is guessed from its shape."""
 
     def __init__(self, low: np.ndarray, high: np.ndarray, dtype: type, channels_first: bool) -> None:
         super().__init__(low, high, dtype=dtype)
@@ -16,24 +16,24 @@ class ImageBox(spaces.Box):
 
 
 def is_image(space: spaces.Box) -> bool:
-    """Whether it is treated as an image: bytes with two or three axes."""
+    """Whether a Box is treated as an image: uint8 with two or three axes."""
     return space.dtype == np.uint8 and len(space.shape) in (2, 3)
 
 
 def channels_first(space: spaces.Box) -> bool:
-    """Whether an image is ``[C, H, W]``: as it says itself, else if its first axis is shorter than the others."""
+    """Whether an image is ``[C, H, W]``: as an ImageBox says, else if the first axis is shorter than the others."""
     if isinstance(space, ImageBox):
         return space.channels_first
     return len(space.shape) == 3 and space.shape[0] < min(space.shape[1:])
 
 
 def is_text(space: gymnasium.Space) -> bool:
-    """Whether it is a space of strings: Text, or a package's own."""
+    """Whether a space holds strings: Text, or a package's own space."""
     return space.dtype is not None and space.dtype.kind == "U"
 
 
 def texts_in(space: gymnasium.Space, name: str = "") -> tuple[str, ...]:
-    """The parts of a Dict or Tuple that are text, which rows leave out."""
+    """Returns the names of the parts of a Dict or Tuple that are text, which rows leave out."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return (name,) if name and is_text(space) else ()
     prefix = f"{name}/" if name else ""
@@ -42,11 +42,11 @@ def texts_in(space: gymnasium.Space, name: str = "") -> tuple[str, ...]:
 
 
 def choices_of(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The number of values of each index, and their lowest ones."""
+    """Returns the number of values of each index, and their lowest values."""
     sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
     return tuple(int(n) for n in np.ravel(sizes)), tuple(int(n) for n in np.ravel(space.start))
 
 
 def one_line(space: gymnasium.Space) -> str:
-    """A space as messages name it."""
+    """Returns a space as messages show it."""
     return " ".join(str(space).split())

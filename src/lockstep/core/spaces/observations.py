@@ -1,7 +1,7 @@
 """Observations as the rest of the program sees them: one flat row each, whatever their space.
 
-A row is float32 where it holds no image, else bytes, of which the first are the float32 components. So rollouts, shared
-memory, checkpoints and minibatches handle one array. The networks take the row apart again (each engine's
+A row without images is float32; a row with images is bytes, which begin with the float32 components. So rollouts,
+shared memory, checkpoints and minibatches handle one array. The networks take the row apart again (each engine's
 ``encoders``).
 """
 
@@ -32,12 +32,12 @@ class Leaf:
         name: ``""`` for a plain space, else its path in the Dict, e.g. ``"arm/camera"``.
         kind: ``vector`` (Box, MultiBinary), ``one_hot`` (Discrete, MultiDiscrete), ``mask`` (which actions are
             allowed), or ``image``.
-        shape: as the space gives it.
-        choices: number of values of each component of a ``one_hot``; ``first`` their lowest values.
-        start: first column (first byte of an image) in the row.
+        shape: shape that the space gives.
+        choices: number of values of each component of a ``one_hot``; ``first`` are their lowest values.
+        start: first column (of an image: first byte) in the row.
         high: largest value of an image.
         channels_first: whether an image is ``[C, H, W]``, else ``[H, W, C]`` or ``[H, W]``.
-        apart: whether a mask is given apart from the observation.
+        apart: whether a mask is given separately from the observation.
     """
 
     name: str
@@ -52,27 +52,27 @@ class Leaf:
 
     @cached_property
     def size(self) -> int:
-        """Columns (bytes of an image) in the row."""
+        """Number of columns (of an image: bytes) in the row."""
         return math.prod(self.shape)
 
     @cached_property
     def lowest(self) -> np.ndarray | None:
-        """The lowest values of a ``one_hot``; None where all are 0."""
+        """The lowest values of a ``one_hot``; None if all are 0."""
         return np.asarray(self.first) if any(self.first) else None
 
     def index(self, column: int, value: float) -> str:
-        """Says an index of a row, from 0 on, as the environment gives it."""
+        """Returns an index, which counts from 0 in rows, as the environment would give it."""
         given = value + (self.first[column] if self.first else 0)
         return str(int(given)) if given.is_integer() else f"{given:g}"
 
     def range_of(self, column: int) -> str:
-        """Says what an index may be."""
+        """Says which values an index may have."""
         count, first = self.choices[column], self.first[column] if self.first else 0
         return f"the {count} choices from {first} to {first + count - 1}"
 
     @cached_property
     def pattern(self) -> tuple[int, ...]:
-        """The choices up to where they begin anew: ``(11, 6)`` of ``(11, 6, 11, 6)``."""
+        """The shortest sequence of choices that the whole repeats: ``(11, 6)`` for ``(11, 6, 11, 6)``."""
         whole = len(self.choices)
         periods = (n for n in range(1, whole) if whole % n == 0 and self.choices[:n] * (whole // n) == self.choices)
         return self.choices[: next(periods, whole)]
@@ -89,38 +89,38 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """Where each part of an observation lies in its row: vectors first, then indices, the action mask, images."""
+    """Says where each part of an observation lies in its row: vectors first, then indices, the action mask, images."""
 
     leaves: tuple[Leaf, ...]
 
     @cached_property
     def float_size(self) -> int:
-        """Float32 columns of a row."""
+        """Number of float32 columns of a row."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind != "image")
 
     @cached_property
     def vector_size(self) -> int:
-        """How many of them, from the first, are numbers that can be normalised."""
+        """Number of leading float32 columns that are plain numbers, which can be normalised."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind == "vector")
 
     @cached_property
     def image_bytes(self) -> int:
-        """Bytes of images in a row."""
+        """Number of bytes of images in a row."""
         return sum(leaf.size for leaf in self.leaves if leaf.kind == "image")
 
     @cached_property
     def dtype(self) -> type:
-        """Of a row: float32, or uint8 if there is an image."""
+        """Dtype of a row: float32, or uint8 if there is an image."""
         return np.uint8 if self.image_bytes else np.float32
 
     @cached_property
     def width(self) -> int:
-        """Elements of a row; bytes are filled up to whole words, so that the floats in them stay aligned."""
+        """Number of elements of a row; bytes are padded to whole words, so that the floats in them stay aligned."""
         return 4 * self.float_size + -(-self.image_bytes // 4) * 4 if self.image_bytes else self.float_size
 
     @cached_property
     def indices(self) -> tuple[slice, np.ndarray]:
-        """Where indices lie among a row's float32 columns, and how many values each has, float32 ``[n]``."""
+        """The columns of indices among a row's float32 columns, and the number of values of each, float32 ``[n]``."""
         counts = [count for leaf in self.leaves for count in leaf.choices]
         return slice(self.vector_size, self.vector_size + len(counts)), np.array(counts, np.float32)
 
@@ -131,43 +131,43 @@ class ObservationLayout:
 
     @cached_property
     def single_vector(self) -> Leaf | None:
-        """The one part of an observation that is nothing but an array of numbers."""
+        """The part of an observation that is a single unnamed vector; None for any other observation."""
         leaf = self.leaves[0]
         return leaf if len(self.leaves) == 1 and leaf.kind == "vector" and not leaf.name else None
 
     @cached_property
     def plain(self) -> bool:
-        """Whether a row is one vector of numbers and nothing else."""
+        """Whether a row consists of vectors only."""
         return all(leaf.kind == "vector" for leaf in self.leaves)
 
     def zeros(self, count: int) -> np.ndarray:
-        """Empty rows ``[count, width]``; every action is allowed."""
+        """Returns rows of zeros ``[count, width]`` that allow every action."""
         rows = np.zeros((count, self.width), self.dtype)
         if self.mask is not None:
             self.floats(rows)[:, self.mask.start : self.mask.start + self.mask.size] = 1.0
         return rows
 
     def floats(self, rows: np.ndarray) -> np.ndarray:
-        """The float32 columns ``[…, float_size]`` of rows ``[…, width]``, as a view."""
+        """Returns the float32 columns ``[…, float_size]`` of rows ``[…, width]``, as a view."""
         return rows[..., : 4 * self.float_size].view(np.float32) if self.image_bytes else rows
 
     def masks(self, rows: np.ndarray) -> np.ndarray:
-        """The action masks ``[…, choices]`` in rows ``[…, width]``, as a view; there is one in each."""
+        """Returns the action masks ``[…, choices]`` of rows ``[…, width]``, as a view; the layout must have a mask."""
         assert self.mask is not None
         return self.floats(rows)[..., self.mask.start : self.mask.start + self.mask.size]
 
     def leaf_at(self, column: int) -> Leaf:
-        """Gives the part that a float32 column of rows belongs to."""
+        """Returns the part that a float32 column belongs to."""
         return next(leaf for leaf in self.leaves if leaf.kind != "image" and column < leaf.start + leaf.size)
 
     def misfits(self, rows: np.ndarray) -> np.ndarray:
-        """Marks the indices in rows ``[…, width]`` that are none of their choices, bool ``[…, n]``."""
+        """Marks the indices in rows ``[…, width]`` that are outside of their choices, bool ``[…, n]``."""
         columns, counts = self.indices
         values = self.floats(rows)[..., columns]
         return (values < 0) | (values >= counts) | (values != np.floor(values))
 
     def encode(self, observation: Any, action_mask: Any = None) -> np.ndarray:
-        """The row ``[width]`` of an observation; a ``ValueError`` if a part hasn't its space's shape."""
+        """Returns the row ``[width]`` of an observation; raises a ``ValueError`` if a part has a wrong shape."""
         row = np.zeros(self.width, self.dtype)
         self.encode_into(row, observation, action_mask)
         return row
@@ -184,9 +184,9 @@ class ObservationLayout:
             target[leaf.start : leaf.start + leaf.size] = array if leaf.lowest is None else array - leaf.lowest
 
     def decode(self, row: np.ndarray) -> Any:
-        """The reverse of :meth:`encode`: an array for a plain space, else a (nested) dict of arrays; no mask.
+        """Reverses :meth:`encode`: returns an array for a plain space, else a (nested) dict of arrays.
 
-        A Tuple is a dict with keys ``"0"``, ``"1"`` and so on.
+        A mask that was given separately is left out. A Tuple becomes a dict with keys ``"0"``, ``"1"`` and so on.
         """
         floats, out = self.floats(row), {}
         for leaf in self.leaves:
@@ -211,7 +211,7 @@ def _checked(leaf: Leaf, value: Any) -> np.ndarray:
 
 
 def descend(observation: Any, name: str) -> Any:
-    """The part of an observation that a leaf names."""
+    """Returns the part of an observation that a leaf's name leads to."""
     for key in name.split("/") if name else ():
         observation = observation[key] if isinstance(observation, Mapping) else observation[int(key)]
     return observation
@@ -265,11 +265,10 @@ def _leaves(name: str, space: gymnasium.Space) -> list[Leaf]:
 
 
 def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask_size: int = 0) -> ObservationLayout:
-    """The layout of a space; a one-line ``ValueError`` if it isn't supported, or lacks ``mask_key``.
+    """Returns the layout of a space; raises a one-line ``ValueError`` if it isn't supported or lacks ``mask_key``.
 
-    Texts in a Dict or Tuple are left out.
-    ``mask_key`` is the entry of a Dict that says which actions are allowed, ``mask_size`` how many numbers a mask has
-    that comes apart from the observation.
+    Texts in a Dict or Tuple are left out. ``mask_key`` is the entry of a Dict that says which actions are allowed;
+    ``mask_size`` is the length of a mask that is given separately from the observation.
     """
     leaves = _leaves("", space)
     if mask_key is not None:
@@ -281,7 +280,7 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
         leaves.append(Leaf(MASK, "mask", (mask_size,), apart=True))
     placed: list[Leaf] = []
     floats = sum(leaf.size for leaf in leaves if leaf.kind != "image")
-    starts = {True: 4 * floats, False: 0}  # of the next image, in bytes, and of what is none, in columns
+    starts = {True: 4 * floats, False: 0}  # start of the next image, in bytes, and of the next other part, in columns
     for leaf in sorted(leaves, key=lambda x: _ORDER.index(x.kind)):
         placed.append(replace(leaf, start=starts[leaf.kind == "image"]))
         starts[leaf.kind == "image"] += leaf.size

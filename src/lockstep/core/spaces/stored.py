@@ -1,4 +1,4 @@
-"""Layouts of observations and actions as JSON holds them."""
+"""Restores layouts of observations and actions from JSON."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 def layouts_from_json(
     observation: Mapping[str, Any], action: Mapping[str, Any]
 ) -> tuple[ObservationLayout, ActionLayout]:
-    """The layouts that ``dataclasses.asdict`` made and JSON stored."""
+    """Restores layouts that ``dataclasses.asdict`` made and JSON stored."""
     leaves = tuple(Leaf(**_tuples(leaf)) for leaf in observation["leaves"])
     return ObservationLayout(leaves), ActionLayout(**_tuples(action))

@@ -1,4 +1,4 @@
-"""Lists the array environments: pure, batched physics that NumPy, PyTorch and JAX run from the same lines."""
+"""Lists the array environments: pure, batched physics that NumPy, PyTorch and JAX run from the same code."""
 
 from __future__ import annotations
 

@@ -19,11 +19,12 @@ _NAMES = ("theta1", "theta2", "theta1_dot", "theta2_dot")
 
 
 class Acrobot(ArrayEnvironment):
-    """Turn the joint between two links with -1, 0 or 1 N m (0, 1, 2) until the chain's free end is high enough.
+    """Task: turn the joint between two links with -1, 0 or 1 N m (0, 1, 2) until the chain's free end is high enough.
 
-    The reward is -1 a step, and 0 in the step that terminates, with the free end a link's length above the fixed one.
-    State, each float32 ``[n]``: angle ``theta1`` of the first link (rad in [-π, π], 0 hangs down), ``theta2`` of the
-    second one from the first (rad in [-π, π]), their speeds ``theta1_dot`` and ``theta2_dot`` (rad/s).
+    An episode terminates when the free end is a link's length above the fixed one. The reward is 0 in that step and -1
+    in all others.
+    State, each float32 ``[n]``: angle ``theta1`` of the first link (rad in [-π, π], 0 hangs down), angle ``theta2`` of
+    the second link relative to the first (rad in [-π, π]), their speeds ``theta1_dot`` and ``theta2_dot`` (rad/s).
     The observation is cosine and sine of both angles, and both speeds.
     """
 
@@ -35,19 +36,19 @@ class Acrobot(ArrayEnvironment):
     gravity: float = 9.8
     """m/s²."""
     link_mass: ClassVar[float] = 1.0
-    """Of both links, kg."""
+    """Mass of each link, kg."""
     link_length: ClassVar[float] = 1.0
-    """Of both links, m."""
+    """Length of each link, m."""
     mass_centre: ClassVar[float] = 0.5
-    """How far along a link its centre of mass lies, m."""
+    """Distance of a link's centre of mass along the link, m."""
     link_inertia: ClassVar[float] = 1.0
-    """Of both links, about their centres of mass, kg m²."""
+    """Moment of inertia of each link about its centre of mass, kg m²."""
     max_speeds: ClassVar[tuple[float, float]] = (4 * math.pi, 9 * math.pi)
-    """Of the first and the second angle, rad/s."""
+    """Greatest speeds of the first and the second angle, rad/s."""
     time_step: ClassVar[float] = 0.2
     """s."""
     reset_range: ClassVar[float] = 0.1
-    """A reset draws every component of the state from ± this."""
+    """A reset draws every component of the state uniformly from ± this."""
 
     def __init__(self) -> None:
         high = np.array([1.0, 1.0, 1.0, 1.0, *self.max_speeds], np.float32)
@@ -55,12 +56,12 @@ class Acrobot(ArrayEnvironment):
         self.action_space = Discrete(3)
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
-        """Start every episode hanging down almost at rest: all four components uniform in ±0.1."""
+        """Starts every episode hanging down almost at rest: all four components uniform in ±0.1."""
         state = {name: (2 * random[:, column] - 1) * self.reset_range for column, name in enumerate(_NAMES)}
         return state, _observe(xp, state)
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
-        """One step of 0.2 s by the classical Runge-Kutta method; angles are wrapped and speeds clipped after it."""
+        """Takes one step of 0.2 s by the classical Runge-Kutta method, then wraps angles and clips speeds."""
         theta1, theta2, speed1, speed2 = self._integrated(xp, tuple(state[name] for name in _NAMES), action)
         moved = {
             "theta1": wrap_angle(xp, theta1),
@@ -74,7 +75,7 @@ class Acrobot(ArrayEnvironment):
         return moved, _observe(xp, moved), reward, terminated
 
     def _integrated(self, xp: Any, start: tuple[Array, ...], action: Array) -> list[Array]:
-        """The four components after a step, neither wrapped nor clipped."""
+        """Returns the four components after a step, neither wrapped nor clipped."""
         torque = xp.astype(action, start[0].dtype) - 1
         step, slopes = self.time_step, [self._derivatives(xp, start, torque)]
         for share in (step / 2, step / 2, step):
@@ -83,7 +84,7 @@ class Acrobot(ArrayEnvironment):
         return [x + step / 6 * (a + 2 * b + 2 * c + d) for x, a, b, c, d in zip(start, *slopes, strict=True)]
 
     def _derivatives(self, xp: Any, at: tuple[Array, ...], torque: Array) -> tuple[Array, ...]:
-        """Of the four components, per second; d1, d2, phi1 and phi2 as the book names them."""
+        """Returns the derivatives of the four components, per second; d1, d2, phi1, phi2 are named as in the book."""
         theta1, theta2, speed1, speed2 = at
         mass, length, centre, inertia = self.link_mass, self.link_length, self.mass_centre, self.link_inertia
         cos2, sin2, coupling = xp.cos(theta2), xp.sin(theta2), mass * length * centre
@@ -101,11 +102,11 @@ class Acrobot(ArrayEnvironment):
         return speed1, speed2, -(d2 * acceleration2 + phi1) / d1, acceleration2
 
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Put Gymnasium's Acrobot into the state ``row``."""
+        """Puts Gymnasium's Acrobot into the state ``row``."""
         renderer.state = np.array([row[name] for name in _NAMES], np.float64)
 
 
 def _observe(xp: Any, state: State) -> Array:
-    """Cosine and sine of both angles, and both speeds: float32 ``[n, 6]``."""
+    """Returns cosine and sine of both angles, and both speeds: float32 ``[n, 6]``."""
     theta1, theta2, speed1, speed2 = (state[name] for name in _NAMES)
     return side_by_side(xp, (xp.cos(theta1), xp.sin(theta1), xp.cos(theta2), xp.sin(theta2), speed1, speed2))

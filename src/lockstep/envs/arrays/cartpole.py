@@ -17,7 +17,7 @@ from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, numbers, s
 
 
 class CartPole(ArrayEnvironment):
-    """Push a cart left (0) or right (1) to keep its pole upright: reward 1 a step, the terminating step too.
+    """Task: push a cart left (0) or right (1) to keep its pole upright; the reward is 1 in every step, also the last.
 
     State, each float32 ``[n]``: ``x`` (m), ``x_dot`` (m/s), ``theta`` (rad, 0 is upright), ``theta_dot`` (rad/s).
     The observation is these four in this order.
@@ -41,11 +41,11 @@ class CartPole(ArrayEnvironment):
     time_step: ClassVar[float] = 0.02
     """s."""
     x_limit: ClassVar[float] = 2.4
-    """m from the centre, beyond which the episode ends."""
+    """m from the centre, beyond which an episode terminates."""
     theta_limit: ClassVar[float] = math.radians(12)
-    """rad from upright, beyond which the episode ends."""
+    """rad from upright, beyond which an episode terminates."""
     reset_range: ClassVar[float] = 0.05
-    """A reset draws every component of the state from ± this."""
+    """A reset draws every component of the state uniformly from ± this."""
 
     def __init__(self) -> None:
         high = np.array([2 * self.x_limit, np.inf, 2 * self.theta_limit, np.inf], np.float32)
@@ -53,13 +53,13 @@ class CartPole(ArrayEnvironment):
         self.action_space = Discrete(2)
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
-        """Start every episode near the upright rest: all four components uniform in ±0.05."""
+        """Starts every episode almost upright and at rest: all four components uniform in ±0.05."""
         names = ("x", "x_dot", "theta", "theta_dot")
         state = {name: (2 * random[:, column] - 1) * self.reset_range for column, name in enumerate(names)}
         return state, side_by_side(xp, tuple(state.values()))
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
-        """One explicit Euler step of 0.02 s."""
+        """Takes one explicit Euler step of 0.02 s."""
         x, x_dot, theta, theta_dot = state["x"], state["x_dot"], state["theta"], state["theta_dot"]
         time_step, x_limit, theta_limit = numbers(x, self.time_step, self.x_limit, self.theta_limit)
         push = xp.full_like(x, self.force)
@@ -74,7 +74,7 @@ class CartPole(ArrayEnvironment):
         return moved, side_by_side(xp, tuple(moved.values())), xp.ones_like(x), terminated
 
     def _accelerations(self, xp: Any, theta: Array, theta_dot: Array, force: Array) -> tuple[Array, Array]:
-        """Of the cart (m/s²) and of the pole's angle (rad/s²): Florian (2007), without friction."""
+        """Returns the accelerations of cart (m/s²) and pole angle (rad/s²): Florian (2007), without friction."""
         total_mass, mass_length, half_length, pole_mass, gravity, four_thirds = numbers(
             theta,
             self.cart_mass + self.pole_mass,
@@ -91,5 +91,5 @@ class CartPole(ArrayEnvironment):
         return pushed - mass_length * theta_acc * cos / total_mass, theta_acc
 
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Put Gymnasium's CartPole into the state ``row``."""
+        """Puts Gymnasium's CartPole into the state ``row``."""
         renderer.state = np.array([row["x"], row["x_dot"], row["theta"], row["theta_dot"]], np.float64)

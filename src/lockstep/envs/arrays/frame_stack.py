@@ -13,10 +13,10 @@ FRAMES = "frames"
 
 
 class FrameStack(ArrayEnvironment):
-    """The newest ``count`` observations of an array environment: an image of as many times the channels, or a vector.
+    """Stacks the newest ``count`` observations of an array environment: images along channels, vectors end to end.
 
-    An episode begins with its first observation ``count`` times. The state has them as ``frames``, ``[n, count, …]``,
-    beside what is the environment's own.
+    An episode begins with its first observation ``count`` times. The state holds the stack as ``frames``,
+    ``[n, count, …]``, beside the environment's own state.
     """
 
     gymnasium_id = None
@@ -29,19 +29,19 @@ class FrameStack(ArrayEnvironment):
         self.action_space = env.action_space
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
-        """Start every episode; its first observation fills the stack."""
+        """Starts every episode and fills the stack with its first observation."""
         state, observation = self._env.reset(xp, random)
         frames = xp.stack([observation] * self._count, axis=1)
         return {**state, FRAMES: frames}, self._join(xp, frames)
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
-        """One step; the oldest frame goes."""
+        """Takes one step and drops the oldest frame."""
         moved, observation, reward, terminated = self._env.step(xp, self._inner(state), action, random)
         frames = xp.concat((state[FRAMES][:, 1:], observation[:, None]), axis=1)
         return {**moved, FRAMES: frames}, self._join(xp, frames), reward, terminated
 
     def _join(self, xp: Any, frames: Array) -> Array:
-        """Frames ``[n, count, …]`` side by side along the last axis: channels of images, numbers of vectors."""
+        """Joins frames ``[n, count, …]`` along the last axis: channels of images, numbers of vectors."""
         return xp.concat([frames[:, index] for index in range(self._count)], axis=-1)
 
     def _inner(self, state: State) -> State:

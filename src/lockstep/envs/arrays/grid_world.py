@@ -16,15 +16,15 @@ SMALLEST, LARGEST = 4, 32
 
 
 class GridWorld(ArrayEnvironment):
-    """Step left (0), down (1), right (2) or up (3) through a square of cells to the goal.
+    """Task: step left (0), down (1), right (2) or up (3) through a square of cells to the goal.
 
     Walls and holes are drawn anew for every episode, among the cells whose row and column are both odd (counted from
-    0), so that there is a way from everywhere to everywhere. Start and goal are drawn from the other cells and differ.
-    A wall stops a step. The goal, a success, pays 1 and terminates the episode; so does a hole, which costs 1. Every
-    step costs 0.01.
+    0), so that all other cells stay connected. Start and goal are drawn from the other cells and differ. A wall stops a
+    step. Reaching the goal is a success, pays 1 and terminates the episode. Falling into a hole costs 1 and terminates
+    it too. Every step costs 0.01.
 
     State: ``agent`` and ``goal``, int32 ``[n]``, and ``walls`` and ``holes``, bool ``[n, (size + 2)²]``. Cells are
-    numbered row by row from the upper left one, with a border of walls around them.
+    numbered row by row from the upper left one, including a border of walls around the square.
 
     The observation: row and column of the agent, rows and columns from it to the goal, all in units of ``size - 1``;
     whether there is a wall to the left, below, to the right, above; whether there is a hole: 12 numbers.
@@ -33,7 +33,7 @@ class GridWorld(ArrayEnvironment):
         size: rows and columns, 4 to 32.
 
     Raises:
-        ValueError: ``size`` is something else.
+        ValueError: ``size`` is out of range.
     """
 
     gymnasium_id = None
@@ -42,9 +42,9 @@ class GridWorld(ArrayEnvironment):
 
     step_cost: ClassVar[float] = 0.01
     wall_share: ClassVar[float] = 0.3
-    """Share of the cells that may be walls which are."""
+    """Probability that a cell with odd row and column is a wall."""
     hole_share: ClassVar[float] = 0.3
-    """Share of them that are holes."""
+    """Probability that it is a hole."""
 
     def __init__(self, size: int = 8) -> None:
         if not SMALLEST <= size <= LARGEST:
@@ -57,24 +57,24 @@ class GridWorld(ArrayEnvironment):
 
     @property
     def width(self) -> int:
-        """Cells of a row, with the border."""
+        """Number of cells in a row, with the border."""
         return self.size + 2
 
     @cached_property
     def _moves(self) -> np.ndarray:
-        """Counts how much further a cell is that lies to the left, below, to the right, above: int32 ``[4]``."""
+        """How much greater the number of the cell to the left, below, to the right and above is: int32 ``[4]``."""
         return np.array([-1, self.width, 1, -self.width], np.int32)
 
     @cached_property
     def _open(self) -> np.ndarray:
-        """The cells that are never wall nor hole, int32 ``[count]``."""
+        """The cells that are never a wall or a hole, int32 ``[count]``."""
         rows, columns = np.indices((self.size, self.size))
         cells = (rows + 1) * self.width + columns + 1
         return cells[(rows % 2 == 0) | (columns % 2 == 0)].astype(np.int32)
 
     @cached_property
     def _lots(self) -> np.ndarray:
-        """Finds the draw that says what a cell is, int32 ``[(size + 2)²]``: its own, or after those open or wall."""
+        """Column of the draw that decides what each cell is, int32 ``[(size + 2)²]``; the last two: open, wall."""
         half = self.size // 2
         lots = np.full((self.width, self.width), half * half + 1, np.int32)
         lots[1:-1, 1:-1] = half * half
@@ -82,7 +82,7 @@ class GridWorld(ArrayEnvironment):
         return lots.reshape(-1)
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
-        """Start every episode in a world of its own."""
+        """Starts every episode in a new world."""
         count, cells = len(self._open), self.constant(xp, "_open", random)
         start = _choice(xp, random[:, 0], count)
         goal = (start + 1 + _choice(xp, random[:, 1], count - 1)) % count
@@ -98,7 +98,7 @@ class GridWorld(ArrayEnvironment):
         return state, self._observe(xp, state)
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
-        """One step to a neighbouring cell, unless it is a wall."""
+        """Moves to a neighbouring cell, unless it is a wall."""
         agent = state["agent"]
         ahead = agent + xp.take(self.constant(xp, "_moves", agent), action, axis=0)
         moved = {
@@ -112,17 +112,17 @@ class GridWorld(ArrayEnvironment):
         return moved, self._observe(xp, moved), reward, success | fallen
 
     def success(self, xp: Any, state: State) -> Array:
-        """Whether the agent is at the goal, bool ``[n]``."""
+        """Returns whether the agent is at the goal, bool ``[n]``."""
         return state["agent"] == state["goal"]
 
     def _cells(self, xp: Any, like: Array) -> Array:
-        """The number of each cell, int32 ``[(size + 2)²]``."""
+        """Returns the number of each cell, int32 ``[(size + 2)²]``."""
         return xp.arange(self.width**2, dtype=xp.int32, device=device(like))
 
     def _among(self, xp: Any, cells: Array, marked: Array) -> Array:
-        """Whether cells, int32 ``[n, k]``, are among the marked ones, bool ``[n, (size + 2)²]``: bool ``[n, k]``.
+        """Returns whether cells, int32 ``[n, k]``, are among those ``marked``, bool ``[n, (size + 2)²]``.
 
-        By comparing with all of them: a gather wants another type of index on each of the three.
+        It compares with every cell, because a gather needs another type of index in each of NumPy, PyTorch and JAX.
         """
         return xp.any(marked[:, None, :] & (self._cells(xp, cells) == cells[:, :, None]), axis=-1)
 
@@ -136,15 +136,15 @@ class GridWorld(ArrayEnvironment):
         return xp.concat((places, *seen), axis=-1)
 
     def render(self, state: State, index: int = 0) -> np.ndarray:
-        """Draw one environment; see :meth:`ArrayEnvironment.render`. Needs nothing installed."""
+        """Draws one environment; see :meth:`ArrayEnvironment.render`. Needs nothing else installed."""
         return draw(self._map(state, index))
 
     def text(self, state: State, index: int = 0) -> str:
-        """One environment as text."""
+        """Returns one environment as text."""
         return write(self._map(state, index))
 
     def _map(self, state: State, index: int) -> np.ndarray:
-        """Writes what stands in each cell as a letter, ``[size, size]``; :mod:`.pictures.grid_world` draws them."""
+        """Returns what stands in each cell as a letter, ``[size, size]``, for :mod:`.pictures.grid_world`."""
         row = {name: host_array(values[index]) for name, values in state.items()}
         out = np.where(row["walls"], "#", np.where(row["holes"], "o", "."))
         out[row["goal"]] = "G"
@@ -155,14 +155,15 @@ class GridWorld(ArrayEnvironment):
 class GridWorldPixels(GridWorld):
     """:class:`GridWorld` seen from above: the observation is an image, uint8 ``[size · pixels, size · pixels, 3]``.
 
-    Agent red, goal green, holes blue, walls grey, the rest black; an agent at the goal or in a hole has both colours.
+    The agent is red, the goal green, holes blue, walls grey and the rest black; an agent at the goal or in a hole has
+    both colours.
 
     Args:
         size: rows and columns, 4 to 32.
         pixels: height and width of a cell.
 
     Raises:
-        ValueError: ``size`` or ``pixels`` is something else.
+        ValueError: ``size`` or ``pixels`` is out of range.
     """
 
     wall_colour: ClassVar[int] = 128
@@ -184,5 +185,5 @@ class GridWorldPixels(GridWorld):
 
 
 def _choice(xp: Any, random: Array, count: int) -> Array:
-    """One of ``0 … count - 1``, int32 ``[n]``, by a number in [0, 1), whose product may round up to ``count``."""
+    """Maps numbers in [0, 1) to ``0 … count - 1``, int32 ``[n]``; clips, as a product may round up to ``count``."""
     return xp.astype(xp.clip(xp.floor(random * count), 0, count - 1), xp.int32)

@@ -16,26 +16,26 @@ class Draws(Protocol):
     """Random numbers of one episode, uniform in [0, 1), float32 ``[1, count]``."""
 
     def of_reset(self, count: int) -> np.ndarray:
-        """Those with which it begins."""
+        """Returns the numbers of the reset."""
         ...
 
     def of_step(self, elapsed: int, count: int) -> np.ndarray:
-        """Those of the step after ``elapsed`` ones."""
+        """Returns the numbers of the step after ``elapsed`` steps."""
         ...
 
 
 class ArrayGymnasiumEnv(gymnasium.Env):
-    """An array environment on NumPy with ``n = 1``; random numbers come from Gymnasium's ``np_random``.
+    """Runs an array environment on NumPy with ``n = 1``; random numbers come from Gymnasium's ``np_random``.
 
-    :meth:`draw_from` has them come from elsewhere.
+    :meth:`draw_from` sets another source of random numbers.
 
     Args:
         array_environment: key of ``ARRAY_ENVIRONMENTS``.
-        render_mode: None, ``"rgb_array"``, ``"human"`` (a window) or, where it can be written as text, ``"ansi"``.
+        render_mode: None, ``"rgb_array"``, ``"human"`` (a window) or, if it has a picture as text, ``"ansi"``.
         kwargs: arguments of the array environment.
 
     Raises:
-        ValueError: one of the first two is something else.
+        ValueError: ``array_environment`` or ``render_mode`` is unknown.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array", "human", "ansi"]}  # noqa: RUF012 (Gymnasium's own declaration)
@@ -61,7 +61,7 @@ class ArrayGymnasiumEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode; observation of ``observation_space``, and an empty info."""
+        """Starts an episode; returns an observation of ``observation_space`` and an empty info."""
         super().reset(seed=seed, options=options)
         count, self._elapsed = self.array_environment.reset_draws, 0
         random = self._random(count) if self._draws is None else self._draws.of_reset(count)
@@ -70,13 +70,13 @@ class ArrayGymnasiumEnv(gymnasium.Env):
         return observation[0], {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One step; ``info`` has ``is_success`` and ``score`` where the environment has a notion of them.
+        """Takes one step; ``info`` has ``is_success`` and ``score`` if the environment defines them.
 
-        A continuous action beyond its bounds is up to the physics (Pendulum clips it). The registered time limit is
-        around this environment.
+        The physics decides what a continuous action beyond its bounds does (Pendulum clips it). The registered time
+        limit is around this environment.
 
         Raises:
-            ValueError: a discrete action that doesn't exist.
+            ValueError: a discrete action doesn't exist.
         """
         space = self.action_space
         if isinstance(space, gymnasium.spaces.Discrete) and not space.contains(action):
@@ -95,7 +95,7 @@ class ArrayGymnasiumEnv(gymnasium.Env):
         return observation[0], float(reward[0]), bool(terminated[0]), bool(truncated), info
 
     def render(self) -> np.ndarray | str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The picture, uint8 ``[height, width, 3]``, or a text; None in a window or without a render mode."""
+        """Returns the picture, uint8 ``[height, width, 3]``, or a text; None in a window or without a render mode."""
         if self.render_mode == "ansi":
             return self.array_environment.text(self._started())
         return self.array_environment.render(self._started()) if self.render_mode == "rgb_array" else None
@@ -105,12 +105,12 @@ class ArrayGymnasiumEnv(gymnasium.Env):
             self._window.show(self.array_environment.render(self._started()))
 
     def close(self) -> None:
-        """Give back what rendering opened."""
+        """Closes what rendering opened."""
         self._window.close()
         self.array_environment.close()
 
     def draw_from(self, draws: Draws) -> None:
-        """Takes the random numbers of the episodes that begin from here on from ``draws``, whatever their seed."""
+        """Takes all random numbers from ``draws`` from here on, whatever the seed."""
         self._draws = draws
 
     def _random(self, count: int) -> np.ndarray:

@@ -12,15 +12,15 @@ from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, side_by_si
 
 
 class Pendulum(ArrayEnvironment):
-    """Turn a pendulum upright with little torque; an episode never terminates.
+    """Task: turn a pendulum upright with little torque; an episode never terminates.
 
     The reward is ``-(theta² + 0.1 theta_dot² + 0.001 torque²)``, with ``theta`` in [-π, π].
     State, each float32 ``[n]``: ``theta`` (rad in [-π, π], 0 is upright) and ``theta_dot`` (rad/s).
     The observation is ``cos theta``, ``sin theta``, ``theta_dot``; the action is the torque (N m).
-    Gymnasium lets ``theta`` grow turn by turn; here it is wrapped: float32 has no digits to spare for whole turns.
+    Gymnasium lets ``theta`` grow turn by turn; here it is wrapped, because float32 would lose digits to whole turns.
 
     Args:
-        g: gravity in m/s², under the name that Gymnasium gives it.
+        g: gravity in m/s²; the name is Gymnasium's.
     """
 
     gymnasium_id = "Pendulum-v1"
@@ -50,7 +50,7 @@ class Pendulum(ArrayEnvironment):
         self.action_space = Box(-self.max_torque, self.max_torque, (1,), np.float32)
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
-        """Start every episode at any angle, at a speed uniform in ±1 rad/s."""
+        """Starts every episode at an angle uniform in ±π rad and a speed uniform in ±1 rad/s."""
         state = {
             "theta": (2 * random[:, 0] - 1) * self.reset_angle,
             "theta_dot": (2 * random[:, 1] - 1) * self.reset_speed,
@@ -58,7 +58,7 @@ class Pendulum(ArrayEnvironment):
         return state, _observe(xp, state)
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
-        """One semi-implicit Euler step of 0.05 s; the reward is of the state before it, with the torque as clipped."""
+        """Takes one semi-implicit Euler step of 0.05 s; rewards the state before it and the clipped torque."""
         theta, theta_dot = wrap_angle(xp, state["theta"]), state["theta_dot"]
         torque = xp.clip(xp.asarray(action, dtype=theta.dtype)[:, 0], -self.max_torque, self.max_torque)
         reward = -(theta * theta + 0.1 * (theta_dot * theta_dot) + 0.001 * (torque * torque))
@@ -70,11 +70,11 @@ class Pendulum(ArrayEnvironment):
         return moved, _observe(xp, moved), reward, xp.zeros_like(theta, dtype=xp.bool)
 
     def pose(self, renderer: Any, row: dict[str, np.ndarray]) -> None:
-        """Put Gymnasium's Pendulum into the state ``row``, without the arrow of a last torque."""
+        """Puts Gymnasium's Pendulum into the state ``row``, without the arrow of a last torque."""
         renderer.state = np.array([row["theta"], row["theta_dot"]], np.float64)
         renderer.last_u = None
 
 
 def _observe(xp: Any, state: State) -> Array:
-    """``cos theta``, ``sin theta``, ``theta_dot``: float32 ``[n, 3]``."""
+    """Returns ``cos theta``, ``sin theta``, ``theta_dot``: float32 ``[n, 3]``."""
     return side_by_side(xp, (xp.cos(state["theta"]), xp.sin(state["theta"]), state["theta_dot"]))

@@ -20,14 +20,15 @@ REWARDS = ("dense", "sparse")
 
 
 class PushCube(ArrayEnvironment):
-    """Turn the two joints of an arm so that the peg at its tip pushes a cube to a goal on the table.
+    """Task: turn the two joints of an arm so that the peg at its tip pushes a cube to a goal on the table.
 
-    The arm's links pass above the table; only the peg touches the cube. The action sets the joints' speeds, as
-    fractions of the greatest one in [-1, 1]; the motors follow with a lag. An episode terminates when the cube's
-    centre is within ``tolerance`` of the goal, a success, or beyond the table's edge, a failure.
+    The arm's links pass above the table; only the peg touches the cube. The action sets the target speeds of the
+    joints, as fractions in [-1, 1] of the greatest speed; the motors follow with a lag. An episode terminates when the
+    cube's centre is within ``tolerance`` of the goal, a success, or beyond the table's edge, a failure.
 
-    Rewards: ``"sparse"`` pays 1 at success and 0 else. ``"dense"`` pays what a step brought the cube nearer to the
-    goal, 10 a metre, and the peg nearer to the place behind the cube, seen from the goal, 2 a metre, and 5 at success.
+    Rewards: ``"sparse"`` pays 1 at success and 0 otherwise. ``"dense"`` pays 10 per metre that a step brings the cube
+    nearer to the goal, 2 per metre that it brings the peg nearer to the place behind the cube, seen from the goal, and
+    5 at success.
 
     State, each float32 ``[n]``: joint angles ``shoulder`` (rad, from the x axis) and ``elbow`` (rad, between the
     links), their speeds ``shoulder_speed`` and ``elbow_speed`` (rad/s); the cube's centre ``cube_x``, ``cube_y`` (m)
@@ -41,7 +42,7 @@ class PushCube(ArrayEnvironment):
         reward: ``"dense"`` or ``"sparse"``.
 
     Raises:
-        ValueError: ``reward`` is something else.
+        ValueError: ``reward`` is neither.
     """
 
     gymnasium_id = None
@@ -52,9 +53,9 @@ class PushCube(ArrayEnvironment):
     table_half_size: ClassVar[float] = 0.4
     """m."""
     base: ClassVar[tuple[float, float]] = (0.0, -0.7)
-    """Where the arm's shoulder stands, m."""
+    """Position of the arm's shoulder, m."""
     link_length: ClassVar[float] = 0.65
-    """Of both links, m."""
+    """Length of each link, m."""
     peg_radius: ClassVar[float] = 0.025
     """m."""
     cube_half_size: ClassVar[float] = 0.05
@@ -64,21 +65,21 @@ class PushCube(ArrayEnvironment):
     contact_friction: ClassVar[float] = 0.3
     """Coefficient of friction between peg and cube."""
     turning_radius: ClassVar[float] = 0.0383
-    """Mean distance of the cube's base from its centre, 0.3826 of two half sizes, m: how hard it is to turn."""
+    """Mean distance of the cube's base from its centre, 0.3826 of its side, m: how hard the cube is to turn."""
     max_joint_speed: ClassVar[float] = 1.0
     """rad/s."""
     motor_gain: ClassVar[float] = 0.5
-    """Share of the way to the speed asked for that a motor covers in a step."""
+    """Share of the difference from the target speed that a motor makes up in a step."""
     shoulder_limits: ClassVar[tuple[float, float]] = (-1.2, 2.8)
     """rad."""
     elbow_limits: ClassVar[tuple[float, float]] = (0.3, 2.8)
-    """rad; the arm never stretches out, so there is always a motion of the joints for one of the peg."""
+    """rad; the arm never stretches out, so that every motion of the peg is possible by a motion of the joints."""
     time_step: ClassVar[float] = 0.05
     """s."""
     substeps: ClassVar[int] = 4
-    """Contacts are solved this often in a step: the peg moves by less than its radius in between."""
+    """Number of times that contacts are solved in a step, so that the peg moves by less than its radius in between."""
     home: ClassVar[tuple[float, float]] = (0.296, 2.55)
-    """Joint angles about which an episode starts, rad."""
+    """Joint angles around which an episode starts, rad."""
 
     def __init__(self, reward: str = "dense") -> None:
         if reward not in REWARDS:
@@ -89,7 +90,7 @@ class PushCube(ArrayEnvironment):
         self.action_space = Box(-1.0, 1.0, (2,), np.float32)
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
-        """Start near the home position, with the cube and, at least 8 cm from it, the goal anywhere on the table."""
+        """Starts near the home position, with the cube near the table's centre and the goal 8 to 28 cm from it."""
         centred = 2 * random - 1
         cube_x, cube_y = 0.2 * centred[:, 2], 0.03 + 0.17 * centred[:, 3]
         yaw, direction = 0.25 * math.pi * centred[:, 4], math.pi * centred[:, 5]
@@ -109,7 +110,7 @@ class PushCube(ArrayEnvironment):
         return state, self._observe(xp, state, *self._peg(xp, state["shoulder"], state["elbow"]))
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
-        """One step of 0.05 s: the peg goes straight from where it is to where the joints take it, pushing."""
+        """Takes one step of 0.05 s, in which the peg moves straight to where the joints take it, and pushes."""
         peg_x, peg_y = self._peg(xp, state["shoulder"], state["elbow"])
         moved = self._turn_joints(xp, state, xp.clip(xp.asarray(action, dtype=peg_x.dtype), -1.0, 1.0))
         end_x, end_y = self._peg(xp, moved["shoulder"], moved["elbow"])
@@ -128,12 +129,12 @@ class PushCube(ArrayEnvironment):
         return moved, self._observe(xp, moved, end_x, end_y), reward, success | fallen
 
     def success(self, xp: Any, state: State) -> Array:
-        """Whether the cube's centre lies within ``tolerance`` of the goal, bool ``[n]``."""
+        """Returns whether the cube's centre lies within ``tolerance`` of the goal, bool ``[n]``."""
         dx, dy = state["goal_x"] - state["cube_x"], state["goal_y"] - state["cube_y"]
         return dx * dx + dy * dy < self.tolerance**2
 
     def _turn_joints(self, xp: Any, state: State, action: Array) -> State:
-        """Angles and speeds of both joints after a step; a joint at its limit stands still."""
+        """Returns angles and speeds of both joints after a step; a joint at its limit stands still."""
         out = {}
         for column, (name, limits) in enumerate((("shoulder", self.shoulder_limits), ("elbow", self.elbow_limits))):
             speed = state[f"{name}_speed"]
@@ -144,18 +145,18 @@ class PushCube(ArrayEnvironment):
         return out
 
     def _peg(self, xp: Any, shoulder: Array, elbow: Array) -> tuple[Array, Array]:
-        """Computes where the joints hold the peg, m."""
+        """Returns the position of the peg, m."""
         outer = shoulder + elbow
         x = self.base[0] + self.link_length * (xp.cos(shoulder) + xp.cos(outer))
         return x, self.base[1] + self.link_length * (xp.sin(shoulder) + xp.sin(outer))
 
     def _push(self, xp: Any, cube: tuple[Array, ...], peg_x: Array, peg_y: Array, dx: Array, dy: Array) -> tuple:
-        """The cube's centre and yaw after the peg has moved by ``dx``, ``dy`` to ``peg_x``, ``peg_y``.
+        """Returns the cube's centre and yaw after the peg has moved by ``dx``, ``dy`` to ``peg_x``, ``peg_y``.
 
         In the cube's axes, at the point of contact p, with the inward normal n and the tangent t: the cube must give
-        way by the depth of penetration along n. Force and motion are related by the limit surface, so the motion of
-        the cube at p is ``M f`` with ``M = 1 + (p x)(p x)' / c²``. If the force that would carry p along with the peg
-        lies in the cone of friction, the peg sticks; else it slides, with the force on the cone's edge.
+        way by the depth of penetration along n. The limit surface relates force and motion, so that the motion of the
+        cube at p is ``M f`` with ``M = 1 + (p x)(p x)' / c²``. If the force that would carry p along with the peg lies
+        in the cone of friction, the peg sticks. Otherwise it slides, with the force on the cone's edge.
         """
         x, y, cos, sin = cube
         rx, ry = peg_x - x, peg_y - y
@@ -179,7 +180,7 @@ class PushCube(ArrayEnvironment):
         return (x + cos * fx - sin * fy, y + sin * fx + cos * fy, *_turned(xp, cos, sin, half_turn))
 
     def _contact(self, xp: Any, x: Array, y: Array) -> tuple[Array, ...]:
-        """Depth of penetration, point of contact and inward normal for a peg at ``x``, ``y`` in the cube's axes."""
+        """Returns penetration depth, point of contact and inward normal of a peg at ``x``, ``y`` in the cube's axes."""
         half = self.cube_half_size
         near_x, near_y = xp.clip(x, -half, half), xp.clip(y, -half, half)
         gap_x, gap_y = x - near_x, y - near_y
@@ -200,7 +201,7 @@ class PushCube(ArrayEnvironment):
         return depth, px, py, nx, ny
 
     def _closeness(self, xp: Any, state: State, peg_x: Array, peg_y: Array) -> Array:
-        """Computes what the dense reward pays differences of: 0 at best."""
+        """Returns the potential whose increase the dense reward pays, at most 0."""
         gx, gy = state["goal_x"] - state["cube_x"], state["goal_y"] - state["cube_y"]
         goal = xp.sqrt(gx * gx + gy * gy)
         back = (self.cube_half_size + self.peg_radius) / xp.maximum(goal, xp.full_like(goal, 1e-3))
@@ -219,11 +220,11 @@ class PushCube(ArrayEnvironment):
         return xp.stack(columns, axis=-1)
 
     def render(self, state: State, index: int = 0) -> np.ndarray:
-        """Draw one environment from above; see :meth:`ArrayEnvironment.render`. Needs nothing installed."""
+        """Draws one environment from above; see :meth:`ArrayEnvironment.render`. Needs nothing else installed."""
         return draw(self, self._row(state, index))
 
     def text(self, state: State, index: int = 0) -> str:
-        """One environment from above as text."""
+        """Returns one environment from above as text."""
         return write(self, self._row(state, index))
 
     def _row(self, state: State, index: int) -> dict[str, float]:
@@ -231,7 +232,7 @@ class PushCube(ArrayEnvironment):
 
 
 def _turned(xp: Any, cos: Array, sin: Array, half: Array) -> tuple[Array, Array]:
-    """A unit vector turned by ``2 atan(half)``, of length 1 again: the same bits wherever a row stands."""
+    """Turns a unit vector by ``2 atan(half)`` and normalises it; its bits don't depend on a row's place."""
     scale = 1 + half * half
     c, s = (1 - half * half) / scale, 2 * half / scale
     turned_cos, turned_sin = cos * c - sin * s, sin * c + cos * s

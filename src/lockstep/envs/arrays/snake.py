@@ -17,31 +17,33 @@ START_LENGTH = 3
 
 
 class Snake(ArrayEnvironment):
-    """Steer a snake left (0), down (1), right (2) or up (3) through a square of cells to its food.
+    """Task: steer a snake left (0), down (1), right (2) or up (3) through a square of cells to its food.
 
-    An episode begins with a snake of three cells, head in the middle and body to its left. Each step moves the head
-    by a cell and frees the cell of the tail, into which the head may move in the same step. On the food the snake
-    grows instead: the tail stays, and the next food lies in a free cell, each with the same probability. Running into
-    the border or into its own body, backwards too, **terminates** the episode, as does a board without a free cell,
-    a success. More than ``starvation * size²`` steps since the last food **truncate** it.
+    An episode begins with a snake of three cells, head in the middle and body to its left. Each step moves the head by
+    a cell and frees the cell of the tail, into which the head may move in the same step. On the food the snake grows
+    instead: the tail stays, and the next food lies in a free cell, each with the same probability. Running into the
+    border or into its own body, backwards too, **terminates** the episode. So does a board without a free cell, which
+    is a success. More than ``starvation * size²`` steps since the last food **truncate** it.
 
     Rewards: ``food`` for each food, ``death`` for running into something, ``win`` for a full board, ``step`` for every
-    step. ``shaping`` adds ``gamma * p(after) - p(before)`` with the potential ``p = -shaping * distance``, the number
-    of rows and columns between head and food over the longest such way, and 0 at the end of an episode: it leaves the
-    best policy as it is (Ng, Harada and Russell 1999, "Policy invariance under reward transformations").
+    step. ``shaping`` adds ``gamma * p(after) - p(before)`` with the potential ``p = -shaping * distance``, where
+    ``distance`` is the number of rows and columns between head and food, divided by the greatest possible. ``p`` is 0
+    once an episode has terminated. Shaping leaves the best policy as it is (Ng, Harada and Russell 1999, "Policy
+    invariance under reward transformations").
 
-    State, int32: ``ages`` ``[n, size²]``, in how many steps a cell of the snake becomes free, 0 for a free one;
+    State, int32: ``ages`` ``[n, size²]``, the number of steps until a cell of the snake becomes free, 0 for a free one;
     ``head`` and ``food``, cells counted row by row, ``length`` and ``hunger``, steps since the last food, ``[n]`` each.
-    On a full board ``food`` is ``size²``, a cell that isn't there. A snake that ran into something stays where it was.
+    On a full board ``food`` is ``size²``, a cell that doesn't exist. A snake that ran into something stays where it
+    was.
 
     The observation is an image, uint8 ``[size, size, 3]``, whose channels are head, body and food, 255 where they are.
-    With ``ages`` the body tells its direction, for it fades towards the tail: ``55 + 200 * age // length``, with age 1
-    at the tail and ``length - 1`` at the neck.
+    With ``ages=True`` the body shows its direction: it fades towards the tail: ``55 + 200 * age // length``, with
+    age 1 at the tail and ``length - 1`` at the neck.
 
     The board has 4 to 32 rows and columns; ``gamma``, the discount of the shaping, should be the learner's.
 
     Raises:
-        ValueError: ``size``, ``starvation`` or ``gamma`` is something that can't be, or a reward isn't finite.
+        ValueError: ``size``, ``starvation`` or ``gamma`` is out of range, or a reward isn't finite.
     """
 
     gymnasium_id = None
@@ -81,7 +83,7 @@ class Snake(ArrayEnvironment):
         self.action_space = Discrete(4)
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
-        """Start every episode in the middle of the board."""
+        """Starts every episode in the middle of the board."""
         numbers = self._numbers(xp, random)
         head = (self.size // 2) * self.size + self.size // 2
         none = xp.astype(0 * random[:, 0], xp.int32)
@@ -97,7 +99,7 @@ class Snake(ArrayEnvironment):
         return state, self._observe(xp, state)
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:
-        """One step of every snake; ``random`` places the food of those that ate."""
+        """Moves every snake by one step; ``random`` places the food of those that ate."""
         numbers, length = self._numbers(xp, state["head"]), state["length"]
         head, hit_wall = self._ahead(xp, state["head"], action)
         ate = head == state["food"]
@@ -119,23 +121,23 @@ class Snake(ArrayEnvironment):
         return moved, self._observe(xp, moved), self._reward(xp, state, moved, ate, dead, won), over
 
     def success(self, xp: Any, state: State) -> Array:
-        """Whether the snake fills the board, bool ``[n]``."""
+        """Returns whether the snake fills the board, bool ``[n]``."""
         return state["length"] == self.cells
 
     def truncated(self, xp: Any, state: State) -> Array:
-        """Whether it has starved, bool ``[n]``."""
+        """Returns whether the snake has starved, bool ``[n]``."""
         return state["hunger"] > self.patience
 
     def score(self, xp: Any, state: State) -> Array:
-        """Foods eaten, int32 ``[n]``."""
+        """Returns the number of foods eaten, int32 ``[n]``."""
         return state["length"] - START_LENGTH
 
     def _numbers(self, xp: Any, like: Array) -> Array:
-        """The number of each cell, int32 ``[1, size²]``."""
+        """Returns the number of each cell, int32 ``[1, size²]``."""
         return xp.arange(self.cells, dtype=xp.int32, device=device(like))[None, :]
 
     def _ahead(self, xp: Any, head: Array, action: Array) -> tuple[Array, Array]:
-        """The cell that a head moves to, int32 ``[n]``, and whether it isn't on the board, bool ``[n]``."""
+        """Returns the cell that a head moves to, int32 ``[n]``, and whether it lies off the board, bool ``[n]``."""
         action = xp.astype(action, xp.int32)
         down = xp.astype(action == 1, xp.int32) - xp.astype(action == 3, xp.int32)
         right = xp.astype(action == 2, xp.int32) - xp.astype(action == 0, xp.int32)
@@ -144,10 +146,10 @@ class Snake(ArrayEnvironment):
         return row * self.size + column, outside
 
     def _place(self, xp: Any, ages: Array, random: Array) -> Array:
-        """A free cell, int32 ``[n]``, by a number in [0, 1); ``size²`` where there is none.
+        """Chooses a free cell, int32 ``[n]``, by a number in [0, 1); ``size²`` if there is none.
 
-        The k-th free cell has k free cells before it: as many cells as have at most k free ones up to and with them
-        lie before it.
+        The k-th free cell, from 0, comes after as many cells as have at most k free ones up to and including
+        themselves.
         """
         counts = xp.cumulative_sum(xp.astype(ages == 0, xp.int32), axis=1, dtype=xp.int32)
         free = counts[:, -1]
@@ -157,7 +159,7 @@ class Snake(ArrayEnvironment):
         return xp.where(free > 0, found, 0 * found + self.cells)
 
     def _distance(self, xp: Any, state: State) -> Array:
-        """Rows and columns from head to food over the longest such way, float32 ``[n]`` in [0, 1]."""
+        """Returns rows plus columns from head to food, divided by the greatest possible, float32 ``[n]`` in [0, 1]."""
         head, food = state["head"], state["food"]
         rows = xp.abs(head // self.size - food // self.size)
         columns = xp.abs(head % self.size - food % self.size)
@@ -187,15 +189,15 @@ class Snake(ArrayEnvironment):
         return xp.reshape(xp.astype(xp.stack(planes, axis=-1), xp.uint8), (-1, self.size, self.size, 3))
 
     def render(self, state: State, index: int = 0) -> np.ndarray:
-        """Draw one environment; see :meth:`ArrayEnvironment.render`. Needs nothing installed."""
+        """Draws one environment; see :meth:`ArrayEnvironment.render`. Needs nothing else installed."""
         return draw(*self._board(state, index))
 
     def text(self, state: State, index: int = 0) -> str:
-        """One environment as text."""
+        """Returns one environment as text."""
         return write(*self._board(state, index))
 
     def _board(self, state: State, index: int) -> tuple[np.ndarray, int]:
-        """In how many steps each cell becomes free ``[size, size]``, -1 where food is; and how many were eaten."""
+        """Returns the steps until each cell becomes free, ``[size, size]``, -1 for food, and the foods eaten."""
         board = host_array(state["ages"][index]).copy()
         food = int(state["food"][index])
         if food < self.cells:

@@ -1,7 +1,8 @@
-"""Steps array environments all at once with NumPy: keyed resets, time limit, same-step autoreset.
+"""Steps a batch of array environments with NumPy: keyed resets, time limit, same-step autoreset.
 
-Random numbers of steps are SplitMix64's (Steele et al. 2014, "Fast splittable pseudorandom number generators"), whose
-n-th output is a function of n: one hash for all environments, where a Philox generator for each would take longer.
+Random numbers of steps come from SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number generators"). Its
+n-th output is a function of n, so that one vectorised hash serves all environments, in place of one slower Philox
+generator for each.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
 
 _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 STEP_BITS = 32
-"""Bits of a counter that count the steps of an episode."""
+"""Low bits of a counter, which count the steps of an episode."""
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
@@ -27,12 +28,12 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 
 def uniform(keys: np.ndarray, episodes: np.ndarray, steps: np.ndarray, draws: int) -> np.ndarray:
-    """Uniform in [0, 1), float32 ``[n, draws]``: a function of key (uint64), episode and step (int64), each ``[n]``.
+    """Returns float32 ``[n, draws]``, uniform in [0, 1), from key (uint64), episode and step (int64), each ``[n]``.
 
-    A counter has no room for all of an episode's number where that begins with an iteration's; the key has the rest.
+    An episode's number may begin with an iteration's, for which the counter has no room; that part goes into the key.
     """
     iterations, episodes = np.divmod(episodes.astype(np.uint64), np.uint64(EPISODES_PER_ITERATION))
-    keys = keys ^ _mixed(iterations * _GOLDEN)  # itself in the first
+    keys = keys ^ _mixed(iterations * _GOLDEN)  # unchanged in iteration 0
     counters = (episodes << np.uint64(STEP_BITS)) + steps.astype(np.uint64)
     columns = np.arange(1, draws + 1, dtype=np.uint64)
     x = _mixed(keys[:, None] + (counters[:, None] * np.uint64(draws) + columns) * _GOLDEN)
@@ -40,16 +41,16 @@ def uniform(keys: np.ndarray, episodes: np.ndarray, steps: np.ndarray, draws: in
 
 
 def step_key(seed: int, purpose: str, key: int) -> np.uint64:
-    """The key of an environment's steps, see :func:`uniform`."""
+    """Returns the key of an environment's steps, see :func:`uniform`."""
     return keyed_generator(seed, f"{purpose}/step", key).integers(2**64, dtype=np.uint64)
 
 
 class EvaluationDraws:
-    """Draws the random numbers of one episode of an evaluation, those that :class:`ArrayEnvs` has in it.
+    """Draws the random numbers of one episode of an evaluation, the same as :class:`ArrayEnvs` draws for it.
 
     Args:
-        seed: of the episodes' starts.
-        episode: which of them it is.
+        seed: seed of the evaluation's episodes.
+        episode: the episode's number.
     """
 
     def __init__(self, seed: int, episode: int) -> None:
@@ -57,16 +58,16 @@ class EvaluationDraws:
         self._key = np.array([step_key(seed, "eval", episode)])
 
     def of_reset(self, count: int) -> np.ndarray:
-        """Uniform in [0, 1), float32 ``[1, count]``."""
+        """Returns the numbers of the reset, uniform in [0, 1), float32 ``[1, count]``."""
         return keyed_generator(self._seed, "eval", self._episode).random((1, count), np.float32)
 
     def of_step(self, elapsed: int, count: int) -> np.ndarray:
-        """Uniform in [0, 1), float32 ``[1, count]``, of the step after ``elapsed`` ones."""
+        """Returns the numbers of the step after ``elapsed`` steps, uniform in [0, 1), float32 ``[1, count]``."""
         return uniform(self._key, np.zeros(1, np.int64), np.array([elapsed]), count)
 
 
 class ArrayEnvs(HostEnvs):
-    """One batch of an array environment."""
+    """Steps one batch of an array environment."""
 
     replayed = False
 
@@ -85,14 +86,14 @@ class ArrayEnvs(HostEnvs):
         return np.stack([draw(seed, purpose, *k).random(self._env.reset_draws, np.float32) for k in keys])
 
     def _step_draws(self) -> np.ndarray | None:
-        """Random numbers of a step, keyed by environment, episode and step; an evaluation repeats the same ones."""
+        """Returns a step's random numbers, keyed by environment, episode and step; an evaluation repeats them."""
         if not self._env.step_draws:
             return None
         episodes = 0 * self.buffers.episodes if self._wanted.purpose == "eval" else self.buffers.episodes
         return uniform(self._step_keys, episodes, self._elapsed, self._env.step_draws)
 
     def _rows(self, observation: np.ndarray) -> np.ndarray:
-        """Rows ``[n, width]``: one vector or one image each; the bytes of an image are filled up to whole words."""
+        """Returns rows ``[n, width]``, each one vector or one image; an image's bytes are padded to whole words."""
         layout = self.description.observation
         rows = np.asarray(observation, layout.dtype).reshape(len(observation), -1)
         spare = layout.width - rows.shape[1]
@@ -103,7 +104,7 @@ class ArrayEnvs(HostEnvs):
         self.buffers.observations[:] = self._begin()
 
     def _begin(self) -> np.ndarray:
-        """Starts every episode; the rows of their first observations."""
+        """Starts every episode; returns the rows of the first observations."""
         state, observation = self._env.reset(np, self._draws(range(self.num_envs)))
         self._state = {k: np.array(v) for k, v in state.items()}
         self._elapsed[:] = 0
@@ -149,7 +150,7 @@ class ArrayEnvs(HostEnvs):
         return by_row({**self._state, "elapsed": self._elapsed}, self.num_envs)
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
-        """See :meth:`HostEnvs.restore`; an array environment comes back by its arrays."""
+        """See :meth:`HostEnvs.restore`; an array environment is restored from its arrays."""
         if not self._state:
             self._begin()
         self._elapsed[env] = state["elapsed"]

@@ -1,9 +1,9 @@
-"""Steps environments by EnvPool (Weng et al. 2022): fast, and resetting one step late.
+"""Steps environments with EnvPool (Weng et al. 2022), which is fast and resets one step late.
 
 After an episode's last step EnvPool ignores the next action and answers with the next episode's first observation. That
-step is *dead* (``Buffers.dead``): it counts in no loss, statistic or episode. Each shard has a pool of its own, seeded
-by its key, so a run doesn't depend on the number of ranks; EnvPool seeds environment i of a pool with ``seed + i`` and
-draws all further episodes from that generator, so nothing can bring a live episode back.
+step is *dead* (``Buffers.dead``): it counts in no loss, statistic or episode. Each shard has its own pool, seeded by
+its key, so that a run doesn't depend on the number of ranks. EnvPool seeds environment i of a pool with ``seed + i``
+and draws all further episodes from that generator, so that a live episode can't be restored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lockstep.envs.host_envs import HostEnvs, WantedEnvs
 
 
 def envpool_module() -> Any:
-    """EnvPool itself.
+    """Imports EnvPool.
 
     Raises:
         ValueError: it isn't installed; one line.
@@ -36,10 +36,10 @@ def envpool_module() -> Any:
 
 
 def pool_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
-    """Observation space, action space and time limit of EnvPool's environment of this id.
+    """Returns observation space, action space and time limit of EnvPool's environment of this id.
 
     Raises:
-        ValueError: EnvPool isn't installed or doesn't have it, or takes other arguments; one line.
+        ValueError: EnvPool isn't installed, doesn't have the id, or rejects the arguments; one line.
     """
     module = envpool_module()
     if config.id not in module.list_all_envs():
@@ -64,7 +64,7 @@ def _make(module: Any, config: EnvConfig, count: int, seed: int) -> Any:
 
 
 def check_envpool_options(config: Config) -> None:
-    """Raise a one-line ``ValueError`` where EnvPool can't do what the config asks for."""
+    """Raises a one-line ``ValueError`` if EnvPool can't do what the config asks for."""
     env = config.env
     if env.backend != "envpool":
         return
@@ -82,7 +82,7 @@ def check_envpool_options(config: Config) -> None:
 
 
 def encode_batch(layout: ObservationLayout, observation: Any, rows: np.ndarray) -> None:
-    """Write observations of a batch into rows ``[E, width]``."""
+    """Writes a batch of observations into rows ``[E, width]``."""
     (leaf,) = layout.leaves if len(layout.leaves) == 1 else (None,)
     if leaf is not None and not leaf.name and leaf.kind in ("vector", "image"):
         rows[:, : leaf.size] = observation.reshape(len(rows), -1)
@@ -96,7 +96,7 @@ def _item(observation: Any, row: int) -> Any:
 
 
 class EnvPoolEnvs(HostEnvs):
-    """Pools of environments, one a shard, of ``config.workers`` threads (0, auto: EnvPool's own choice)."""
+    """Steps one pool of environments per shard, each with ``config.workers`` threads (0, auto: EnvPool's choice)."""
 
     replayed = False
     late_reset = True
@@ -109,7 +109,7 @@ class EnvPoolEnvs(HostEnvs):
         self._restarted: set[int] = set()
 
     def _begin(self, number: int) -> None:
-        """A new pool for a shard: EnvPool's generators can't be seeded again."""
+        """Makes a new pool for a shard, because EnvPool's generators can't be seeded again."""
         part = self._slices[number]
         count = part.stop - part.start
         seed = self._wanted.episode_seed(part.start, self.buffers.episodes[part.start], "/envpool") % (2**31 - count)
@@ -131,7 +131,7 @@ class EnvPoolEnvs(HostEnvs):
             raise environment_failure(f"environments ({self.description.id}, EnvPool)", "reset", error) from error
 
     def step(self) -> None:
-        """See :meth:`HostEnvs.step`; where an episode has just ended, the step is dead and begins the next one."""
+        """See :meth:`HostEnvs.step`; where an episode has just ended, the step is dead and begins the next episode."""
         b = self.buffers
         np.logical_or(b.terminated, b.truncated, out=b.dead)
         b.episodes += b.dead
@@ -153,11 +153,11 @@ class EnvPoolEnvs(HostEnvs):
         b.rewards[part], b.terminated[part], b.truncated[part] = reward, terminated, truncated
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
-        """See :meth:`HostEnvs.save_states`: there are none."""
+        """See :meth:`HostEnvs.save_states`; EnvPool has no states to save."""
         return [None] * self.num_envs
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
-        """See :meth:`HostEnvs.restore`; every environment begins its next episode."""
+        """See :meth:`HostEnvs.restore`; EnvPool can't, so that every environment begins its next episode."""
         number = next(n for n, part in enumerate(self._slices) if part.start <= env < part.stop)
         self.buffers.episodes[env] += 1
         if number not in self._restarted:

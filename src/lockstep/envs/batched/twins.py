@@ -1,4 +1,4 @@
-"""Finds the array environments that stand for Gymnasium's own of the same physics."""
+"""Finds the array environment that has the physics of a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from lockstep.config.run import Config, EnvConfig
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
 TWINS = {kind.gymnasium_id: key for key, kind in ARRAY_ENVIRONMENTS.items() if kind.gymnasium_id}
-"""Keys of array environments by the Gymnasium id whose physics they have."""
+"""Maps Gymnasium ids to the keys of array environments with the same physics."""
 
 
 def array_twin(env: EnvConfig) -> str | None:
-    """The array environment that can stand for a Gymnasium id as it is configured, or None.
+    """Returns the array environment that can replace a Gymnasium id as it is configured, or None.
 
-    There is none for an environment that is asked for by its back end, or with what only Gymnasium's own has:
-    arguments, wrappers, worker processes.
+    There is none if the config names a back end, or uses what only Gymnasium's own environment has: arguments,
+    wrappers, worker processes.
     """
     plain = EnvConfig()
     own = ("kwargs", "backend", "action_mask", "frame_skip", "frame_stack", "sticky_actions", "atari", "workers")
@@ -23,7 +23,11 @@ def array_twin(env: EnvConfig) -> str | None:
 
 
 def stepped_inside(config: Config) -> tuple[Config, str | None]:
-    """A config whose environment the JAX engine steps inside its program where it can, and the line that says so."""
+    """Replaces the environment by its array twin, if the JAX engine can step that inside its program.
+
+    Returns:
+        The config, and the line that announces the change; None if nothing changed.
+    """
     twin = array_twin(config.env) if config.engine == "jax" else None
     if twin is None:
         return config, None

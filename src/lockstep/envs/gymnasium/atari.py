@@ -1,4 +1,4 @@
-"""What an Atari game is wrapped in: standard preprocessing, lives, and loads of the game that take no time.
+"""Wraps Atari games: standard preprocessing, lives, and resets that don't load the game again.
 
 Observations, rewards and ends are those of Gymnasium's ``AtariPreprocessing`` around ale-py's own environment.
 """
@@ -15,17 +15,17 @@ from gymnasium import wrappers
 from lockstep.envs.gymnasium.stated import number
 
 LIFE_LOST = "lockstep/life_lost"
-"""Entry of ``info``: a life was lost and the game goes on; for the learner that terminates an episode."""
+"""Key of ``info`` if a life was lost and the game goes on; True if that terminates an episode for the learner."""
 
 UNSEEN_PICTURES = {"obs_type": "ram"}
-"""Argument of ale-py's environment, whose own pictures :class:`AtariScreens` doesn't look at: one for every frame."""
+"""Arguments by which ale-py makes no picture of its own per frame, which :class:`AtariScreens` would ignore."""
 
 _HEADER = 24
 """Bytes of a serialized state before the length of what follows."""
 
 
 class AtariScreens(wrappers.AtariPreprocessing):
-    """Gymnasium's preprocessing, of an environment that may observe anything (:data:`UNSEEN_PICTURES`)."""
+    """Gymnasium's preprocessing for an environment with any observation space (:data:`UNSEEN_PICTURES`)."""
 
     def __init__(self, env: gymnasium.Env, **settings: Any) -> None:
         super().__init__(env, **settings)
@@ -34,10 +34,12 @@ class AtariScreens(wrappers.AtariPreprocessing):
 
 
 class AtariLives(gymnasium.Wrapper):
-    """Presses FIRE where a game waits for it, and says when a life is lost; the game itself goes on.
+    """Presses FIRE when a game waits for it and reports lost lives; the game itself goes on.
 
-    With ``fire`` it is pressed at a reset and after a lost life, in games that have it; ``life_loss`` reports lost
-    lives in ``info``.
+    Args:
+        env: an ALE game, preprocessed.
+        fire: whether to press FIRE after a reset and after a lost life, in games that have it.
+        life_loss: whether a lost life is reported as an end (:data:`LIFE_LOST`).
     """
 
     def __init__(self, env: gymnasium.Env, fire: bool, life_loss: bool) -> None:
@@ -74,9 +76,9 @@ class AtariLives(gymnasium.Wrapper):
 
 
 def reload_quickly(env: Any) -> None:
-    """Has ale-py's environment, which loads its game anew at each seeded reset, put back a state of it instead.
+    """Makes ale-py's environment restore a saved state at each seeded reset, instead of loading its game again.
 
-    Nothing is changed where that state can't be seeded or put back: a few games, or another version's format.
+    It changes nothing if the state can't be seeded or restored: in a few games, or in another version's format.
     """
     load = SeededLoad(env.ale)
     if load.possible:
@@ -84,14 +86,14 @@ def reload_quickly(env: Any) -> None:
 
 
 class SeededLoad:
-    """Puts an emulator where loading its game with its seed would put it; stands in for ``AtariEnv.load_game``.
+    """Puts an emulator into the state that loading its game with its seed gives; replaces ``AtariEnv.load_game``.
 
-    Loading makes tables of colours for as long as dozens of steps take. All that a seed changes is the generator of
-    sticky actions, a Mersenne twister (``stella_environment.cpp`` of ale-py). So what the emulator is in when it has
-    just been loaded is kept, and put back with the twister of the seed.
+    Loading is slow, because it makes tables of colours. A seed changes only the generator of sticky actions, a Mersenne
+    twister (``stella_environment.cpp`` of ale-py). So the state just after loading is kept, and restored with the
+    twister of the seed.
 
     Attributes:
-        possible: whether the state is as expected, and putting it back leads to it.
+        possible: whether the state has the expected format and can be restored.
     """
 
     def __init__(self, ale: Any) -> None:
@@ -112,13 +114,13 @@ class SeededLoad:
         return self._header + struct.pack("<i", len(inner)) + inner + self._end
 
     def __call__(self) -> None:
-        """Puts the game back where it begins, with the generator of the emulator's seed."""
+        """Restores the beginning of the game, with the generator of the emulator's seed."""
         state = self._kind.__new__(self._kind)
         state.__setstate__(self._content(_twister(self._ale.getInt("random_seed"))))
         self._ale.restoreSystemState(state)
 
 
 def _twister(seed: int) -> bytes:
-    """Returns a seeded Mersenne twister as C++ writes it down."""
+    """Returns a seeded Mersenne twister in the text format of C++."""
     state: Any = np.random.RandomState(seed & 0xFFFFFFFF).get_state(legacy=False)["state"]
     return " ".join(map(str, (*state["key"].tolist(), state["pos"]))).encode()

@@ -1,7 +1,7 @@
-"""Lets each episode of Gymnasium's BipedalWalker begin in a world of its own.
+"""Starts each episode of Gymnasium's BipedalWalker in a new world.
 
-It resets into the world of its last episode, whose bodies are gone but whose solver isn't new: what the same seed and
-actions give depends on the episodes before then, and a run that resumes has had none in its process.
+The environment itself reuses the world of its last episode, whose bodies are gone but whose solver isn't new. The same
+seed and actions then give results that depend on earlier episodes, and a resumed run has had none in its process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BIPEDAL_WALKER = "gymnasium.envs.box2d.bipedal_walker"
 
 
 def begin_in_new_worlds(env: gymnasium.Env) -> None:
-    """Makes a BipedalWalker forget its earlier episodes at every reset, in place; others stay as they are."""
+    """Makes a BipedalWalker create a new world at every reset, in place; leaves other environments as they are."""
     walker: Any = env.unwrapped
     if type(walker).__module__ != BIPEDAL_WALKER:
         return

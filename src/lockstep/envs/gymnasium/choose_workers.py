@@ -1,4 +1,4 @@
-"""Chooses in how many worker processes a rank's environments are stepped, by the time that a step of one takes."""
+"""Chooses the number of worker processes for a rank's environments from the time that a step takes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions,
 from lockstep.envs.host_envs import WantedEnvs
 
 WORKER_SECONDS = 90e-6
-"""What a worker must spare of each step: thrice what its messages take, for it also takes memory and a start."""
+"""Seconds that a worker must save per step: thrice what its messages take, as it also costs memory and start time."""
 _STEPS, _SECONDS = 200, 0.5
 
 
 class Measured(NamedTuple):
-    """Holds what one rank knows: seconds of a step of one environment, how many it steps, and cores for them."""
+    """What one rank measured: seconds per step of one environment, number of its environments, cores for them."""
 
     step_seconds: float
     num_envs: int
@@ -27,10 +27,10 @@ class Measured(NamedTuple):
 
 
 def measure_step(config: EnvConfig, description: EnvDescription, fail: Callable[[str], None]) -> float:
-    """Seconds that one environment takes for a step of random actions in this process, resets counted in.
+    """Returns the seconds that a step of random actions takes one environment in this process, resets included.
 
-    The environment is one of its own, which is closed again; after its first reset and step it is measured for half a
-    second, or 200 steps.
+    It makes an environment for this and closes it again. After a first reset and step it measures for half a second, or
+    200 steps.
     """
     envs = InProcessEnvs(WantedEnvs(config, description, 0, [0], purpose="measure"), fail)
     try:
@@ -53,13 +53,16 @@ def measure_step(config: EnvConfig, description: EnvDescription, fail: Callable[
 
 
 def price(measured: Measured, workers: int) -> float:
-    """Seconds of a step of all of a rank's environments in so many workers, with their price; 0: in the rank itself."""
+    """Returns the seconds of a step of all of a rank's environments in ``workers`` processes (0: in the rank itself).
+
+    Each worker adds :data:`WORKER_SECONDS`.
+    """
     each = -(-measured.num_envs // max(workers, 1))
     return each * measured.step_seconds + workers * WORKER_SECONDS
 
 
 def chosen_workers(everyone: Sequence[Measured]) -> int:
-    """Chooses the same number for all ranks: the best one for a rank as slow, as full and as narrow as any; 0: none."""
+    """Returns the best number of workers (0: none) for the slowest step, most environments and fewest cores."""
     worst = Measured(
         max(rank.step_seconds for rank in everyone),
         max(rank.num_envs for rank in everyone),

@@ -14,16 +14,16 @@ from lockstep.envs.gymnasium.sweep import Sweep
 from lockstep.envs.host_envs import HostEnvs, Stated, WantedEnvs, cut
 
 FAILED_SECONDS = 2.0
-"""So long an environment may take to close after a failure, which is told afterwards."""
+"""Seconds that environments may take to close after a failure, before its message is printed."""
 _LOOK_SECONDS = 0.25
-"""At most between two looks: ranks that wait for this one learn from them that its environments go on."""
+"""Longest time between two looks, by which ranks that wait for this one learn that its environments make progress."""
 
 
 class Watchdog:
     """Ends the process, by ``fail`` and a message, when an environment in it takes longer than ``limit`` seconds.
 
-    What ``sign`` returns changes with every step and reset; that it has changed counts as this process's progress. Time
-    in which the process is stopped doesn't count.
+    The value of ``sign`` changes with every step and reset, and a change counts as this process's progress. Time in
+    which the process is stopped doesn't count.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Watchdog:
             seen = sign
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stops watching."""
         self._closed.set()
 
 
 class InProcessEnvs(HostEnvs):
-    """Gymnasium environments stepped one after the other in this process.
+    """Steps Gymnasium environments one after the other in this process.
 
-    ``fail`` ends the process with a message, for an environment that hangs.
+    ``fail`` is called with a message if an environment hangs, and ends the process.
     """
 
     def __init__(self, wanted: WantedEnvs, fail: Callable[[str], None]) -> None:
@@ -131,7 +131,7 @@ class InProcessEnvs(HostEnvs):
     def close(self) -> None:
         """See :meth:`HostEnvs.close`.
 
-        Each environment has half of ``env.timeout`` for it, or two seconds while something else ends the run; where one
+        Each environment may take half of ``env.timeout``, or at most two seconds if another error ends the run. If one
         can't be interrupted then, the watchdog ends the process.
         """
         try:

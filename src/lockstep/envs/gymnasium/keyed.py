@@ -27,11 +27,11 @@ from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
 
 CLOSE_LIMIT = 30.0
-"""Seconds that an environment may take to close where nobody says how many."""
+"""Seconds that an environment may take to close, by default."""
 
 
 def wrong_number(env: gymnasium.Env, where: str, error: BaseException) -> str | None:
-    """Says in Gymnasium's words that a step or reset returned another number of values, and where it is written."""
+    """Returns a message if a step or reset returned the wrong number of values, with its source line; else None."""
     found = (
         re.search(r"unpack \(expected (\d+)(?:, got (\d+))?\)", str(error)) if isinstance(error, ValueError) else None
     )
@@ -51,7 +51,7 @@ def wrong_number(env: gymnasium.Env, where: str, error: BaseException) -> str | 
 
 
 def takes_no_seed(where: str, error: BaseException) -> str | None:
-    """Says how a reset is written that Gymnasium can seed, where this one can't."""
+    """Returns a message that shows how to write a seeded reset, if ``error`` says that this one isn't; else None."""
     found = re.search(r"(\w+)\.reset\(\) got an unexpected keyword argument '(?:seed|options)'", str(error))
     if where != "reset" or found is None or not isinstance(error, TypeError):
         return None
@@ -62,7 +62,7 @@ def takes_no_seed(where: str, error: BaseException) -> str | None:
 
 
 def environment_failure(name: str, where: str, error: BaseException) -> EnvironmentFailureError:
-    """Puts what an environment raised into one line that says where."""
+    """Turns an error that an environment raised into one of a single line that says where."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split())
@@ -70,15 +70,12 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
 
 
 class StillClosingError(BaseException):
-    """Interrupts a close that takes too long; no ``except Exception`` of an environment's own holds it up."""
+    """Interrupts a close that takes too long; no ``except Exception`` in an environment's code can catch it."""
 
 
 @contextlib.contextmanager
 def _interrupted_after(seconds: float) -> Iterator[None]:
-    """Raises :class:`StillClosingError` in a block of the main thread that takes longer; others can't be interrupted.
-
-    The block stays in its thread, which what it closes may belong to.
-    """
+    """Raises :class:`StillClosingError` after ``seconds`` in a block of the main thread; other threads go on."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -89,7 +86,7 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
             raise StillClosingError
 
     previous = signal.signal(signal.SIGALRM, interrupt)
-    set_by_others = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again, of one that goes on all the same
+    set_by_others = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # repeatedly, as code may catch the first
     try:
         yield
     finally:
@@ -100,9 +97,9 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
 
 
 def close_environment(env: gymnasium.Env, name: str, limit: float = CLOSE_LIMIT) -> bool:
-    """Closes an environment; an error of its own, or that it takes longer than ``limit`` seconds, is told in a line.
+    """Closes an environment; prints a warning if it raises an error or takes longer than ``limit`` seconds.
 
-    Nobody fails for either. False says that it took longer, and is left behind as it is.
+    Neither ends the run. Returns False if it took too long; the environment is then left as it is.
     """
     try:
         with _interrupted_after(limit):
@@ -117,21 +114,21 @@ def close_environment(env: gymnasium.Env, name: str, limit: float = CLOSE_LIMIT)
 
 
 def _array(name: str, value: Any) -> np.ndarray:
-    """Copies an array of an environment's own state; a ``TypeError`` where it has no numbers, as no checkpoint can."""
-    array = np.array(value)  # it may be the one that the environment goes on with
+    """Copies an array of an environment's own state; raises a ``TypeError`` if it holds no numbers."""
+    array = np.array(value)  # a copy: the environment may go on with this one
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{name!r} must be an array of numbers, and is {' '.join(repr(value).split())[:80]}")
     return array
 
 
 class KeyedEnv:
-    """A Gymnasium environment with keyed resets, observations as rows and bounded actions.
+    """Steps one Gymnasium environment with keyed resets, observations as rows and bounded actions.
 
-    It is number ``row`` of those wanted.
+    It is environment number ``row`` of ``wanted``.
 
     Attributes:
-        limit: steps after which an episode is truncated, where its stepper counts them; None: the environment does.
-        elapsed: steps since the last reset that :meth:`step` took.
+        limit: steps after which the caller truncates an episode; None: the environment does so itself, if at all.
+        elapsed: steps that :meth:`step` has taken since the last reset.
     """
 
     def __init__(self, wanted: WantedEnvs, row: int) -> None:
@@ -156,7 +153,7 @@ class KeyedEnv:
 
     @property
     def unwrapped(self) -> gymnasium.Env:
-        """The environment inside of all wrappers."""
+        """The environment inside all wrappers."""
         return self._env.unwrapped
 
     @property
@@ -166,18 +163,18 @@ class KeyedEnv:
 
     @property
     def stepped(self) -> gymnasium.Env | WatchedEnv:
-        """What has the ``step`` and ``reset`` of its environment."""
+        """The object whose ``step`` and ``reset`` to call."""
         return self._watched if self._watched is not None and self._watched.left else self._bare
 
     def failure(self, where: str, error: BaseException) -> EnvironmentFailureError:
-        """Puts what it raised into one line that names it."""
+        """Turns an error of this environment into one of a single line that names the environment."""
         said = wrong_number(self._env, where, error) or takes_no_seed(where, error)
         if said:
             return EnvironmentFailureError(f"{self._name}: {said}")
         return environment_failure(self._name, where, error)
 
     def reset(self, episode: int, row: np.ndarray) -> None:
-        """Starts the k-th episode; writes its first observation into ``row`` ``[width]``."""
+        """Starts the k-th episode and writes its first observation into ``row`` ``[width]``."""
         seed = self._wanted.episode_seed(self._number, episode)
         try:
             observation, info = self.stepped.reset(seed=seed, **self._as_make_resets)
@@ -187,10 +184,10 @@ class KeyedEnv:
         self.elapsed = 0
 
     def write(self, row: np.ndarray, observation: Any, info: Mapping[str, Any], ended: bool = False) -> None:
-        """Writes an observation into its row; nobody acts on the one that ends an episode, which needs no mask.
+        """Writes an observation into its row; needs no mask if it ``ended`` an episode, as no action follows.
 
         Raises:
-            ValueError: a part hasn't its space's shape; one line.
+            ValueError: a part doesn't have its space's shape; one line.
         """
         layout = self._description.observation
         masked = layout.mask is not None and not ended
@@ -198,10 +195,7 @@ class KeyedEnv:
         layout.encode_into(row, observation, mask)  # whoever acts on it looks whether it allows anything
 
     def step(self, action: np.ndarray, row: np.ndarray) -> tuple[float, bool]:
-        """Takes one row of actions, clipped to their bounds, and writes the observation; the reward, and if it ended.
-
-        For one environment by itself; many are stepped by :class:`lockstep.envs.gymnasium.sweep.Sweep`.
-        """
+        """Takes one row of actions, clipped to their bounds; writes the observation, returns reward and if it ended."""
         try:
             native = self._description.action.native(action)
             observation, reward, terminated, truncated, info = self.stepped.step(native)
@@ -214,7 +208,7 @@ class KeyedEnv:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether it has hooks for its state."""
+        """Whether the environment has state hooks."""
         return self._hooks is not None
 
     @property
@@ -222,7 +216,7 @@ class KeyedEnv:
         return None if self._wrapped else vouches_for_state(self._env)
 
     def save_state(self) -> dict[str, np.ndarray] | None:
-        """The arrays of an environment that offers ``get_env_state()`` and ``set_env_state(arrays)``, else None."""
+        """Returns the arrays of ``get_env_state()`` if the environment has both hooks for its state, else None."""
         hooks = self._hooks
         if hooks is None:
             return None
@@ -240,18 +234,25 @@ class KeyedEnv:
         state: dict[str, np.ndarray],
         progressed: Callable[[], None],
     ) -> bool:
-        """Brings back the k-th episode: by its state hooks, else by replaying its actions and checking every step.
+        """Restores the k-th episode: by its state hooks, else by replaying its actions and checking every step.
 
-        ``hashes``, uint64 ``[length]``, are of each step's observation and reward, ``row`` is the observation at the
-        end, and ``progressed`` is called after each step. False says that it isn't exactly back, and the environment is
-        left as the check found it.
+        Args:
+            episode: the episode's number.
+            actions: its actions ``[length, …]``.
+            hashes: uint64 ``[length]``, of each step's observation and reward.
+            row: the observation at the end.
+            state: arrays for the state hooks; empty: none.
+            progressed: called after each step.
+
+        Returns:
+            False if the episode isn't exactly restored; the environment then stays as the check left it.
         """
         current = np.zeros_like(row)
         self.reset(episode, current)
         hooks = self._hooks
         if state and hooks is not None:
             try:
-                hooks.set_env_state({name: value.copy() for name, value in state.items()})  # which it may keep
+                hooks.set_env_state({name: value.copy() for name, value in state.items()})  # copies: it may keep them
             except (Exception, SystemExit) as error:
                 raise self.failure("set_env_state", error) from error
             self._set_elapsed_steps(len(actions))

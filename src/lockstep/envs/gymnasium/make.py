@@ -1,4 +1,4 @@
-"""Makes the Gymnasium environment of a config, in the wrappers that it asks for."""
+"""Makes the Gymnasium environment of a config and wraps it as the config asks."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ EXTRAS = {
     "gymnasium.envs.mujoco": "mujoco",
     "gymnasium.envs.classic_control": "classic-control",
 }
-"""Extras of ours, by the packages of Gymnasium's environments."""
+"""Maps packages of Gymnasium's environments to extras of ours."""
 
 
 def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
-    """Calls ``gymnasium.make`` for a config, and wraps what it made as the config asks.
+    """Calls ``gymnasium.make`` for a config, and wraps the result as the config asks.
 
     Raises:
-        ValueError: the id is unknown, or what it needs isn't installed; one line that says so.
+        ValueError: the id is unknown, or a package that it needs isn't installed; one line.
     """
     return wrapped(config, bare_environment(config, **kwargs))
 
 
 def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
-    """Calls ``gymnasium.make`` for a config, and wraps nothing; what it raises is as of :func:`make_environment`."""
+    """Calls ``gymnasium.make`` for a config and wraps nothing; raises the same as :func:`make_environment`."""
     if config.backend == "tensor" and not stepped_as_arrays(config):
         raise ValueError(
             f"env.id: {config.id} is a simulator on tensors, no Gymnasium environment: it can't be drawn here"
@@ -51,7 +51,7 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
     if "mujoco" in _entry_point(config.id):
         _calm_mujoco()
     if is_handed(config.id):
-        handed_object("env.id", config.id)  # which says itself why it can't be loaded
+        handed_object("env.id", config.id)  # raises here if it can't be loaded
     if ATARI_ID.fullmatch(config.id):
         _register_atari(config.id)
     if MINIGRID_ID.fullmatch(config.id):
@@ -89,10 +89,10 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
 
 
 def wrapped(config: EnvConfig, made: gymnasium.Env) -> gymnasium.Env:
-    """Wraps what ``gymnasium.make`` gave as the config asks.
+    """Wraps an environment of ``gymnasium.make`` as the config asks.
 
     Raises:
-        ValueError: that doesn't fit it, and it is closed; one line.
+        ValueError: a wrapper doesn't fit it; one line. The environment is then closed.
     """
     try:
         return wrap(config, made)
@@ -105,7 +105,7 @@ def wrapped(config: EnvConfig, made: gymnasium.Env) -> gymnasium.Env:
 
 
 def _needed(config: EnvConfig, error: Exception) -> str:
-    """What is to be installed: an extra of ours, where it has what Gymnasium asks for."""
+    """Says what to install: an extra of ours, if one has what Gymnasium asks for."""
     extra = next((name for package, name in EXTRAS.items() if _entry_point(config.id).startswith(package)), None)
     ours = extra is not None and "mujoco-py" not in str(error)  # of versions up to 3, which is another package
     return f"pip install 'lockstep-rl[{extra}]'" if ours else str(error)
@@ -116,7 +116,7 @@ def _entry_point(env_id: str) -> str:
 
 
 def spec_of(env_id: str) -> str | EnvSpec:
-    """What ``gymnasium.make`` takes for an id: itself, or a specification of ``module:callable`` or a handed object."""
+    """Returns what ``gymnasium.make`` takes for an id: the id, or a spec of ``module:callable`` or a handed object."""
     module, colon, name = env_id.partition(":")
     if not colon:
         return env_id
@@ -131,7 +131,7 @@ def spec_of(env_id: str) -> str | EnvSpec:
 
 
 def _spec(name: str, makes: Any) -> EnvSpec:
-    """The specification of a callable; a wrapper's class has no metadata to be looked at before it is made."""
+    """Returns the spec of a callable; a ``partial`` hides a wrapper's class, whose metadata exists only once made."""
     looked_at = isinstance(getattr(makes, "metadata", {}), dict)
     return EnvSpec(name, entry_point=cast(Any, makes if looked_at else functools.partial(makes)))
 
@@ -145,7 +145,7 @@ def _unknown(env_id: str, error: Exception) -> str:
         there = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
         near = difflib.get_close_matches(name, there, 1, 0.5)
         return f"{module} has no {name}{f'; did you mean {module}:{near[0]}?' if near else ''}"
-    known = [key for key in gymnasium.registry if not key.startswith("GymV")]  # Gymnasium's doors to older versions
+    known = [key for key in gymnasium.registry if not key.startswith("GymV")]  # adapters for older versions
     close = difflib.get_close_matches(env_id, known, 1, 0.5)
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         hint = (
@@ -159,13 +159,13 @@ def _unknown(env_id: str, error: Exception) -> str:
 
 @functools.cache
 def _show_once(message: str) -> None:
-    """Print a warning the first time it comes; what a model file's author should read is left out."""
+    """Prints a warning the first time it comes, unless it is one for the author of a model file."""
     if "deprecated" not in message:
         say(f"lockstep: warning: MuJoCo: {message}")
 
 
 def _calm_mujoco() -> None:
-    """Show each of MuJoCo's warnings once, on standard error, instead of once an environment and in a file."""
+    """Shows each of MuJoCo's warnings once, on standard error, instead of once per environment and in a file."""
     if importlib.util.find_spec("mujoco") is not None:
         import mujoco
 
@@ -178,5 +178,5 @@ def _register_atari(env_id: str) -> None:
         raise ValueError(f"env.id: {env_id} needs ale-py, which isn't installed; pip install 'lockstep-rl[atari]'")
     import ale_py
 
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # each emulator would greet otherwise
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # otherwise each emulator prints a greeting
     gymnasium.register_envs(ale_py)

@@ -1,4 +1,4 @@
-"""Registers MiniGrid's environments, and takes the cells of their views for the indices that they are."""
+"""Registers MiniGrid's environments, and declares the cells of their views as indices."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from gymnasium import spaces
 
 MINIGRID_ID = re.compile(r"(?:MiniGrid|BabyAI)-[\w-]+-v\d+")
-"""Ids of environments, as MiniGrid registers them."""
+"""Matches ids that MiniGrid registers."""
 
 
 def register_minigrid(env_id: str) -> None:
     """Registers MiniGrid's environments.
 
     Raises:
-        ValueError: it isn't installed; one line.
+        ValueError: MiniGrid isn't installed; one line.
     """
     if importlib.util.find_spec("minigrid") is None:
         raise ValueError(f"env.id: {env_id} needs minigrid, which isn't installed; pip install 'lockstep-rl[minigrid]'")
@@ -27,9 +27,9 @@ def register_minigrid(env_id: str) -> None:
 
 
 class CellIndices(gymnasium.Wrapper):
-    """Says in the space that a view ``[W, H, 3]`` holds an object, a colour and a state a cell; observations stay.
+    """Declares in the space that a view ``[W, H, 3]`` holds indices of object, colour and state; keeps observations.
 
-    MiniGrid's own space says pixels up to 255, of which the indices would be the darkest ones.
+    MiniGrid's own space declares pixels up to 255, as which the indices would be almost black.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -42,7 +42,7 @@ class CellIndices(gymnasium.Wrapper):
 
 
 def with_cell_indices(env: gymnasium.Env) -> gymnasium.Env:
-    """Wraps an environment of MiniGrid's that shows its view as it is; any other, or in a wrapper of its own, stays."""
+    """Wraps an environment of MiniGrid that shows its own view; returns any other, or a wrapped view, as it is."""
     kind, inner = getattr(sys.modules.get("minigrid.minigrid_env"), "MiniGridEnv", None), env.unwrapped
     own = kind is not None and isinstance(inner, kind) and env.observation_space is inner.observation_space
     return CellIndices(env) if own else env

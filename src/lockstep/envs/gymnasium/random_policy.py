@@ -10,9 +10,9 @@ from lockstep.core.spaces import ActionLayout, ObservationLayout
 
 
 def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.ndarray:
-    """Actions of a random policy keyed by ``(seed, "random", shard)``, rows ``[T, E, …]``.
+    """Returns the actions of a random policy, rows ``[T, E, …]``, keyed by ``(seed, "random", shard)``.
 
-    Uniform over the choices or within the bounds; standard normal in a component without bounds.
+    They are uniform over the choices or within the bounds, and standard normal in a component without bounds.
     """
     shape = (config.num_steps, plan.envs_per_shard)
     parts = [draw_actions(keyed_generator(config.seed, "random", shard), action, shape) for shard in plan.shards]
@@ -20,7 +20,7 @@ def random_actions(config: Config, plan: ShardPlan, action: ActionLayout) -> np.
 
 
 def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows of random actions ``[*shape, …]``, see :func:`random_actions`."""
+    """Returns rows of random actions ``[*shape, …]``, see :func:`random_actions`."""
     if action.kind == "discrete":
         return generator.integers(0, action.choices[0], shape)
     if action.kind == "multi_discrete":
@@ -33,9 +33,9 @@ def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tu
 
 
 def random_replacements(config: Config, plan: ShardPlan, action: ActionLayout) -> np.ndarray:
-    """Numbers by which :func:`allowed_actions` replaces :func:`random_actions`, ``[T, E, indices]``.
+    """Draws the replacements ``[T, E, indices]`` of :func:`allowed_actions` for :func:`random_actions`.
 
-    They are keyed by ``(seed, "random/allowed", shard)``: where nothing is forbidden no number of the others changes.
+    Their key ``(seed, "random/allowed", shard)`` is their own, so that runs without a mask keep their random actions.
     """
     shape = (config.num_steps, plan.envs_per_shard)
     generators = [keyed_generator(config.seed, "random/allowed", shard) for shard in plan.shards]
@@ -43,7 +43,7 @@ def random_replacements(config: Config, plan: ShardPlan, action: ActionLayout) -
 
 
 def draw_replacements(generator: np.random.Generator, action: ActionLayout, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers for :func:`allowed_actions`, ``[*shape, indices]``, uniform in [0, 1); none for continuous actions."""
+    """Draws replacements ``[*shape, indices]``, uniform in [0, 1), see :func:`allowed_actions`."""
     return generator.random((*shape, len(action.choices)))
 
 
@@ -54,10 +54,10 @@ def allowed_actions(
     drawn: np.ndarray,
     replacements: np.ndarray,
 ) -> np.ndarray:
-    """Drawn actions ``[E, …]``, but where the observation rows ``[E, width]`` forbid one, another that they allow.
+    """Returns the drawn actions ``[E, …]``, and others in place of those that rows ``[E, width]`` forbid.
 
-    ``replacements`` ``[E, indices]``, uniform in [0, 1) and apart from what was drawn, choose among all that are
-    allowed: of uniform draws come uniform actions.
+    ``replacements`` ``[E, indices]``, uniform in [0, 1) and independent of ``drawn``, choose the others among all that
+    are allowed. If ``drawn`` is uniform over all actions, the result is uniform over the allowed ones.
     """
     if observation.mask is None:
         return drawn

@@ -1,4 +1,4 @@
-"""Applies Gymnasium's own checker to an environment, and compares what it gives with its spaces.
+"""Applies Gymnasium's own checker to an environment, and compares its observations with its space.
 
 A run needs fewer rules than the checker has: what only the checker dislikes is a note.
 """
@@ -26,7 +26,7 @@ from lockstep.envs.gymnasium.watched import outside, own_statistics
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _AROUND = (gymnasium.wrappers.TimeLimit, gymnasium.wrappers.OrderEnforcing, gymnasium.wrappers.PassiveEnvChecker)
 _OF_WRAPPERS = "is different from the unwrapped version"
-"""What the checker warns of where it is given a wrapper."""
+"""Part of the checker's warning that it was given a wrapper."""
 
 
 def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
@@ -58,15 +58,15 @@ def by_gymnasium(config: EnvConfig, steps: int, seed: int) -> Iterator[Finding]:
 
 
 class _PlainBools(gymnasium.Wrapper):
-    """Gives Python's bools for NumPy's, which Gymnasium allows, and of which its checker takes a False for a True."""
+    """Turns NumPy's bools, which Gymnasium allows, into Python's, because its checker takes a NumPy False for True."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
-        self.reset = env.reset  # whose own arguments are looked at
+        self.reset = env.reset  # the checker looks at its arguments
 
     @property
     def spec(self) -> EnvSpec | None:
-        """Says how the environment inside is made again, as no wrapper of the user's may."""
+        """The spec of the innermost environment, by which the checker can make it again, unlike a user's wrapper."""
         return self.unwrapped.spec
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -77,7 +77,7 @@ class _PlainBools(gymnasium.Wrapper):
 
 
 def _checked(env: gymnasium.Env) -> tuple[Exception | None, list[str]]:
-    """What Gymnasium's checker raises of an environment as its user made it, and what it warns of."""
+    """Returns what Gymnasium's checker raises for an environment as its user made it, and what it warns of."""
     while isinstance(env, gymnasium.Wrapper) and type(env) in _AROUND:
         env = env.env
     complaint = None
@@ -92,7 +92,7 @@ def _checked(env: gymnasium.Env) -> tuple[Exception | None, list[str]]:
 
 
 def _masks(env: gymnasium.Env, config: EnvConfig, seed: int) -> Iterator[Finding]:
-    """Says that an environment tells which actions are allowed, where nobody has asked for it."""
+    """Yields a note if an environment says which actions are allowed and the config doesn't use that."""
     with contextlib.suppress(Exception):
         _, info = env.reset(seed=seed)
         source = "method" if env.has_wrapper_attr("action_masks") else "info" if MASK in info else None
@@ -103,7 +103,7 @@ def _masks(env: gymnasium.Env, config: EnvConfig, seed: int) -> Iterator[Finding
 
 
 def _inside(env: gymnasium.Env, steps: int, seed: int) -> Finding | None:
-    """Compares observations with the space; None where the environment raises: a run names that."""
+    """Compares observations with the space; returns None if the environment raises, because a run reports that."""
     with contextlib.suppress(Exception):
         return _compared(env, steps, seed)
     return None

@@ -1,4 +1,4 @@
-"""Reads what an environment says of a step beside its observation: reward, success, score, metrics, action mask."""
+"""Reads what an environment states beside its observation: reward, success, score, metrics, action mask."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from lockstep.core.spaces import MASK
 
 SUCCESS_KEYS = ("is_success", "success")
-"""Of infos, the first that is there: Gymnasium-Robotics' and Stable-Baselines3's, Meta-World's and ManiSkill's."""
+"""Keys of ``info``, the first that is there counts: of Gymnasium-Robotics and SB3, of Meta-World and ManiSkill."""
 
 
 def number(reward: Any) -> float:
-    """A reward as a float, also one that comes as an array of a single element; else a ``TypeError`` that shows it."""
+    """Returns a reward as a float, also if it is an array of one element; raises a ``TypeError`` for anything else."""
     try:
         return float(reward.item()) if isinstance(reward, np.ndarray) else float(reward)
     except (TypeError, ValueError):
@@ -25,7 +25,7 @@ def number(reward: Any) -> float:
 
 
 def as_array(value: Any) -> np.ndarray | None:
-    """A value as NumPy's array; None where it is none, as a list of lists of several lengths."""
+    """Returns a value as a NumPy array, or None if it can't be one, such as a list of lists of several lengths."""
     try:
         return np.asarray(value)
     except Exception:  # also what an object's own conversion raises
@@ -33,15 +33,15 @@ def as_array(value: Any) -> np.ndarray | None:
 
 
 def _single(value: Any, kinds: str) -> float | None:
-    """A single number whose dtype is of these kinds as a float; None where a value is no such number."""
+    """Returns a single number of one of these dtype kinds as a float; None for any other value."""
     array = as_array(value)
     return float(array.item()) if array is not None and array.size == 1 and array.dtype.kind in kinds else None
 
 
 def stated_success(info: Mapping[str, Any]) -> int:
-    """Reads what an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
+    """Returns what an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
 
-    What is no single number or bool says nothing.
+    A value that isn't a single number or bool counts as nothing.
     """
     for name in SUCCESS_KEYS if info else ():
         if name in info and (value := _single(info[name], "biuf")) is not None:
@@ -50,13 +50,13 @@ def stated_success(info: Mapping[str, Any]) -> int:
 
 
 def stated_score(info: Mapping[str, Any]) -> float:
-    """Points of a game so far, where an environment's info has a number ``score``; else NaN."""
+    """Returns the points of a game so far, if an environment's info has a number ``score``; else NaN."""
     value = _single(info["score"], "iuf") if "score" in info else None
     return math.nan if value is None else value
 
 
 def stated_metrics(info: Mapping[str, Any]) -> dict[str, float]:
-    """Reads an environment's own metrics of an episode: the finite single numbers and bools under ``"metrics"``."""
+    """Returns an environment's own metrics of an episode: the finite single numbers and bools under ``"metrics"``."""
     found = info.get("metrics")
     if not isinstance(found, Mapping):
         return {}
@@ -65,9 +65,10 @@ def stated_metrics(info: Mapping[str, Any]) -> dict[str, float]:
 
 
 def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
-    """Reads which actions are allowed, where that comes apart from the observation; several indices one after another.
+    """Returns which actions are allowed, if that isn't in the observation; masks of several indices one after another.
 
-    The source is ``method`` (the environment's ``action_masks()``), ``info`` (of the last step or reset) or ``""``.
+    The source is ``method`` (the environment's ``action_masks()``), ``info`` (of the last step or reset) or ``""``
+    (None).
     """
     if not source:
         return None

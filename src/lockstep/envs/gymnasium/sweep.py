@@ -1,4 +1,4 @@
-"""Steps Gymnasium environments one after the other: for each of them little more than its own ``step`` is called."""
+"""Steps Gymnasium environments one after the other, with little overhead beside their own ``step``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lockstep.envs.gymnasium.stated import number, stated_metrics, stated_score,
 from lockstep.envs.host_envs import Buffers, Stated, WantedEnvs
 
 HUNG_SECONDS = 0.5
-"""So long environments may take to close, after one of them has hung."""
+"""Seconds that environments may take to close after one of them has hung."""
 _NEVER = 1 << 62
 _STEPPED: WeakValueDictionary[int, gymnasium.Env] = WeakValueDictionary()
-"""What is stepped in this process, inside of all wrappers, by ``id``."""
+"""Environments stepped in this process, inside all wrappers, by ``id``."""
 
 
 class Sweep:
     """Makes and steps the environments whose rows are ``rows``, in the order of their rows.
 
-    It says in ``buffers.stepping[slot]`` which row is being stepped, and counts ``buffers.heartbeats[slot]`` up at the
-    begin of each sweep and at each reset: as long as one of the two changes, the environments go on.
+    It writes the row that is being stepped into ``buffers.stepping[slot]``, and increments ``buffers.heartbeats[slot]``
+    at the beginning of each sweep and at each reset. As long as one of the two changes, the environments make progress.
     """
 
     def __init__(self, wanted: WantedEnvs, buffers: Buffers, rows: range, slot: int) -> None:
@@ -60,7 +60,7 @@ class Sweep:
         self._nobody_late = [False] * len(rows)
 
     def _take(self, env: gymnasium.Env, env_id: str) -> None:
-        """Refuses an object that somebody in this process steps already."""
+        """Raises if this process already steps the object."""
         if _STEPPED.get(id(env)) is env:
             raise ValueError(
                 f"env.id: {env_id} gives the same object each time that it is called, and two would step it; make a "
@@ -76,7 +76,7 @@ class Sweep:
         self._stepping[self._slot] = -1
 
     def step(self) -> Stated:
-        """Steps every environment with ``buffers.actions``, resetting those that end; returns what those state."""
+        """Steps every environment with ``buffers.actions`` and resets those that end; returns their metrics."""
         stated: Stated = {}
         shape, stepping, slot, rewards = self._shape, self._stepping, self._slot, self._rewards
         ndarray, row = np.ndarray, self._rows.start
@@ -112,18 +112,18 @@ class Sweep:
         return self.envs[row - self._rows.start]
 
     def _look_on(self) -> None:
-        """Steps an environment directly once it has been looked at often enough."""
+        """Updates which objects to step: an environment itself, once it has been watched for long enough."""
         self._watching = any(env.watched for env in self.envs)
         self._stepped = [env.stepped for env in self.envs]
 
     def _forget(self) -> None:
-        """Takes back what the last sweep said of ends, lives, tasks and games: most steps say nothing."""
+        """Clears what the last sweep stated of ends, lives, tasks and games, because most steps state nothing."""
         for flag in self._flags:
             flag.fill(0)
         self._scores.fill(math.nan)
 
     def _late(self) -> list[bool]:
-        """Tells whose episode this sweep truncates, unless it is one of the environment's own limit."""
+        """Returns whose episodes reach, in this sweep, the limit that this class counts."""
         self._next_limit = min((last for last in self._truncated_in if last > self._sweeps), default=_NEVER)
         return [last == self._sweeps for last in self._truncated_in]
 
@@ -131,7 +131,7 @@ class Sweep:
         self._env(row).write(self._buffers.observations[row], observation, info, bool(ended))
 
     def _read(self, row: int, info: Mapping[str, Any]) -> None:
-        """Reads what an environment says of a step beside its reward."""
+        """Reads what an environment's info says of a step."""
         b = self._buffers
         if LIFE_LOST in info:
             b.lost[row] = bool(info[LIFE_LOST])
@@ -156,7 +156,7 @@ class Sweep:
         self._count_from(row, 0)
 
     def _count_from(self, row: int, elapsed: int) -> None:
-        """Notes in which sweep an episode of so many steps meets its limit."""
+        """Records in which sweep an episode that has ``elapsed`` steps reaches its limit."""
         limit = self._env(row).limit
         last = _NEVER if limit is None else self._sweeps + max(limit - elapsed, 1)
         self._truncated_in[row - self._rows.start] = last
@@ -166,7 +166,7 @@ class Sweep:
         self._heartbeats[self._slot] += 1
 
     def restore(self, row: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
-        """Restores one environment's live episode; restarts it as the next one, and is False, where that fails."""
+        """Restores one environment's live episode; if that fails, begins the next episode and returns False."""
         b, env = self._buffers, self._env(row)
         self._stepping[self._slot] = row
         self._progressed()
@@ -180,16 +180,16 @@ class Sweep:
         return back
 
     def has_hooks(self) -> bool:
-        """Whether some environment has hooks for its state."""
+        """Returns whether some environment has state hooks."""
         return any(env.has_hooks for env in self.envs)
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
-        """Returns each environment's own state, None where it has no hooks for it."""
+        """Returns each environment's own state, None if it has no state hooks."""
         return [env.save_state() for env in self._each()]
 
     def _each(self) -> Iterator[KeyedEnv]:
-        """Goes through the environments; whoever waits sees that they go on, and which one is asked."""
-        before = self._stepping[self._slot]  # which names the environment that ended its worker in a step
+        """Iterates over the environments; whoever waits sees that they make progress, and which one is asked."""
+        before = self._stepping[self._slot]  # may name the environment that ended its worker
         for row, env in zip(self._rows, self.envs, strict=False):
             self._stepping[self._slot] = row
             self._progressed()
@@ -197,7 +197,7 @@ class Sweep:
         self._stepping[self._slot] = before
 
     def close(self, limit: float = CLOSE_LIMIT) -> float:
-        """Closes the environments, each within ``limit`` seconds; returns the limit for others, less after a hang."""
+        """Closes the environments, each within ``limit`` seconds; returns the limit for others, which a hang lowers."""
         for env in self._each():
             if not env.close(limit):
                 limit = min(limit, HUNG_SECONDS)

@@ -1,4 +1,4 @@
-"""Takes off what ``gymnasium.make`` puts around every environment, where a stepper of our own does the same."""
+"""Removes wrappers of ``gymnasium.make`` whose work our own stepper does."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 
 def without_time_limit(env: gymnasium.Env) -> tuple[gymnasium.Env, int | None]:
-    """Gives the environment inside the outermost ``TimeLimit`` and ``OrderEnforcing``, and the limit in steps.
+    """Returns the environment inside the outermost ``TimeLimit`` and ``OrderEnforcing``, and the limit in steps.
 
-    Whoever steps it resets it first, and counts: an episode is truncated, also one that terminates, in its
-    ``limit``-th step after the reset. Wrappers of any other class, subclasses of these two included, stay, those whose
-    ``step`` or ``reset`` somebody has replaced, and so does everything inside of them.
+    The caller must reset before stepping, and count: the ``limit``-th step after a reset truncates the episode, even if
+    it also terminates. Wrappers of any other class, including subclasses of these two, stay. So do wrappers whose
+    ``step`` or ``reset`` was replaced, and everything inside the first one that stays.
     """
     limits: list[int] = []
     while type(env) in (TimeLimit, OrderEnforcing) and not {"step", "reset"} & vars(env).keys():

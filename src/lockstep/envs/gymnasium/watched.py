@@ -1,4 +1,4 @@
-"""Looks at an environment's first steps for what its spaces don't say and what runs can't be repeated with."""
+"""Watches an environment's first steps for observations outside its space and for global random generators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_STATISTICS = {
 
 
 def own_statistics(env: gymnasium.Env) -> str | None:
-    """Names a wrapper whose statistics are one environment's and in no checkpoint, and the option that is the run's."""
+    """Returns a message if a wrapper normalises by statistics of one environment, with the run's option; else None."""
     inner: Any = env
     while isinstance(inner, gymnasium.Wrapper):
         for kind, option in OWN_STATISTICS.items():
@@ -41,9 +41,9 @@ def own_statistics(env: gymnasium.Env) -> str | None:
 
 
 def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str | None:
-    """Says how an observation differs from its space: by a key, its shape, its dtype or a value.
+    """Says how an observation that isn't in its space differs from it: by a key, its shape, its dtype or a value.
 
-    A NaN is none of these, and is named with the environment that gave it (``envs.numbers``).
+    Returns None for a NaN, which ``envs.numbers`` reports with the environment that gave it.
     """
     what = f"the observation{f' under {name!r}' if name else ''}"
     if isinstance(space, gymnasium.spaces.Dict) and isinstance(observation, Mapping):
@@ -74,7 +74,7 @@ def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str | N
 
 
 def _first_outside(parts: Iterable[tuple[object, gymnasium.Space, Any]], name: str) -> str | None:
-    """Says of which part a Dict or Tuple differs from its space, and how; a NaN elsewhere hides none."""
+    """Says which part of a Dict or Tuple differs from its space, and how; skips parts that only have a NaN."""
     wrong = ((key, space, part) for key, space, part in parts if not space.contains(part))
     said = (outside(space, part, f"{name}/{key}".lstrip("/")) for key, space, part in wrong)
     return next((text for text in said if text is not None), None)
@@ -84,10 +84,10 @@ def _first_outside(parts: Iterable[tuple[object, gymnasium.Space, Any]], name: s
 
 
 class GlobalGenerators:
-    """Tells whether an environment draws from, or seeds, the generators that all of a process share.
+    """Detects whether an environment draws from, or seeds, the random generators that a whole process shares.
 
-    Those are NumPy's, Python's and PyTorch's on the CPU, not those of its devices. A generator kept by the environment,
-    as ``self.np_random``, moves none.
+    Those are NumPy's, Python's and PyTorch's on the CPU, not those of its devices. An environment's own generator, such
+    as ``self.np_random``, isn't one of them.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class GlobalGenerators:
         self._moved |= {name: None for name, state in self._before if after[name] != state}
 
     def said(self) -> str | None:
-        """Names what was moved in the blocks so far, what comes of it and what works instead; None if nothing was."""
+        """Returns a message on generators used in the blocks so far, with consequence and remedy; None if none were."""
         if not self._moved:
             return None
         own = "a torch.Generator of its own that reset seeds, or from " if "torch" in self._moved else ""
@@ -116,14 +116,14 @@ class GlobalGenerators:
 def _states() -> list[tuple[str, object]]:
     states: list[tuple[str, object]] = [("numpy.random", _comparable(np.random.get_state(legacy=False)))]
     states.append(("random", random.getstate()))
-    torch_state = getattr(sys.modules.get("torch"), "get_rng_state", None)  # where an environment has imported it
+    torch_state = getattr(sys.modules.get("torch"), "get_rng_state", None)  # None if nobody has imported it
     if torch_state is not None:
         states.append(("torch", torch_state().numpy().tobytes()))
     return states
 
 
 def _comparable(state: Any) -> object:
-    """The state of a bit generator, of whatever kind somebody has put in place, without arrays."""
+    """Returns the state of a bit generator of any kind with arrays as bytes, so that it can be compared."""
     if isinstance(state, Mapping):
         return [(name, _comparable(value)) for name, value in state.items()]
     return state.tobytes() if isinstance(state, np.ndarray) else state
@@ -133,12 +133,12 @@ def _comparable(state: Any) -> object:
 
 
 class WatchedEnv:
-    """Steps the run's first environment, and warns in its first steps and resets, once of each.
+    """Steps the run's first environment and watches its first steps and resets.
 
-    It warns of what its spaces don't say, and of generators that are not its own.
+    It warns once if an observation isn't in its space, and once if global generators are used.
 
     Attributes:
-        left: steps and resets that it still looks at; 0: there is nothing more to warn of.
+        left: steps and resets still to watch; 0: there is nothing more to warn of.
     """
 
     def __init__(self, env: gymnasium.Env, space: gymnasium.Space, name: str) -> None:
@@ -164,7 +164,7 @@ class WatchedEnv:
         return observation, reward, terminated, truncated, info
 
     def look(self, observation: Any, reward: Any = 0.0) -> None:
-        """Looks at an observation and a reward, and at the generators; a look that fails is told, and ends nothing."""
+        """Checks an observation, a reward and the generators; a check that fails to run becomes a warning."""
         self.left -= 1
         if self._compares and (said := self._compared(observation, reward)) is not None:
             self._compares = False

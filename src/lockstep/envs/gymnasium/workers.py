@@ -28,39 +28,38 @@ from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffe
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SAFE_PATH = "PYTHONSAFEPATH"
-"""Keeps the working directory from coming first on a worker's path, until it has the path of its rank."""
+"""Keeps the working directory off the front of a worker's path until the worker has its rank's path."""
 CLOSE_SECONDS = 2.0
-"""So long workers may take to close their environments before they are killed; after a failure, ``HUNG_SECONDS``."""
+"""Seconds that workers may take to close their environments before they are killed, ``HUNG_SECONDS`` after failures."""
 START_SECONDS = 60.0
-"""So long a worker may take to start Python and load Lockstep, where ``env.timeout`` is less: no environment is asked
-for anything yet."""
+"""Seconds that a worker may take to start Python and load Lockstep, even if ``env.timeout`` is less."""
 _INTERRUPTED = 128 + signal.SIGINT
 
 
 def _message(*parts: Any) -> bytes:
-    """What ``Connection.recv`` takes apart."""
+    """Pickles a message for ``Connection.recv``."""
     return bytes(ForkingPickler.dumps(parts))
 
 
 _STEP, _DONE = _message("step"), _message("ok", {})
-"""The messages of each step, made once."""
+"""The messages of each step, pickled once."""
 
 
 def _shared(size: int) -> Arena:
-    """Makes memory of so many bytes, all 0, that worker processes map as well.
+    """Allocates ``size`` bytes of memory, all 0, that worker processes map as well.
 
-    It has no file in ``/dev/shm``, where ``multiprocessing`` has its own: in a container that may be missing, read-only
-    or small, and who writes into memory for which there is no room there is killed. It has where Linux gives no other.
+    It avoids files in ``/dev/shm``, which ``multiprocessing`` uses: in a container that may be missing, read-only or
+    small, and a process that writes where there is no room is killed. It uses one only if Linux offers nothing else.
     """
     if not hasattr(os, "memfd_create"):
         return Arena(size)
     try:
         descriptor = os.memfd_create("lockstep-environments")
-    except OSError:  # of a sandbox
+    except OSError:  # a sandbox may forbid it
         return Arena(size)
     os.ftruncate(descriptor, size)
     arena = Arena(size, descriptor)
-    finalize(arena, os.close, descriptor)  # whose memory stays mapped
+    finalize(arena, os.close, descriptor)  # the memory stays mapped
     return arena
 
 
@@ -82,7 +81,7 @@ def _work(
     slot: int,
     parent: int,
 ) -> None:
-    """A worker's whole life: make its environments, answer commands until the rank closes the pipe, close them."""
+    """Runs a worker: makes its environments, answers commands until the rank closes the pipe, closes them."""
     end_with_parent(parent)
     os.environ.pop(_SAFE_PATH, None)
     for number in STOP_SIGNALS:
@@ -90,7 +89,7 @@ def _work(
     sweep: Sweep | None = None
     try:
         buffers = _views(raw, layout)
-        buffers.heartbeats[slot] += 1  # from here on it is the environments' time
+        buffers.heartbeats[slot] += 1  # from here on the time limit is that of the environments
         sweep = Sweep(wanted, buffers, rows, slot)
         connection.send(("ok", None))
         while True:
@@ -111,12 +110,12 @@ def _work(
 
 
 def _joined(answers: Mapping[int, Stated]) -> Stated:
-    """What environments of several workers state."""
+    """Merges what environments of several workers state."""
     return {row: said for stated in answers.values() for row, said in stated.items()}
 
 
 def _ended_how(code: int | None) -> str:
-    """Says how a worker has ended that was still needed."""
+    """Says how a worker that was still needed has ended."""
     if code == _INTERRUPTED:
         return "was interrupted"
     if code == 0:
@@ -127,7 +126,7 @@ def _ended_how(code: int | None) -> str:
 
 
 class WorkerEnvs(HostEnvs):
-    """Environments spread over ``workers`` processes, at most one per environment.
+    """Steps environments in ``workers`` processes, at most one per environment.
 
     Observations, actions and rewards lie in shared memory.
     """
@@ -173,7 +172,7 @@ class WorkerEnvs(HostEnvs):
         return f"environment {self.env_ids[row]} ({self.description.id}), worker process {slot}"
 
     def _collect(self, slots: Sequence[int]) -> dict[int, Any]:
-        """One answer of each worker; raises naming the environment that failed, died or hung."""
+        """Waits for one answer of each worker; raises an error that names the environment that failed, died or hung."""
         answers: dict[int, Any] = {}
         look = min(1.0, self._timeout / 4)
         poll, beats = self._poll(slots), dict[int, Stillness]()
@@ -184,12 +183,12 @@ class WorkerEnvs(HostEnvs):
                 self._check_heartbeats(beats, [slot for slot in slots if slot not in answers])
             for number, _ in ready:
                 slot = self._slot_of[number]
-                answers[slot] = self._receive(slot)  # of one that has answered: its end, which raises
+                answers[slot] = self._receive(slot)  # raises if it has answered already: then it has ended
                 life.progressed()
         return answers
 
     def _poll(self, slots: Sequence[int]) -> select.poll:
-        """What waits for some workers; made once."""
+        """Returns the poll object of some workers, which is made once."""
         if slots not in self._polls:
             self._polls[slots] = select.poll()
             for slot in slots:
@@ -197,7 +196,7 @@ class WorkerEnvs(HostEnvs):
         return self._polls[slots]
 
     def _check_heartbeats(self, beats: Mapping[int, Stillness], waiting: Iterable[int]) -> None:
-        """Fail for the first worker whose environment has not moved for longer than the limit.
+        """Raises for the first worker whose environment has not moved for longer than the limit.
 
         Time in which this process and its workers are stopped doesn't count.
         """

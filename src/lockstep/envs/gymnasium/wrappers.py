@@ -1,8 +1,7 @@
 """Wraps environments as a config asks, with Gymnasium's own wrappers where it has them.
 
 From inside to outside: MiniGrid's indices; Atari's preprocessing and lives, or frame skip; sticky actions; frame stack.
-Every random choice follows the reset's seed. All of them leave rewards as they are: a sum of several steps' rewards at
-most.
+Every random choice follows the reset's seed. None of them changes rewards, except that frame skips add them up.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from lockstep.envs.gymnasium.stated import number
 
 
 class FrameSkip(gymnasium.Wrapper):
-    """Every action is taken ``skip`` times, or until the episode ends; rewards add up, the last observation counts.
+    """Repeats every action ``skip`` times, or until the episode ends; adds up rewards, returns the last observation.
 
-    A picture is taken every ``skip`` steps, which its ``render_fps`` says.
+    It lowers ``render_fps``, because a picture is taken every ``skip`` steps.
     """
 
     def __init__(self, env: gymnasium.Env, skip: int) -> None:
@@ -48,7 +47,7 @@ class FrameSkip(gymnasium.Wrapper):
 
 
 class KeyedStickyAction(wrappers.StickyAction):
-    """Gymnasium's sticky actions, drawn from a generator of their own that each seeded reset sets."""
+    """Gymnasium's sticky actions, drawn from their own generator, which each seeded reset seeds."""
 
     _generator = np.random.default_rng(0)
 
@@ -65,14 +64,14 @@ class KeyedStickyAction(wrappers.StickyAction):
 
 
 FORGETTING = (wrappers.TimeLimit, wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.RecordEpisodeStatistics)
-"""Gymnasium's wrappers that remember nothing but steps, which are set, and what nobody asks."""
+"""Gymnasium's wrappers that keep nothing but a count of steps, which is set, and what nobody reads."""
 OF_A_FUNCTION = (wrappers.TransformAction, wrappers.TransformObservation, wrappers.TransformReward)
-"""Transformations by a function of the user's, which may remember something."""
+"""Transformations by a user's function, which may keep state."""
 HOOKS = ("get_env_state", "set_env_state")
 
 
 class StackFrames(gymnasium.Wrapper):
-    """The last ``count`` observations as one, by :func:`join_frames`; an episode's first stands for those before it."""
+    """Joins the last ``count`` observations by :func:`join_frames`; a reset fills the stack with its observation."""
 
     def __init__(self, env: gymnasium.Env, count: int) -> None:
         super().__init__(env)
@@ -81,7 +80,7 @@ class StackFrames(gymnasium.Wrapper):
         self.observation_space = stacked_space(self._single, count, None)
 
     def _joined(self, observation: Any) -> np.ndarray:
-        self._frames.append(np.array(observation))  # a copy: some environments use their buffers again
+        self._frames.append(np.array(observation))  # a copy: some environments reuse their buffers
         return join_frames(np, self._single, np.stack(self._frames), None)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -97,7 +96,7 @@ class StackFrames(gymnasium.Wrapper):
 
 
 class StackParts(gymnasium.ObservationWrapper):
-    """Frames of :class:`gymnasium.wrappers.FrameStackObservation` as one, by :func:`join_frames`: of any space."""
+    """Joins frames of :class:`gymnasium.wrappers.FrameStackObservation` by :func:`join_frames`, for any space."""
 
     def __init__(self, env: gymnasium.Env, single: gymnasium.Space, mask: str | None) -> None:
         super().__init__(env)
@@ -105,23 +104,23 @@ class StackParts(gymnasium.ObservationWrapper):
         self.observation_space = stacked_space(single, self.get_wrapper_attr("stack_size"), mask)
 
     def observation(self, observation: Any) -> Any:
-        """One observation of a stack of them."""
+        """Joins a stack of observations into one."""
         return join_frames(np, self._single, observation, self._mask)
 
 
 def stateful(config: EnvConfig) -> bool:
-    """Whether wrappers remember anything from step to step: state hooks of the environment alone can't restore it."""
+    """Returns whether wrappers keep anything from step to step, which state hooks of the environment can't restore."""
     return config.frame_stack > 1 or config.frame_skip > 1 or bool(config.sticky_actions) or config.atari.enabled
 
 
 def vouches_for_state(env: gymnasium.Env) -> Any:
-    """Finds who offers ``get_env_state()`` and ``set_env_state(arrays)`` for all of an environment; None: nobody does.
+    """Returns the object whose ``get_env_state()`` and ``set_env_state(arrays)`` hold a whole environment, or None.
 
-    That is the outermost that has both, with nothing around it that may remember anything itself: a wrapper of the
-    user's own may. What ``gymnasium.make`` and Gymnasium's plain transformations put around it doesn't.
+    It is the outermost that has both, if no wrapper around it may keep state itself. A user's wrapper may. The wrappers
+    of ``gymnasium.make`` and Gymnasium's plain transformations don't.
     """
     while isinstance(env, gymnasium.Wrapper):
-        if all(hasattr(type(env), name) for name in HOOKS):  # its own, not what it passes on
+        if all(hasattr(type(env), name) for name in HOOKS):  # its own, not the inner environment's
             return env
         if not _forgets(env):
             return None
@@ -130,16 +129,16 @@ def vouches_for_state(env: gymnasium.Env) -> Any:
 
 
 def _forgets(env: gymnasium.Wrapper) -> bool:
-    ours = type(env).__module__.startswith("lockstep.")  # those of a config are asked by :func:`stateful`
+    ours = type(env).__module__.startswith("lockstep.")  # :func:`stateful` asks about those of a config
     transforms = type(env).__module__.startswith("gymnasium.wrappers.transform_") and type(env) not in OF_A_FUNCTION
     return ours or transforms or type(env) in FORGETTING
 
 
 def wrap(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
-    """The environment in the wrappers of its config.
+    """Puts the environment into the wrappers of its config.
 
     Raises:
-        ValueError: they don't fit it; one line.
+        ValueError: a wrapper doesn't fit it; one line.
     """
     env = with_cell_indices(env)
     if config.atari.enabled:
@@ -152,7 +151,7 @@ def wrap(config: EnvConfig, env: gymnasium.Env) -> gymnasium.Env:
         single = env.observation_space
         if isinstance(single, gymnasium.spaces.Box):
             return StackFrames(env, config.frame_stack)
-        # some environments use their buffers again
+        # some environments reuse their buffers
         copied = wrappers.TransformObservation(env, deepcopy, with_plain_texts(single))
         env = StackParts(wrappers.FrameStackObservation(copied, config.frame_stack), single, config.action_mask)
     return env

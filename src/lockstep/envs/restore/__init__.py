@@ -1,1 +1,1 @@
-"""Brings environments back after a crash."""
+"""Restores environments after a crash."""

@@ -1,4 +1,4 @@
-"""Keeps the actions of live episodes, so that a seeded environment can be brought back by replaying them."""
+"""Keeps the actions of live episodes, so that a seeded environment can be restored by replaying them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MULTIPLIERS = np.random.Generator(np.random.Philox(key=0x10C557E9)).integers(
 ) * np.uint64(2) + np.uint64(1)
 
 CACHED_WORDS = 1 << 16
-"""Words that are multiplied at a time: what is between lies in a processor's cache, however large observations are."""
+"""Words multiplied at a time, so that the products fit into a processor's cache, however large observations are."""
 
 
 def _weights(size: int) -> np.ndarray:
@@ -20,7 +20,7 @@ def _weights(size: int) -> np.ndarray:
 
 
 def row_hashes(observations: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-    """A 64-bit multilinear hash of the bits of each row and its reward, uint64 ``[...]``.
+    """Returns a 64-bit multilinear hash of the bits of each row and its reward, uint64 ``[...]``.
 
     Rows ``[..., width]`` are float32, or bytes in whole words; rewards float64 ``[...]``.
     """
@@ -36,7 +36,7 @@ def row_hashes(observations: np.ndarray, rewards: np.ndarray) -> np.ndarray:
 
 @dataclass
 class LiveEpisode:
-    """Actions and hashes of one environment's live episode; ``None`` once it is longer than the limit."""
+    """Actions and hashes of one environment's live episode; empty once it is longer than the limit."""
 
     actions: list[np.ndarray] = field(default_factory=list)
     hashes: list[np.ndarray] = field(default_factory=list)
@@ -44,14 +44,14 @@ class LiveEpisode:
 
 
 class ReplayLog:
-    """Live episodes of all local environments; the actions of those of at most ``limit`` steps are kept."""
+    """Keeps the actions and hashes of all local environments' live episodes that have at most ``limit`` steps."""
 
     def __init__(self, num_envs: int, limit: int) -> None:
         self._limit = limit
         self._live = [LiveEpisode() for _ in range(num_envs)]
 
     def extend(self, actions: np.ndarray, hashes: np.ndarray, done: np.ndarray) -> None:
-        """Append a rollout: actions ``[T, E, …]``, hashes uint64 ``[T, E]``, done ``[T, E]``; the last done cuts."""
+        """Appends a rollout: actions ``[T, E, …]``, hashes uint64 ``[T, E]``, done ``[T, E]``; keeps live episodes."""
         steps = len(done)
         last_done = np.where(done.any(0), steps - 1 - np.argmax(done[::-1], axis=0), -1)
         for env, last in enumerate(last_done.tolist()):
@@ -65,23 +65,23 @@ class ReplayLog:
             self._live[env] = live
 
     def actions(self, env: int, like: np.ndarray) -> np.ndarray:
-        """Actions ``[length, …]`` of an environment's live episode, in the dtype and shape of a row of ``like``."""
+        """Returns the actions ``[length, …]`` of an environment's live episode, as rows like those of ``like``."""
         parts = self._live[env].actions
         return np.concatenate(parts) if parts else np.empty((0, *like.shape[1:]), like.dtype)
 
     def hashes(self, env: int) -> np.ndarray:
-        """Hashes uint64 ``[length]`` of an environment's live episode."""
+        """Returns the hashes uint64 ``[length]`` of an environment's live episode."""
         parts = self._live[env].hashes
         return np.concatenate(parts) if parts else np.empty(0, np.uint64)
 
     def length(self, env: int) -> int:
-        """Steps of the live episode, kept or not."""
+        """Returns the number of steps of the live episode, kept or not."""
         return self._live[env].length
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, length: int) -> None:
-        """Set an environment's live episode."""
+        """Sets an environment's live episode."""
         self._live[env] = LiveEpisode([actions] if len(actions) else [], [hashes] if len(hashes) else [], length)
 
     def clear(self, env: int) -> None:
-        """Forget an environment's live episode: it was reset."""
+        """Forgets an environment's live episode, after a reset."""
         self._live[env] = LiveEpisode()

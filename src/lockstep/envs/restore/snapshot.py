@@ -1,4 +1,4 @@
-"""Saves environments into a checkpoint, one file a shard, and restores them exactly or names them as restarted."""
+"""Saves environments into a checkpoint, one file per shard, and restores them exactly or reports them as restarted."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Carried = Mapping[str, np.ndarray]
 
 
 class LocalShards(Protocol):
-    """Which shards are here, in order, and how many environments each has."""
+    """The shards of this process, in order, and the number of environments in each."""
 
     @property
     def shards(self) -> range:
-        """Global indices."""
+        """Global indices of the shards."""
         ...
 
     @property
     def envs_per_shard(self) -> int:
-        """Environments of a shard."""
+        """Number of environments in a shard."""
         ...
 
 
 def save_shards(
     envs: HostEnvs, replay: ReplayLog, counter: EpisodeCounter, carried: Carried, plan: LocalShards
 ) -> dict[int, ShardArrays]:
-    """Arrays of each local shard.
+    """Returns the arrays of each local shard.
 
     ``carried`` is what else each environment carries from step to step, arrays ``[E, …]``.
     """
@@ -61,7 +61,7 @@ def save_shards(
 
 
 def _state_of(arrays: Mapping[str, np.ndarray], row: int) -> ShardArrays:
-    """An environment's own state; empty where it has none."""
+    """Returns an environment's own state; empty if it has none."""
     prefix = f"state.{row}."
     return {name[len(prefix) :]: value for name, value in arrays.items() if name.startswith(prefix)}
 
@@ -75,7 +75,7 @@ def _restore_env(
     hashes = arrays.get(f"replay.{row}.hashes", np.zeros(0, np.int64)).view(np.uint64)
     if not state and len(actions) != length:  # longer than the limit: its actions were not kept
         bits = envs.buffers.observations[env].view(np.uint8)
-        np.invert(bits, out=bits)  # an observation that replaying nothing can't give
+        np.invert(bits, out=bits)  # so that replaying nothing doesn't match and it restarts
         actions, hashes = no_actions, hashes[:0]
     if not envs.restore(env, actions, hashes, state):
         replay.clear(env)
@@ -92,9 +92,10 @@ def load_shards(
     plan: LocalShards,
     shards: Mapping[int, ShardArrays],
 ) -> list[int]:
-    """Restore the local environments; the reverse of :func:`save_shards`.
+    """Restores the local environments from what :func:`save_shards` returned.
 
-    Global ids of those whose live episode couldn't be restored exactly, and was restarted, are returned.
+    Returns:
+        Global ids of environments whose live episode couldn't be restored exactly, and was restarted.
     """
     b, rows, restarted = envs.buffers, plan.envs_per_shard, []
     for local, shard in enumerate(plan.shards):
@@ -119,7 +120,7 @@ def load_shards(
 
 
 def load_states(envs: HostEnvs, plan: LocalShards, shards: Mapping[int, ShardArrays]) -> None:
-    """Restore what local environments themselves save, and no episodes: all of them begin anew before the next step."""
+    """Restores the own states of local environments, but no episodes, which all begin anew before the next step."""
     envs.reset()
     b, rows, nothing = envs.buffers, plan.envs_per_shard, envs.buffers.actions[:0]
     life.begin(Part.RESUMING)

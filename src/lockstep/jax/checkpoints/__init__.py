@@ -1,1 +1,1 @@
-"""What checkpoints of ``lockstep.jax`` hold: the leaves of pytrees, and the facts of a training."""
+"""Describes what checkpoints of ``lockstep.jax`` hold: the leaves of pytrees, and the facts of a training."""

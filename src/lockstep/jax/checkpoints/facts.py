@@ -1,4 +1,4 @@
-"""What a checkpoint of a training shares with the training that goes on from it."""
+"""Collects the facts that a checkpoint must share with the training that resumes from it, and compares them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ DEVICES = ("num_devices", "fsdp_devices")
 
 
 def facts_of(training: Training) -> dict[str, Any]:
-    """Gives the settings of a training by dotted name, and what else makes it that training.
+    """Returns the settings of a training by dotted name, and what else identifies that training.
 
-    These are the weights of reward terms and ``env_params``, by name, the class of the environment in its wrappers, and
-    the id and arguments that it was made of, if :func:`lockstep.jax.make` did that. How long training is isn't among
-    them, unless the learning rate falls until then; on how many devices it runs is where ``reduction`` is fast.
+    These are the weights of reward terms and ``env_params``, by name, the classes of the environment and its wrappers,
+    and the id and arguments that :func:`lockstep.jax.make` made it of, if it did. The length of training isn't among
+    them, unless the learning rate falls until then. The number of devices is among them if ``reduction`` is fast.
     """
     config = training.config
     out = _flat(config.model_dump(mode="json"))
@@ -50,18 +50,18 @@ def facts_of(training: Training) -> dict[str, Any]:
 def check_facts(
     mine: Mapping[str, Any], theirs: Mapping[str, Any], path: Path, devices_by_default: int | None = None
 ) -> None:
-    """Compares facts with those of a checkpoint, which may lack what checkpoints hadn't always.
+    """Compares facts with those of a checkpoint, which may lack facts that older versions didn't save.
 
-    A parameter that only one of the two has is of an environment whose code was edited, and passes.
+    A parameter that only one of the two has belongs to an environment whose code was edited, and passes.
 
     Args:
-        mine: of this training.
-        theirs: of the checkpoint.
+        mine: facts of this training.
+        theirs: facts of the checkpoint.
         path: the checkpoint.
-        devices_by_default: how many devices chose ``num_shards``; None: the user did.
+        devices_by_default: number of devices that determined ``num_shards``; None: the user gave it.
 
     Raises:
-        ValueError: one differs; one line in the user's names.
+        ValueError: a fact differs; one line in the user's names.
     """
     for name, value in mine.items():
         if name in (TERMS, PARAMS):
@@ -84,7 +84,7 @@ def check_facts(
 
 
 def _check_shards_by_default(now: int, then: Any, path: Path, devices: int) -> None:
-    """Refuses shards that devices have by default, and says which to give."""
+    """Raises if the default number of shards differs from the checkpoint's, and says which number to give."""
     if now == then:
         return
     fewer = f", on at most {then} devices" if isinstance(then, int) and then < devices else ""
@@ -95,7 +95,7 @@ def _check_shards_by_default(now: int, then: Any, path: Path, devices: int) -> N
 
 
 def _check_devices(name: str, now: int, then: int | None, path: Path, apart: bool) -> None:
-    """Refuses other devices where they train apart; warns where they only add up in another order."""
+    """Raises for other devices if each trains alone; warns if they only add up in another order."""
     if then in (None, now):
         return
     if apart:
@@ -115,7 +115,7 @@ def _said(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _wrapped(env: Any) -> tuple[dict[str, float], str]:
-    """Gives the weights of an environment's reward terms by name, and its class in those of its wrappers."""
+    """Returns the weights of an environment's reward terms by name, and the names of its classes, wrappers first."""
     weights, classes = {}, []
     while isinstance(env, Wrapper):
         weights |= env.weights if isinstance(env, RewardTermsWrapper) else {}
@@ -125,7 +125,7 @@ def _wrapped(env: Any) -> tuple[dict[str, float], str]:
 
 
 def _made(env: Any) -> str | None:
-    """Says in words of which id and arguments :func:`lockstep.jax.make` made an environment; None: it didn't."""
+    """Describes the id and arguments that :func:`lockstep.jax.make` made an environment of; None if it didn't."""
     found = made_of(innermost(env))
     if found is None:
         return None
@@ -135,8 +135,8 @@ def _made(env: Any) -> str | None:
 
 
 def _parameters(params: Any) -> dict[str, str]:
-    """Gives an environment's parameters by path: a number or text in words, an array by a digest of its bytes."""
-    if dataclasses.is_dataclass(params) and not isinstance(params, type):  # with the fields that are no leaves
+    """Returns an environment's parameters by path: a number or text in words, an array as a digest of its bytes."""
+    if dataclasses.is_dataclass(params) and not isinstance(params, type):  # fields that are no leaves count too
         params = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     leaves = jax.tree_util.tree_leaves_with_path(params)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): _in_words(leaf) for path, leaf in leaves}
@@ -144,7 +144,7 @@ def _parameters(params: Any) -> dict[str, str]:
 
 
 def _in_words(leaf: Any) -> str | None:
-    """Says what a parameter is, the same for a number and an array of one; None for what is neither data nor text."""
+    """Describes a parameter, alike for a number and an array of one; None for what is neither data nor text."""
     if isinstance(leaf, str):
         return repr(leaf)
     if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):

@@ -1,4 +1,4 @@
-"""The leaves of a pytree as a checkpoint holds them: which are saved, by what name, as what, and what they become."""
+"""Converts the leaves of a pytree to what a checkpoint holds, and back."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lockstep.runs.checkpoint import CheckpointError
 NUMBERS = (bool, int, float, complex)
 KINDS_OF_NUMBERS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 OF_PYTHON = ("int64", "float64", "complex128")
-"""As what Python's numbers are saved, which JAX makes arrays of half that size of."""
+"""Dtypes in which Python's numbers are saved, of which JAX makes arrays of half that size."""
 GENERATORS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
 def name_of(path: Any) -> str:
-    """Gives a leaf's name, such as ``opt_state/0/mu``."""
+    """Returns a leaf's name, such as ``opt_state/0/mu``."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def is_saved(leaf: Any) -> bool:
-    """Says whether a leaf is an array, a number or a key; others belong to the code."""
+    """Returns whether a leaf is an array, a number or a key; other leaves belong to the code."""
     return isinstance(leaf, (Array, np.ndarray, np.generic, jax.ShapeDtypeStruct, *NUMBERS))
 
 
 def saved_leaves(tree: Any) -> dict[str, Any]:
-    """Gives the leaves that belong into a checkpoint, by name."""
+    """Returns the leaves that belong into a checkpoint, by name; raises a ``CheckpointError`` if two share a name."""
     named = [(name_of(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if is_saved(leaf)]
     leaves = dict(named)
     if len(leaves) < len(named):
@@ -41,16 +41,16 @@ def saved_leaves(tree: Any) -> dict[str, Any]:
 
 
 def _kind(leaf: Any) -> str:
-    """Gives a leaf's dtype as the checkpoint states it; of a key, its generator."""
+    """Returns a leaf's dtype as the checkpoint states it; for a key, its generator."""
     if is_key(leaf):
         return str(leaf.dtype)
     return np.dtype(leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype).name
 
 
 def to_host(name: str, leaf: Any) -> tuple[np.ndarray, str]:
-    """Copies a leaf to the host as safetensors know it, with its kind; what they don't know is saved as bits.
+    """Copies a leaf to the host in a dtype that safetensors know, with its kind; other dtypes are saved as bits.
 
-    Complex numbers of 16 bytes are pairs of floats, along a last axis.
+    Complex numbers of 16 bytes become pairs of floats, along a last axis.
     """
     kind, array = _kind(leaf), placement.gathered(jax.random.key_data(leaf) if is_key(leaf) else leaf)
     if array.dtype == np.complex128:
@@ -66,11 +66,11 @@ def to_host(name: str, leaf: Any) -> tuple[np.ndarray, str]:
 def restored(name: str, array: np.ndarray, kind: str, leaf: Any) -> Any:
     """Turns a saved array into what the template's leaf is: on its devices, as a NumPy array, or as a number.
 
-    Numbers of Python's and arrays of one number stand for one another, for JAX makes the one of the other: a count that
-    begins as 0 is int32 after a program.
+    A Python number and an array of one number can stand for each other, because JAX turns one into the other: a count
+    that begins as 0 is int32 after a program.
 
     Raises:
-        CheckpointError: its dtype or shape is another, or a number doesn't fit; one line.
+        CheckpointError: the dtype or shape differs, or a number doesn't fit; one line.
     """
     if is_key(leaf) and kind == _kind(leaf):
         keys = jax.random.wrap_key_data(jnp.asarray(array), impl=GENERATORS[str(leaf.dtype)])
@@ -99,7 +99,7 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _is_alike(one: Any, other: Any) -> bool:
-    """Says whether both are bool, both whole numbers, both real or both complex."""
+    """Returns whether both are bool, both whole numbers, both real or both complex."""
     return any(jnp.issubdtype(one.dtype, kind) and jnp.issubdtype(other.dtype, kind) for kind in KINDS_OF_NUMBERS)
 
 
@@ -125,7 +125,7 @@ def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> 
 
 
 def _place(value: Any, leaf: Any) -> Array:
-    """Puts a value where the template's leaf is, bound to its devices if that is."""
+    """Puts a value where the template's leaf is, committed to its devices if the leaf is."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None or not getattr(leaf, "committed", True):
         return jnp.asarray(value)

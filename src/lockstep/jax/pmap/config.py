@@ -1,4 +1,4 @@
-"""The one config object of a :class:`~lockstep.jax.pmap.task.DistributedPPOTask`, and what it is in settings."""
+"""Defines the config of a :class:`~lockstep.jax.pmap.task.DistributedPPOTask`, and translates it into settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAME = {
     "sync_period": "grad_sync_period",
     "axis_name": "pmap_axis_name",
 }
-"""Settings of :class:`PPOConfig`, :class:`RunnerConfig` and others, and what they are here."""
+"""Maps settings of :class:`PPOConfig`, :class:`RunnerConfig` and others to their names here."""
 
 _NAMES = SAME | {"vf_clip_eps": "clip_param", "max_grad_norm": "global_grad_clip", "num_devices x num_envs": "num_envs"}
 _SAID = re.compile(rf"(?<![\w.])(?:{'|'.join(sorted(_NAMES, key=len, reverse=True))})(?!\w)")
@@ -37,33 +37,33 @@ _SAID = re.compile(rf"(?<![\w.])(?:{'|'.join(sorted(_NAMES, key=len, reverse=Tru
 
 @dataclass
 class DistributedPPOConfig(metaclass=Settings):
-    """Settings of a run on all devices together; a dataclass of one's own may add to them.
+    """Settings of a run, as numbers of all devices together; a user's subclass may add to them.
 
     Attributes:
         num_envs: environments of the *whole run*, the same number on each device.
-        batch_size: environments of the whole run whose samples make one minibatch, by number.
+        batch_size: size of a minibatch in environments of the whole run.
         num_batches: minibatches of a pass; ``batch_size * num_batches`` is ``num_envs``. One of the two is enough; with
             neither there are 4.
-        num_devices: of all processes; None: all that JAX sees.
-        pmap_axis_name: of the mesh's axis of devices, for collectives in ``sync_gradients``.
-        grad_sync_period: optimiser steps that a device takes by itself before parameters and moments are averaged; 1:
+        num_devices: number of devices of all processes; None: all that JAX sees.
+        pmap_axis_name: name of the mesh's axis of devices, for collectives in ``sync_gradients``.
+        grad_sync_period: optimiser steps that a device takes alone before parameters and moments are averaged; 1:
             gradients are reduced at every step.
-        log_devices_every: updates between lines about every device, logged and kept in ``device_log``; 0: none.
-        total_timesteps: environment steps of all devices together, cut to whole updates.
-        rollout_length_steps: steps of each environment in an update.
-        rollout_length_seconds: instead of those, of steps of ``ctrl_dt`` seconds.
+        log_devices_every: updates between lines about every device, logged and kept in ``device_log``; 0: no lines.
+        total_timesteps: environment steps of all devices together, rounded down to whole updates.
+        rollout_length_steps: steps of each environment per update.
+        rollout_length_seconds: the same in seconds, as steps of ``ctrl_dt`` seconds; replaces ``rollout_length_steps``.
         ctrl_dt: seconds of a step.
-        num_passes: over the samples of an update.
-        learning_rate: Adam's; ``anneal_lr``: it falls to 0 over the run.
+        num_passes: passes over the samples of an update.
+        learning_rate: Adam's step size; ``anneal_lr``: whether it falls to 0 over the run.
         gamma: discount per step; ``lam``: lambda of GAE.
-        clip_param: clipping of the probability ratio; ``use_clipped_value_loss``: of the value's change too.
-        value_loss_coef: weight of ``0.5 * mean((v - return)^2)``; ``entropy_coef`` of the entropy bonus.
+        clip_param: clipping range of the probability ratio; ``use_clipped_value_loss``: of the value's change too.
+        value_loss_coef: weight of ``0.5 * mean((v - return)^2)``; ``entropy_coef`` is that of the entropy bonus.
         global_grad_clip: clipping by global norm, None: off.
-        normalize_advantages: over the global minibatch.
-        target_kl: ends an update above 1.5 times this approx_kl, None: off.
-        hidden_sizes: of the networks, where the task makes no model of its own; ``activation`` likewise.
-        seed: of every random number.
-        eval_every: and what follows: see :class:`~lockstep.jax.config.RunnerConfig`.
+        normalize_advantages: whether to normalise advantages over the global minibatch.
+        target_kl: ends an update early above 1.5 times this approx_kl, None: off.
+        hidden_sizes: layers of the networks, if the task makes no model of its own; ``activation`` likewise.
+        seed: seed of every random number.
+        eval_every: this and what follows: see :class:`~lockstep.jax.config.RunnerConfig`.
 
     Raises:
         ValueError: a keyword is no setting; one line.
@@ -110,14 +110,14 @@ class DistributedPPOConfig(metaclass=Settings):
     keep_period: int | None = None
     resume: bool = False
     overwrite: bool = False
-    if TYPE_CHECKING:  # the further names
+    if TYPE_CHECKING:  # other names
         lr: float = 3e-4
         max_grad_norm: float | None = 0.5
 
     else:
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Sets a setting, by a further name too; raises a :class:`SettingError` for what is none."""
+            """Sets a setting, by a further name too; raises a :class:`SettingError` for an unknown one."""
             name = self.ALSO.get(name, name)
             check_attribute(self, name)
             super().__setattr__(name, value)
@@ -127,7 +127,7 @@ RUNNER = (
     *("total_timesteps", "seed", "eval_every", "eval_episodes", "log_interval", "checkpoint_dir"),
     *("checkpoint_interval", "max_checkpoints", "keep_period", "resume", "overwrite"),
 )
-"""Settings that :class:`RunnerConfig` has by the same name."""
+"""Settings that have the same name in :class:`RunnerConfig`."""
 
 
 def in_configs_names(message: str) -> str:
@@ -136,7 +136,7 @@ def in_configs_names(message: str) -> str:
 
 
 def settings_of(config: DistributedPPOConfig, devices: int) -> tuple[PPOConfig, RunnerConfig]:
-    """Gives the settings of a run on that many devices.
+    """Returns the settings of a run on ``devices`` devices.
 
     Raises:
         ValueError: they contradict one another; one line in the config's names.
@@ -198,12 +198,10 @@ def _steps(config: DistributedPPOConfig) -> int:
 
 
 def _batches(config: DistributedPPOConfig, num_envs: int) -> int:
-    size, number = config.batch_size, config.num_batches
-    for name, value in (("batch_size", size), ("num_batches", number)):
-        if value is not None:
-            whole_number(name, value, 1)
+    size = None if config.batch_size is None else whole_number("batch_size", config.batch_size, 1)
+    number = None if config.num_batches is None else whole_number("num_batches", config.num_batches, 1)
     if size is None:
-        return BATCHES if number is None else int(number)
+        return BATCHES if number is None else number
     if number is None:
         if num_envs % size:
             raise ValueError(f"batch_size: {size} doesn't divide num_envs {num_envs} of the whole run")
@@ -213,4 +211,4 @@ def _batches(config: DistributedPPOConfig, num_envs: int) -> int:
             f"batch_size x num_batches: {size} x {number} = {size * number} must be num_envs {num_envs}, those "
             "of the whole run"
         )
-    return int(number)
+    return number

@@ -1,4 +1,4 @@
-"""Rewards as objects with a weight, in a list, as task libraries write them; they become named reward terms."""
+"""Converts rewards written as objects with a weight, as in task libraries, into named reward terms."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from lockstep.jax.reward_terms import Terms, Transition
 
 @dataclass(frozen=True)
 class Reward:
-    """One term of the reward: a subclass computes it, of one environment's step.
+    """One term of the reward; a subclass computes it from one environment's step.
 
     Attributes:
-        weight: that it is multiplied by.
+        weight: factor of the term.
     """
 
     weight: float = 1.0
 
     def get_reward(self, transition: Transition) -> Any:
-        """Gives a number, of a :class:`~lockstep.jax.reward_terms.Transition`."""
+        """Returns the term as a number, from a :class:`~lockstep.jax.reward_terms.Transition`."""
         raise ValueError(f"{type(self).__name__} has no get_reward(transition)")
 
 
 def terms_of(rewards: Any) -> Terms:
-    """Gives weights and functions by name, of what ``get_rewards`` returned.
+    """Returns weights and functions by name, from what ``get_rewards`` returned.
 
-    That is a mapping of names to rewards or to ``(weight, function)``, or a list of rewards: objects with
-    ``get_reward`` or called themselves, with ``weight`` or ``scale`` if it isn't 1, and ``name`` if it isn't that of
-    their class (``HeightReward``: ``height``) or function.
+    That is a mapping of names to rewards or to ``(weight, function)``, or a list of rewards. A reward is a function, or
+    an object with ``get_reward``. Its weight is its ``weight`` or ``scale``, else 1. Its name is its ``name``, else
+    that of its function or class (``HeightReward``: ``height``).
 
     Raises:
-        ValueError: it is neither, one has no function, or two have one name; one line.
+        ValueError: it is neither, a reward has no function, or two have one name; one line.
     """
     if isinstance(rewards, Mapping):
         return {name: _term(name, reward) for name, reward in rewards.items()}

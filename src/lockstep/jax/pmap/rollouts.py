@@ -1,4 +1,4 @@
-"""A rollout of a user's own: what it is given, what it gives, and how the engine learns from that."""
+"""Runs a user's own rollout inside the compiled program, and makes what the engine learns from of its trajectory."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from lockstep.jax_engine.state import EnvCarry
 
 
 class Trajectory(NamedTuple):
-    """What environments did, arrays ``[T, n, …]`` (of one step: ``[n, …]``).
+    """Steps of environments, arrays ``[T, n, …]`` (of one step: ``[n, …]``).
 
     Attributes:
-        obs: before each step, as :attr:`RolloutState.obs`.
-        action: as the policy took it, before it is squashed or clipped to bounds.
+        obs: observations before each step, as :attr:`RolloutState.obs`.
+        action: actions as the policy took them, before they are squashed or clipped to bounds.
         reward: float32.
-        next_obs: what the step led to, before any reset.
-        terminated: bool; ``truncated`` likewise: the episode was cut off, and ``next_obs`` has a value.
+        next_obs: observations after each step, before any reset.
+        terminated: bool.
+        truncated: bool: the episode was cut off, and bootstraps from the value of ``next_obs``.
         success: int8: 1 solved, -1 not solved, 0 not said.
-        reward_terms: named terms, each a mean over environments ``[T]``, which are logged.
-        length: environment steps of the episode up to this one, int32, which a rollout's own ends don't begin anew;
-            None: each step here is counted as one.
+        reward_terms: named terms to log, each a mean over environments ``[T]``.
+        length: environment steps of the episode up to this one, int32; ends that the rollout adds don't reset it. None:
+            each step here is counted as one.
     """
 
     obs: Any
@@ -67,24 +68,24 @@ class RolloutModel:
         return normalized(layout, encode_rows(layout, obs), self.scale, self.clip)
 
     def __call__(self, obs: Any) -> tuple[Array, Array]:
-        """Gives logits or means ``[n, outputs]`` and values ``[n]``."""
+        """Returns logits or means ``[n, outputs]`` and values ``[n]``."""
         output, values = nets.actor_critic(self.actor.net, self.actor.parameters, self._rows(obs))
         assert values is not None
         return output, values
 
     def sample(self, obs: Any, rng: Array) -> Array:
-        """Draws actions ``[n, …]``."""
+        """Samples actions ``[n, …]``."""
         net, rows = self.actor.net, self._rows(obs)
         noise = distributions.action_noise(net, rng, (len(rows), net.action.outputs))
         return self.actor(rows, jnp.zeros((len(rows), 0)), noise).actions
 
     def mode(self, obs: Any) -> Array:
-        """Gives the likeliest actions ``[n, …]``."""
+        """Returns the likeliest actions ``[n, …]``."""
         return distributions.mode(self.actor.net, self(obs)[0])
 
 
 class _Told(NamedTuple):
-    """Takes the actions that it is given as noise, in the place of an actor."""
+    """Stands in for an actor: takes the actions that it is given as noise."""
 
     net: PolicyNet
 
@@ -98,7 +99,7 @@ class _Told(NamedTuple):
 @partial(jax.tree_util.register_dataclass, data_fields=["carry"], meta_fields=["net", "env"])
 @dataclass(frozen=True)
 class RolloutState:
-    """``n`` environments inside a rollout: a pytree for ``lax.scan``."""
+    """The state of ``n`` environments inside a rollout: a pytree for ``lax.scan``."""
 
     carry: EnvCarry
     net: PolicyNet
@@ -106,7 +107,7 @@ class RolloutState:
 
     @property
     def obs(self) -> Any:
-        """What each observes, as the environment gives it, ``[n, …]``; of a Tuple a dict by number (``"0"``)."""
+        """What each environment observes, as it returns it, ``[n, …]``; a Tuple becomes a dict by number (``"0"``)."""
         return decode_rows(self.net.observation, self.carry.rows)
 
     @property
@@ -115,11 +116,14 @@ class RolloutState:
         return self.carry.state
 
     def step(self, action: Array, rng: Array) -> tuple[RolloutState, Trajectory]:
-        """Takes one step; what ended begins its next episode, and the time limit counts.
+        """Takes one step; an episode that ends is followed by the next one, and the time limit counts.
 
         Args:
-            action: ``[n, …]`` as :meth:`RolloutModel.sample` gives it.
-            rng: of this step.
+            action: ``[n, …]`` as :meth:`RolloutModel.sample` returns it.
+            rng: random key of this step.
+
+        Returns:
+            The state after the step, and the step as a :class:`Trajectory` without the axis ``T``.
         """
         resets, steps = jax.random.split(rng)
         count, layout = (len(self.carry.rows),), self.net.observation
@@ -148,7 +152,7 @@ Hook = Callable[[RolloutModel, RolloutState, Array], tuple[Trajectory, RolloutSt
 def plain_rollout(
     model: RolloutModel, env_state: RolloutState, rng: Array, steps: int
 ) -> tuple[Trajectory, RolloutState]:
-    """Samples an action at each of ``steps`` steps."""
+    """Takes ``steps`` steps with sampled actions."""
 
     def step(now: RolloutState, key: Array) -> tuple[RolloutState, Trajectory]:
         acting, stepping = jax.random.split(key)
@@ -159,7 +163,7 @@ def plain_rollout(
 
 
 def users_rollout(hook: Hook) -> Collect:
-    """Makes of a user's rollout what a program collects a block with."""
+    """Turns a user's rollout into the function with which a program collects a block."""
 
     def collect(
         program: Program, actor: Actor, scale: Scale | None, carry: EnvCarry, key: Array
@@ -176,7 +180,7 @@ def users_rollout(hook: Hook) -> Collect:
 def _learnable(
     model: RolloutModel, found: Trajectory, before: EnvCarry, after: Any, config: Config, shaping: RewardShaping
 ) -> tuple[EnvCarry, Rollout]:
-    """Makes a rollout of a trajectory, and what environments carry on."""
+    """Returns what environments carry on, and the engine's rollout made from a trajectory."""
     layout = model.actor.net.observation
     rewards = _checked(found, after, (config.num_steps, len(before.rows)))
 
@@ -217,10 +221,10 @@ def _learnable(
 
 
 def _checked(found: Any, after: Any, shape: tuple[int, int]) -> Array:
-    """Gives the rewards of a trajectory.
+    """Returns the rewards of a trajectory, float32.
 
     Raises:
-        ValueError: a rollout gave something else than a trajectory of the right shape and a state; one line.
+        ValueError: a rollout returned something else than a trajectory of the right shape and a state; one line.
     """
     if not isinstance(found, Trajectory) or not isinstance(after, RolloutState):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Tasks as users of pmap task libraries write them: one config object, hooks, numbers of the whole run, a logger."""
+"""Defines a task in the style of pmap task libraries: one config object, hooks, numbers of the whole run, a logger."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ logger = logging.getLogger("lockstep.jax")
 ConfigT = TypeVar("ConfigT", bound=DistributedPPOConfig)
 
 HOOKS = {"policy_network": "get_initial_model", "initial_state": "get_initial_model"}
-"""Hooks of :class:`Task` that stand for others here."""
+"""Maps hooks of :class:`Task` to the hooks that replace them here."""
 
 
 class DistributedPPOTask(Task, Generic[ConfigT]):
-    """What to train, of one config; a class of one's own overrides hooks, of which only the first is needed.
+    """A training task with one config; subclasses override its hooks, and must override :meth:`get_environment`.
 
-    It is trained by the same engine as everything else: hooks run inside one compiled program over a mesh whose axis of
-    devices is ``config.pmap_axis_name``. :meth:`sync_gradients`, :meth:`on_update` and the rest are those of
+    The engine trains it in the same way as everything else: hooks run inside one compiled program over a mesh whose
+    axis of devices is ``config.pmap_axis_name``. :meth:`sync_gradients`, :meth:`on_update` and the rest are those of
     :class:`Task`.
 
     Attributes:
-        config: as it was given; classes of one's own may add fields to it. Its settings are settled when the task is
-            made: another value later is refused when training begins.
-        num_devices: that the run is cut over; ``num_envs_per_device`` environments on each.
+        config: the config as given; a user's subclass may add fields to it. Its settings are fixed when the task is
+            made: if one has changed since, training raises an error.
+        num_devices: number of devices of the run, with ``num_envs_per_device`` environments on each.
 
     Raises:
         ValueError: settings contradict one another; one line.
@@ -95,38 +95,35 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def get_environment(self) -> Any:
-        """Gives one environment of the functional API, or it and its parameters."""
+        """Returns one environment of the functional API, or it and its parameters."""
         raise ValueError(f"{type(self).__name__} has no get_environment() -> env, or (env, env_params)")
 
     def get_rewards(self, env: Any) -> Any:
-        """Gives rewards of one environment: a list of them, or a dict by name of them or of ``(weight, function)``.
+        """Returns rewards of one environment: a list, or a dict by name of rewards or ``(weight, function)``.
 
         A reward is a :class:`Reward`, a function, or an object with ``get_reward``. None, or an empty list: the
-        environment's own. It may be written without the argument.
+        environment's own reward. An override may leave out the argument.
         """
         return None
 
     def get_initial_model(self, rng: Array) -> Any:
-        """Makes the model: an ``equinox.Module``, or a train state to begin with; None: the networks of the config.
+        """Returns the model: an ``equinox.Module``, or a train state to begin with; None: the networks of the config.
 
-        A module is called with observations ``[n, …]`` and a keyword ``key`` and gives outputs ``[n, k]`` and values
-        ``[n]``, or has two parts, ``actor`` and ``critic``, called with one observation each.
+        A module is called with observations ``[n, …]`` and a keyword ``key``, and returns outputs ``[n, k]`` and values
+        ``[n]``. Or it has two parts, ``actor`` and ``critic``, called with one observation each.
         """
         return None
 
     def get_initial_env_state(self, rng: Array) -> Any:
-        """Makes what first episodes begin with: ``(obs, state)`` of all ``num_envs``, as a vmapped reset gives them.
-
-        None: the environment's own reset, keyed for each environment.
-        """
+        """Returns what first episodes begin with: ``(obs, state)`` of all ``num_envs``, as from a vmapped reset."""
         return None
 
     def rollout(self, model: RolloutModel, env_state: RolloutState, rng: Array) -> tuple[Trajectory, RolloutState]:
         """Steps ``n`` environments ``num_steps`` times, inside the compiled program, shard by shard.
 
-        Not overridden, the engine does it, with draws of its own. An override may call this one, and change the
-        trajectory that is learned from. One with four arguments ``(model, env_state, model_carry, rng)`` gets None for
-        the third; a third result is dropped.
+        If it isn't overridden, the engine does this with draws of its own. An override may call this method, and change
+        the trajectory that is learned from. If it takes four arguments ``(model, env_state, model_carry, rng)``, the
+        third is None; a third result is dropped.
         """
         return plain_rollout(model, env_state, rng, self.num_steps)
 
@@ -134,7 +131,7 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
 
     @property
     def num_steps(self) -> int:
-        """Steps of a rollout."""
+        """Number of steps of a rollout."""
         return self.ppo_config.n_steps
 
     def run_distributed_training(self) -> tuple[PPOTrainState, PPOMetricsHistory]:
@@ -259,18 +256,18 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
 
 
 class ActorCritic(eqx.Module):
-    """A model of two parts for one observation each, as a network of a batch."""
+    """Turns a model of two parts, for one observation each, into a network for a batch."""
 
     model: Any
 
     def __call__(self, observations: Any, key: Array | None = None) -> tuple[Array, Array]:
-        """Gives outputs ``[n, k]`` and values ``[n]``."""
+        """Returns outputs ``[n, k]`` and values ``[n]``."""
         values = jax.vmap(self.model.critic)(observations)
         return jax.vmap(self.model.actor)(observations), values.reshape(len(values))
 
 
 def _settings(config: DistributedPPOConfig) -> dict[str, Any]:
-    """Copies the settings of a config, without fields that a class of a user's own adds."""
+    """Copies the settings of a config, without fields that a user's subclass adds."""
     return {field.name: copy.copy(getattr(config, field.name)) for field in dataclasses.fields(DistributedPPOConfig)}
 
 

@@ -1,7 +1,7 @@
-"""Wrappers around functional environments, for loops of one's own; the engine needs none of them.
+"""Wraps functional environments for your own training loops; the engine needs no wrappers.
 
 Each takes an environment (:class:`~lockstep.jax_engine.envs.functional.Environment`, gymnax's own, or another wrapper),
-steps it in either form, and returns five values, with ``terminated`` and ``truncated`` in ``info``. They compose::
+accepts steps of either form, and returns five values, with ``terminated`` and ``truncated`` in ``info``. They compose::
 
     env, params = make("CartPole-v1")
     env = EpisodeStatisticsWrapper(AutoResetWrapper(env))

@@ -1,4 +1,4 @@
-"""Wrappers around a batch of functional environments, see :mod:`lockstep.jax.wrappers`."""
+"""Wraps batches of functional environments, see :mod:`lockstep.jax.wrappers`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstep.jax_engine.envs.protocol import Tree
 
 EPSILON = 1e-8
 SAMPLES, BATCHES = 1 << 24, 1 << 20
-"""How much :class:`RunningMoments` hold."""
+"""How many samples and batches :class:`RunningMoments` hold."""
 
 
 @jax.tree_util.register_dataclass
@@ -26,9 +26,10 @@ SAMPLES, BATCHES = 1 << 24, 1 << 20
 class RunningMoments:
     """Count ``[]``, mean and sum of squared deviations ``m2`` (of one sample's shape), float32.
 
-    Up to :data:`SAMPLES` samples, or :data:`BATCHES` batches if those are more, all count alike. From then on they are
-    a window of :data:`BATCHES` batches, out of which older samples fade: float32 couldn't count further, and would
-    lose more and more of what is added to ``m2``. A count then ends in a half, where float32 has one.
+    Up to :data:`SAMPLES` samples, or :data:`BATCHES` batches if those are more, all samples count alike. From then on
+    the moments are a window of :data:`BATCHES` batches, out of which older samples fade, because float32 couldn't count
+    further and would lose more and more of what is added to ``m2``. The count of a full window ends in a half, if
+    float32 has one at that size.
     """
 
     count: Array
@@ -37,16 +38,16 @@ class RunningMoments:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...]) -> RunningMoments:
-        """Moments of nothing, of samples of this shape."""
+        """Returns the moments of no samples of this shape."""
         return cls(jnp.zeros((), jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32))
 
     @property
     def variance(self) -> Array:
-        """Population variance; ones as long as there are less than two samples."""
+        """Population variance; ones with fewer than two samples."""
         return jnp.where(self.count > 1, self.m2 / jnp.maximum(self.count, 1), 1.0)
 
     def merged(self, samples: Array, axis_name: str | tuple[str, ...] | None = None) -> RunningMoments:
-        """Merges further samples ``[n, …]``, those of all devices along ``axis_name`` too (Chan et al. 1983)."""
+        """Returns the moments with samples ``[n, …]`` added, on all devices along ``axis_name`` (Chan et al. 1983)."""
         x = samples.astype(jnp.float32)
         count, mean = jnp.asarray(x.shape[0], jnp.float32), x.mean(0)
         m2 = jnp.square(x - mean).sum(0)
@@ -65,9 +66,9 @@ class RunningMoments:
 
 
 class VmapWrapper(Wrapper):
-    """A batch of environments: keys, states, actions and what comes back ``[n, …]``; one set of parameters.
+    """Maps an environment over a batch: keys, states, actions and results are ``[n, …]``; parameters are shared.
 
-    For more than an episode each must reset by itself.
+    For more than one episode, the environment must reset by itself.
     """
 
     batched = True
@@ -88,7 +89,7 @@ class VmapWrapper(Wrapper):
 
 
 class _BatchWrapper(Wrapper):
-    """A wrapper that sees the whole batch; one environment is batched first."""
+    """Base of wrappers that see the whole batch; puts one environment into a batch first."""
 
     batched = True
 
@@ -100,15 +101,15 @@ class _BatchWrapper(Wrapper):
 
 
 class ObservationNormalizationWrapper(_BatchWrapper):
-    """Observations to zero mean and unit variance, by running statistics that all environments share.
+    """Normalises observations to zero mean and unit variance, by running statistics that all environments share.
 
-    Each step's observations of the whole batch, and of all devices along ``axis_name``, go into one mean and variance,
-    by which all of them, and ``final_obs``, are then normalised. Only floating-point observations are. In the state,
-    ``"moments"`` is the same for all environments and has no batch axis.
+    Each step's observations of the whole batch, and of all devices along ``axis_name``, are added to one mean and
+    variance, which then normalise these observations and ``final_obs``. Only floating-point observations are
+    normalised. In the state, ``"moments"`` is the same for all environments and has no batch axis.
 
     Args:
         env: a batch of environments, or one (which is batched, see :class:`VmapWrapper`).
-        axis_name: of a mesh (``shard_map``) over which the batch is spread as well.
+        axis_name: axis of a mesh (``shard_map``) over which the batch is spread as well.
         clip: greatest absolute value of a component.
     """
 
@@ -155,15 +156,15 @@ class ObservationNormalizationWrapper(_BatchWrapper):
 
 
 class RewardNormalizationWrapper(_BatchWrapper):
-    """Rewards divided by the standard deviation of the discounted return, which all environments share.
+    """Divides rewards by the standard deviation of the discounted return, which all environments share.
 
     In the state, ``"moments"`` is the same for all environments and has no batch axis; ``"returns"`` ``[n]`` is each
-    one's discounted return so far, begun anew where an episode ended.
+    one's discounted return so far, which begins anew when an episode ends.
 
     Args:
         env: a batch of environments, or one (which is batched, see :class:`VmapWrapper`).
         gamma: discount.
-        axis_name: of a mesh (``shard_map``) over which the batch is spread as well.
+        axis_name: axis of a mesh (``shard_map``) over which the batch is spread as well.
         clip: greatest absolute value of a reward.
     """
 

@@ -1,4 +1,4 @@
-"""Wrappers around one functional environment, see :mod:`lockstep.jax.wrappers`."""
+"""Wraps single functional environments, see :mod:`lockstep.jax.wrappers`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FINAL_OBS = FINAL[0]
 
 
 class Wrapper:
-    """An environment around another one, which changes nothing; what it doesn't have itself is the inner one's."""
+    """Wraps an environment and changes nothing; attributes that it lacks are the inner environment's."""
 
     batched = False
 
@@ -46,19 +46,19 @@ class Wrapper:
         return resets_itself(self._env)
 
     def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
-        """Begins an episode: observation and state."""
+        """Begins an episode; returns observation and state."""
         return self._env.reset(key, params)
 
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
-        """Takes a step: ``(obs, state, reward, done, info)``."""
+        """Takes a step; returns ``(obs, state, reward, done, info)``."""
         return self._inner(key, state, action, params).values()
 
     def observation_space(self, params: Any = None) -> gymnasium.Space:
-        """Gives the space of one environment's observations."""
+        """Returns the space of one environment's observations."""
         return _space(self._env.observation_space, params)
 
     def action_space(self, params: Any = None) -> gymnasium.Space:
-        """Gives the space of one environment's actions."""
+        """Returns the space of one environment's actions."""
         return _space(self._env.action_space, params)
 
     def _inner(self, key: Array, state: Tree, action: Array, params: Any) -> Outcome:
@@ -66,7 +66,7 @@ class Wrapper:
 
 
 def innermost(env: Any) -> Any:
-    """Takes all wrappers off an environment."""
+    """Returns the environment inside all wrappers."""
     while isinstance(env, Wrapper):
         env = env._env
     return env
@@ -77,7 +77,7 @@ def _space(given: Any, params: Any) -> gymnasium.Space:
 
 
 class AutoResetWrapper(Wrapper):
-    """Begins the next episode in the step that ended one; ``info["final_obs"]`` is what that step led to.
+    """Begins the next episode in the step that ends one; ``info["final_obs"]`` is the observation after that step.
 
     A truncated episode bootstraps from the value of ``final_obs``, a terminated one from 0.
 
@@ -94,7 +94,7 @@ class AutoResetWrapper(Wrapper):
             raise ValueError(f"AutoResetWrapper: {type(env).__name__} resets by itself already; leave the wrapper out")
 
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
-        """See :meth:`Wrapper.step`; observation and state are the next episode's first ones where one ended."""
+        """See :meth:`Wrapper.step`; if an episode ends, observation and state are the next episode's first ones."""
         step_key, reset_key = jax.random.split(key)
         result = self._inner(step_key, state, action, params)
         first, fresh = self._env.reset(reset_key, params)
@@ -105,10 +105,10 @@ class AutoResetWrapper(Wrapper):
 
 
 class EpisodeStatisticsWrapper(Wrapper):
-    """Return and length of episodes, in ``info``.
+    """Adds return and length of episodes to ``info``.
 
-    ``returned_episode`` (bool) says that one ended in this step; ``returned_episode_returns`` (float32) and
-    ``returned_episode_lengths`` (int32) are of the last one that did, 0 before.
+    ``returned_episode`` (bool) says whether an episode ended in this step. ``returned_episode_returns`` (float32) and
+    ``returned_episode_lengths`` (int32) are those of the last episode that ended, 0 before the first.
     """
 
     def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
@@ -136,12 +136,12 @@ class EpisodeStatisticsWrapper(Wrapper):
 
 
 class FrameStackWrapper(Wrapper):
-    """The newest ``count`` observations in one: an image of as many times the channels, one vector of vectors.
+    """Stacks the newest ``count`` observations: images along channels, vectors end to end.
 
     An episode begins with its first observation ``count`` times; ``final_obs`` is stacked too.
 
     Raises:
-        ValueError: ``count`` is no whole number, at least 1.
+        ValueError: ``count`` isn't a whole number, at least 1.
     """
 
     def __init__(self, env: Any, count: int) -> None:
@@ -186,7 +186,7 @@ class _ActionWrapper(Wrapper):
 
 
 class ClipActionWrapper(_ActionWrapper):
-    """Continuous actions are clipped to their bounds; the action space has none.
+    """Clips continuous actions to their bounds; the action space has no bounds.
 
     Raises:
         ValueError: (when stepped or asked for its action space) actions aren't continuous.
@@ -203,7 +203,7 @@ class ClipActionWrapper(_ActionWrapper):
 
 
 class RescaleActionWrapper(_ActionWrapper):
-    """Continuous actions between ``low`` and ``high`` are stretched to the bounds of the action space.
+    """Stretches continuous actions from between ``low`` and ``high`` to the bounds of the action space.
 
     Raises:
         ValueError: ``low`` isn't below ``high``; or, when stepped or asked for its action space: there are no (finite)

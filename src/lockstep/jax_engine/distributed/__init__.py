@@ -1,1 +1,1 @@
-"""The only place that touches meshes, shardings and `jax.distributed`."""
+"""The only place that makes meshes and shardings and uses `jax.distributed`."""

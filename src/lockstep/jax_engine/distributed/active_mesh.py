@@ -1,4 +1,4 @@
-"""The mesh that functions take which are given none: set by a call, or for a ``with`` block."""
+"""Keeps the active mesh, which functions use if they are given none; a call sets it, or a ``with`` block."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _active: ContextVar[tuple[ActiveMesh, ...]] = ContextVar("lockstep_mesh", defaul
 
 
 class ActiveMesh:
-    """A mesh that is the active one from the call on; a ``with`` block undoes that at its end.
+    """Makes a mesh the active one from the call on; a ``with`` block undoes that at its end.
 
-    Several may be made before their blocks begin: the last one that was made or entered is the active one.
+    Several may be made before their blocks begin. The active mesh is the one that was made or entered last.
 
     Args:
-        mesh: which.
-        for_jax: it becomes JAX's own as well.
+        mesh: the mesh.
+        for_jax: whether it becomes JAX's own mesh as well.
     """
 
     def __init__(self, mesh: Mesh, for_jax: bool) -> None:
         self.mesh, self._for_jax = mesh, for_jax
         self._before: jax.set_mesh | None = None
-        """What puts back JAX's mesh of before."""
+        """Restores the mesh that JAX had before."""
         self._blocks = 0
         self._begin()
 
@@ -45,7 +45,7 @@ class ActiveMesh:
         later = next((other for other in held[place + 1 :] if other._before is not None), None)
         if later is None:
             self._before.__exit__(None, None, None)
-        else:  # JAX's mesh is a later one's, which was made in this one's time and goes back beyond it
+        else:  # JAX's mesh is a later one's: that one must restore what this one would have
             later._before = self._before
         self._before = None
 
@@ -63,24 +63,24 @@ class ActiveMesh:
 
 
 def set_mesh(mesh: Mesh) -> ActiveMesh:
-    """Makes a mesh the active one, for Lockstep and for JAX; a ``with`` block undoes it at its end."""
+    """Makes a mesh the active one for Lockstep and for JAX; a ``with`` block undoes that at its end."""
     return ActiveMesh(mesh, for_jax=True)
 
 
 def activated(mesh: Mesh) -> ActiveMesh:
-    """Makes a mesh the active one for Lockstep alone: arrays that are made then aren't bound to its devices."""
+    """Makes a mesh the active one for Lockstep alone, so that new arrays aren't bound to its devices."""
     return ActiveMesh(mesh, for_jax=False)
 
 
 def active_mesh() -> Mesh | None:
-    """Gives the mesh that :func:`set_mesh` set last, of those whose block hasn't ended; or None."""
+    """Returns the mesh that was activated last, of those whose block has not ended; None if there is none."""
     held = _active.get()
     return held[-1].mesh if held else None
 
 
 @contextlib.contextmanager
 def without_mesh() -> Iterator[None]:
-    """Takes meshes away that a caller may have set, JAX's and Lockstep's: nothing is mapped over, or cut for, them."""
+    """Hides any mesh that a caller has set, JAX's and Lockstep's, so that nothing is mapped or cut over it."""
     before = _active.set(())
     try:
         with contextlib.nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(None):

@@ -1,4 +1,4 @@
-"""What the command line asks of this machine's devices, before a run starts."""
+"""Answers the command line's questions about this machine's devices before a run starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_device(device: str, ranks_here: int) -> None:
 
 
 def count_accelerators(device: str) -> int:
-    """Accelerators of this machine that the run's processes can share, 0 without."""
+    """Counts this machine's accelerators that the run's processes can share; 0 if there are none."""
     try:
         return _accelerators(device).count
     except ValueError:
@@ -33,15 +33,15 @@ def count_accelerators(device: str) -> int:
 
 
 def device_memory(device: str) -> int:
-    """Bytes of the smallest accelerator of this machine that a program can use."""
+    """Returns the bytes that a program can use on this machine's smallest accelerator."""
     return _accelerators(device).memory
 
 
 def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
-    """Gives the mesh of a run in words, and its devices in order, which processes share equally; starts JAX.
+    """Returns a run's mesh in words, and its devices in order, which processes share equally; starts JAX.
 
     Raises:
-        ValueError: this machine has fewer; one line.
+        ValueError: if this machine has fewer devices; the message is one line.
     """
     set_up_jax(config.threads, config.device, ranks if config.device == "cpu" else None, Topology())
     mesh = make_mesh(ranks if config.fsdp else 1, ranks)
@@ -52,7 +52,7 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
 
 
 def _accelerators(device: str) -> Accelerators:
-    """Counts this machine's: by this process's own share if it has begun with them, else asked of another process."""
+    """Counts this machine's accelerators: from this process's share if JAX runs on them, else in another process."""
     if not set_up.has_started() or jax.default_backend() == "cpu":
         return on_this_machine(device)
     own = in_this_process()

@@ -1,6 +1,6 @@
-"""Meshes and how arrays are cut over them.
+"""Makes meshes, and says how arrays are cut over them.
 
-A mesh has the axes ``("batch", "fsdp")``; data is cut over both, in the order of the devices: process by process.
+A mesh has the axes ``("batch", "fsdp")``. Data is cut over both, in the order of the devices: process by process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tree = TypeVar("Tree")
 Result = TypeVar("Result")
 
 Pytree = Any
-"""Arrays, or what is said of each array, nested in tuples, dicts, lists and registered classes."""
+"""Arrays, or one object per array, nested in tuples, dicts, lists and registered classes."""
 
 Specs = Any
 """A pytree of partition specs; one spec may stand for a whole subtree."""
@@ -43,13 +43,13 @@ TIME_SHARDED = PartitionSpec(None, AXES)
 
 
 def get_num_devices(requested: int | None = None) -> int:
-    """Says how many devices to use, over all processes.
+    """Returns how many devices to use, over all processes.
 
     Args:
-        requested: that many; all there are by default.
+        requested: the number to use; by default all that are present.
 
     Raises:
-        ValueError: there are fewer, or the processes can't have equal shares.
+        ValueError: if fewer are present, or processes can't have equal shares.
     """
     present, processes = jax.device_count(), jax.process_count()
     if requested is None:
@@ -70,23 +70,23 @@ def get_num_devices(requested: int | None = None) -> int:
 
 
 def _is_count(value: Any) -> bool:
-    """Says whether a value is a whole number of devices, at least 1."""
+    """Returns whether a value is a whole number of devices, at least 1."""
     number = value.item() if isinstance(value, np.number) else value
     return isinstance(number, int | float) and not isinstance(number, bool) and number >= 1 and number % 1 == 0
 
 
 def check_divisible(name: str, parts: Any, devices: int) -> None:
-    """Raises a one-line ``ValueError`` unless a number of devices is divisible by ``parts``, which ``name`` says."""
+    """Raises a one-line ``ValueError`` unless ``parts`` divides the number of devices; ``name`` is the setting's."""
     if not _is_count(parts) or devices % parts:
         fits = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
         raise ValueError(f"{name}: {parts!r}, and num_devices {devices} must be divisible by it; use one of {fits}")
 
 
 def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_name: str = BATCH_AXIS) -> Mesh:
-    """Makes a mesh with the axes ``("batch", "fsdp")`` over the devices of all processes, each giving equally many.
+    """Makes a mesh with the axes ``("batch", "fsdp")`` over equally many devices of every process.
 
-    Devices stand in the order of processes, so that each process holds a contiguous part of the data; XLA's own
-    choice of order, which follows the network, would cut the data differently on different machines.
+    Devices are ordered by process, so that each process holds a contiguous part of the data. XLA's own order follows
+    the network, and would cut the data differently on different machines.
 
     Args:
         num_fsdp_devices: length of the ``fsdp`` axis, over which parameters are cut.
@@ -94,7 +94,7 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_na
         axis_name: another name for the ``batch`` axis.
 
     Raises:
-        ValueError: more devices than are present, or a number that ``num_fsdp_devices`` doesn't divide.
+        ValueError: if more devices are asked for than are present, or ``num_fsdp_devices`` doesn't divide their number.
     """
     count = get_num_devices(num_devices)
     check_divisible("num_fsdp_devices", num_fsdp_devices, count)
@@ -110,18 +110,18 @@ def make_mesh(num_fsdp_devices: int = 1, num_devices: int | None = None, axis_na
 
 
 def mesh_of(devices: Sequence[Any], num_fsdp_devices: int = 1, axis_name: str = BATCH_AXIS) -> Mesh:
-    """Makes a mesh of these devices in their order, which needn't be this process's or be there at all."""
+    """Makes a mesh of these devices in their order; they may be another process's, or only described."""
     grid = np.array(devices).reshape(len(devices) // num_fsdp_devices, num_fsdp_devices)
     return Mesh(grid, (axis_name, FSDP_AXIS), axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def platform_of(mesh: Mesh) -> str:
-    """Names the platform of a mesh's devices: ``cpu``, ``gpu`` or ``tpu``."""
+    """Returns the platform of a mesh's devices: ``cpu``, ``gpu`` or ``tpu``."""
     return mesh.devices.flat[0].platform
 
 
 def check_one_kind(mesh: Mesh) -> None:
-    """Raises a one-line ``ValueError`` if a mesh has devices of several kinds, whose results differ in last bits."""
+    """Raises a one-line ``ValueError`` if a mesh mixes kinds of devices, whose results differ in the last bits."""
     found = Counter(device.device_kind for device in mesh.devices.flat)
     if len(found) > 1:
         kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(found.items()))
@@ -132,7 +132,7 @@ def check_one_kind(mesh: Mesh) -> None:
 
 
 def check_mesh(mesh: Any) -> None:
-    """Raises a one-line ``ValueError`` for what is no mesh."""
+    """Raises a one-line ``ValueError`` if ``mesh`` is no ``Mesh``."""
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh: {type(mesh).__name__} was given; give one of make_mesh")
 
@@ -141,15 +141,15 @@ def check_mesh(mesh: Any) -> None:
 
 
 def stacked(spec: PartitionSpec) -> PartitionSpec:
-    """Gives the spec of arrays with a leading axis (of seeds) that isn't cut, before the axes of ``spec``."""
+    """Puts a leading axis that isn't cut, that of seeds, before the axes of ``spec``."""
     return PartitionSpec(None, *spec)
 
 
 def named_sharding(mesh: Mesh, spec: PartitionSpec | Sequence[Any]) -> NamedSharding:
-    """Gives the sharding of a spec on a mesh, such as ``REPLICATED`` or ``SHARDED``, or of a tuple: ``("fsdp", None)``.
+    """Returns the sharding of a spec on a mesh: ``REPLICATED``, ``SHARDED``, or a tuple such as ``("fsdp", None)``.
 
     Raises:
-        ValueError: it names an axis that the mesh hasn't; one line.
+        ValueError: if the spec names an axis that the mesh doesn't have; the message is one line.
     """
     check_mesh(mesh)
     spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
@@ -160,7 +160,7 @@ def named_sharding(mesh: Mesh, spec: PartitionSpec | Sequence[Any]) -> NamedShar
 
 
 def _renamed(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
-    """Renames the axes of a spec to those of a mesh whose batch axis is called otherwise."""
+    """Renames the batch axis in a spec to the mesh's own name for it."""
     if BATCH_AXIS in mesh.axis_names:
         return spec
 
@@ -171,29 +171,29 @@ def _renamed(spec: PartitionSpec, mesh: Mesh) -> PartitionSpec:
 
 
 def data_sharding(mesh: Mesh) -> NamedSharding:
-    """Gives the leading axis cut over all devices of the mesh."""
+    """Returns the sharding that cuts the leading axis over all devices of the mesh."""
     return named_sharding(mesh, SHARDED)
 
 
 def replicate_sharding(mesh: Mesh) -> NamedSharding:
-    """Gives the whole array on every device of the mesh."""
+    """Returns the sharding that keeps the whole array on every device of the mesh."""
     return named_sharding(mesh, REPLICATED)
 
 
 def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pytree:
-    """Says how to cut parameters and moments over the ``fsdp`` axis: a sharding for each leaf.
+    """Returns a sharding for each leaf, which says how parameters and moments are cut over the ``fsdp`` axis.
 
     An array of at least ``min_size_mbytes`` MiB is cut along its largest dimension that the axis divides (the first
-    among equals), and its spec names every dimension: ``("fsdp", None)``. Smaller ones, those with fewer than two
-    dimensions, those that nothing divides, keys of random numbers and functions are replicated.
+    among equals), and its spec names every dimension: ``("fsdp", None)``. Everything else is replicated: smaller
+    arrays, those with fewer than two dimensions or none that the axis divides, random keys, and functions.
 
     Args:
         pytree: arrays, or the shapes that ``jax.eval_shape`` gives.
-        mesh: whose ``fsdp`` axis to use; with length 1 everything is replicated.
+        mesh: the mesh with the ``fsdp`` axis; with length 1 everything is replicated.
         min_size_mbytes: threshold in MiB (2**20 bytes).
 
     Raises:
-        ValueError: the mesh has no such axis; one line.
+        ValueError: if the mesh has no such axis; the message is one line.
     """
     check_mesh(mesh)
     if FSDP_AXIS not in mesh.axis_names:
@@ -220,7 +220,7 @@ def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pyt
 
 
 def is_data(leaf: Any) -> bool:
-    """Says whether a leaf is made of numbers: functions and words in a pytree stay what and where they are."""
+    """Returns whether a leaf holds numbers; functions and strings in a pytree are left alone."""
     return not (callable(leaf) or isinstance(leaf, str | bytes))
 
 
@@ -233,10 +233,10 @@ def activation_sharding_constraint(x: Tree, mesh: Mesh | None = None) -> Tree:
 
     Args:
         x: an array ``[batch, …]`` or a pytree of such.
-        mesh: the active one (:func:`set_mesh`) by default; without any, ``x`` is returned as it is.
+        mesh: by default the active one (:func:`set_mesh`); if there is none, ``x`` is returned as it is.
 
     Raises:
-        ValueError: the leading axis doesn't divide over the devices of the mesh.
+        ValueError: if the leading axis doesn't divide over the devices of the mesh.
     """
     mesh = mesh or active_mesh()
     if mesh is None:
@@ -252,23 +252,23 @@ def activation_sharding_constraint(x: Tree, mesh: Mesh | None = None) -> Tree:
 
 
 def cut_along(axis: int) -> PartitionSpec:
-    """Gives the spec of an array whose axis is cut over the ``fsdp`` axis."""
+    """Returns the spec of an array that is cut along ``axis`` over the ``fsdp`` axis."""
     return PartitionSpec(*[None] * axis, FSDP_AXIS)
 
 
 def cut_axis(sharding: NamedSharding) -> int | None:
-    """Says which axis of an array a sharding of :func:`fsdp_sharding` cuts; None: none."""
+    """Returns the axis along which a sharding of :func:`fsdp_sharding` cuts its array; None if it doesn't."""
     return next((axis for axis, name in enumerate(sharding.spec) if name is not None), None)
 
 
 def nearest(value: int, divisor: int) -> str:
-    """Gives the multiples of ``divisor`` on both sides of a value that is none, as advice."""
+    """Returns advice with the multiples of ``divisor`` on both sides of a value."""
     below = value // divisor * divisor
     return f"use {below} or {below + divisor}" if below else f"use {divisor}"
 
 
 def check_rows(leaf: ArrayLike, parts: int, what: str, where: str = "") -> None:
-    """Raises unless the leading axis of a leaf divides into as many parts as there are devices."""
+    """Raises a ``ValueError`` unless the leading axis of a leaf divides into ``parts``, the number of devices."""
     shape = np.shape(leaf)
     if not shape:
         raise ValueError(
@@ -292,10 +292,10 @@ def over_mesh(
     shards: ShardTree | None = None,
     shared: bool = False,
 ) -> Callable[..., Result]:
-    """Makes of a function of one device's part one of global arrays (``jax.shard_map``).
+    """Maps a function of one device's part over a mesh, as a function of global arrays (``jax.shard_map``).
 
-    Specs are ``REPLICATED`` (of results believed, not checked), ``SHARDED``, ``TIME_SHARDED``, or pytrees of those;
-    ``shards`` and ``shared`` are those of :func:`~lockstep.jax_engine.distributed.reductions.tracing_over`.
+    Specs are ``REPLICATED`` (not checked for results), ``SHARDED``, ``TIME_SHARDED``, or pytrees of those. ``shards``
+    and ``shared`` are those of :func:`~lockstep.jax_engine.distributed.reductions.tracing_over`.
     """
 
     def part(*arguments: Pytree) -> Result:
@@ -309,15 +309,15 @@ def over_mesh(
 
 
 def _made_here_if_empty(x: Array) -> Array:
-    """Gives another array without elements in the place of one: JAX 0.11's compiler dies of one that is passed on."""
+    """Replaces an array without elements by a new one: JAX 0.11's compiler crashes if it is passed on."""
     return jnp.zeros(x.shape, x.dtype) if x.size == 0 and not jnp.issubdtype(x.dtype, jax.dtypes.extended) else x
 
 
 def laid_out(mesh: Mesh, specs: Specs) -> Pytree:
-    """Gives the shardings of what lies on a mesh by specs, for ``jax.jit`` to name those of its results.
+    """Returns the shardings of specs on a mesh, for ``jax.jit`` to use for its results.
 
-    What comes out of a program is then laid out by the same words as what is placed. Left to itself JAX shortens them,
-    and the program that takes the one and then the other is traced and compiled twice.
+    The results of a program then have the same specs as arrays that are placed. By itself JAX would shorten the specs,
+    and a program that takes first the one and then the other would be traced and compiled twice.
     """
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
@@ -326,7 +326,7 @@ def laid_out(mesh: Mesh, specs: Specs) -> Pytree:
 
 
 def device_line(mesh: Mesh) -> str:
-    """Gives the devices of a mesh in words: how many, of what kind, in how many processes."""
+    """Describes the devices of a mesh in words: how many, of what kind, in how many processes."""
     kinds = sorted({device.device_kind for device in mesh.devices.flat})
     processes = len({device.process_index for device in mesh.devices.flat})
     where = f" in {processes} processes" if processes > 1 else ""

@@ -1,4 +1,4 @@
-"""Whether JAX numbers the processes as whoever started them: a TPU's runtime counts and numbers them by itself."""
+"""Checks that JAX numbers the processes as they were started; a TPU's runtime counts and numbers them by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_number(topology: Topology) -> None:
 def check_order(ranks: Sequence[int]) -> None:
     """Raises a one-line ``ValueError``, in every process, unless the rank of JAX's n-th process is n.
 
-    Else a process would collect what its devices take for the shards of another.
+    With another order, a process would collect rollouts for shards that its devices take for another process's.
     """
     apart = [(rank, index) for index, rank in enumerate(ranks) if rank != index]
     if apart:

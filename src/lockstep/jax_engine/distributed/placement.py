@@ -1,4 +1,4 @@
-"""Placing arrays on a mesh, and fetching them: whole, by rows, or a copy for every device."""
+"""Places arrays on a mesh and fetches them: whole, by rows, or as a copy for every device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Tree = TypeVar("Tree")
 
 
 def place(value: ArrayLike, sharding: Sharding) -> Array:
-    """Lays a value that every process holds whole, a typed key too, out over the devices of all of them."""
+    """Places a value that every process holds whole, or a typed key, on the devices of all processes."""
     if sharding.is_fully_addressable or (isinstance(value, Array) and not value.is_fully_addressable):
         return jax.device_put(value, sharding)
     if is_key(value):
@@ -53,7 +53,7 @@ def place(value: ArrayLike, sharding: Sharding) -> Array:
 
 
 def replicate_on_mesh(pytree: Tree, mesh: Mesh) -> Tree:
-    """Places every leaf whole on every device of the mesh; every process must give the same values."""
+    """Places every leaf whole on every device of the mesh; every process must pass the same values."""
     return jax.tree.map(lambda leaf: place(leaf, replicate_sharding(mesh)) if is_data(leaf) else leaf, pytree)
 
 
@@ -77,7 +77,10 @@ def gathered(array: ArrayLike) -> np.ndarray:
 
 @functools.cache
 def _whole_on(mesh: Mesh) -> Callable[[Array], Array]:
-    """Makes the program that copies an array whole to every device; kept, for a new one would compile at each call."""
+    """Makes the program that copies an array whole to every device.
+
+    Cached, because a new one would compile at each call.
+    """
     return jax.jit(_same, out_shardings=NamedSharding(mesh, REPLICATED))
 
 
@@ -86,9 +89,9 @@ def _same(x: Array) -> Array:
 
 
 def waited(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes calls of a program with collectives count as waiting, but for the first, which compiles.
+    """Marks calls of a program with collectives as waiting, except the first call, which compiles.
 
-    A call may return only when the one before is over: where a process has several CPU devices, say.
+    A call may return only when the one before is over, for example where a process has several CPU devices.
     """
     called = False
 
@@ -103,7 +106,7 @@ def waited(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def connect(mesh: Mesh) -> None:
-    """Makes the processes' devices meet in every group that a program of the mesh may use; a collective."""
+    """Connects the processes' devices in every group that a program of the mesh may use; a collective."""
 
     def together(x: Array) -> list[Array]:
         return [jax.lax.all_gather(x, group) for group in (axes(), *axes())]
@@ -114,7 +117,7 @@ def connect(mesh: Mesh) -> None:
 
 
 def first_copy(array: Array) -> Array:
-    """Takes the copy of a replicated array on this process's first device alone."""
+    """Returns the copy of a replicated array on this process's first device."""
     return min(array.addressable_shards, key=lambda shard: shard.device.id).data
 
 
@@ -122,12 +125,12 @@ def first_copy(array: Array) -> Array:
 
 
 def num_local_devices(mesh: Mesh) -> int:
-    """Devices of the mesh that this process holds."""
+    """Returns the number of the mesh's devices that this process holds."""
     return len(mesh.local_devices)
 
 
 def shard_rows(x: ArrayLike, mesh: Mesh) -> Array:
-    """Makes this process's rows ``[local rows, …]`` its part of a global array cut over the mesh."""
+    """Makes a global array cut over the mesh, to which this process contributes its rows ``[local rows, …]``."""
     rows = np.asarray(x)
     count, parts = len(rows), num_local_devices(mesh)
     if count % parts:
@@ -137,7 +140,10 @@ def shard_rows(x: ArrayLike, mesh: Mesh) -> Array:
 
 
 def fetch_rows(array: Array, axis: int = 0) -> np.ndarray:
-    """This process's rows of an array cut along one axis, on the host; of the first it undoes :func:`shard_rows`."""
+    """Copies this process's rows of an array cut along ``axis`` to the host.
+
+    For axis 0 it reverses :func:`shard_rows`.
+    """
     parts = {shard.index[axis].start or 0: shard.data for shard in array.addressable_shards}
     with life.waiting():
         return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)], axis=axis)
@@ -147,11 +153,11 @@ def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
     """Cuts every leaf along its leading axis (environments, samples) over all devices of the mesh.
 
     Args:
-        pytree: leaves ``[n, …]``; with several processes each gives its own rows, and the result has those of all.
-        mesh: whose devices to cut over.
+        pytree: leaves ``[n, …]``; each of several processes passes its own rows, and the result has those of all.
+        mesh: the mesh whose devices to cut over.
 
     Raises:
-        ValueError: a leaf is a scalar, or its leading axis doesn't divide over the devices; both numbers are named.
+        ValueError: if a leaf is a scalar, or its leading axis doesn't divide over the devices; both numbers are named.
     """
     check_mesh(mesh)
     parts = num_local_devices(mesh)
@@ -174,11 +180,11 @@ def shard_pytree(pytree: Tree, mesh: Mesh) -> Tree:
 
 
 def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
-    """Makes a copy of every leaf for every device, along a new leading axis ``[num_devices, …]`` that is cut over them.
+    """Copies every leaf to every device, along a new leading axis ``[num_devices, …]`` that is cut over the devices.
 
     Args:
         pytree: the same in every process.
-        mesh: the active one (:func:`set_mesh`) by default, else one of all devices.
+        mesh: by default the active one (:func:`set_mesh`), else one of all devices.
     """
     mesh = mesh or active_mesh() or make_mesh()
 
@@ -189,10 +195,10 @@ def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
 
 
 def unreplicate(pytree: Tree) -> Tree:
-    """Drops the axis that :func:`replicate` added: gives the first row that this process holds of every leaf.
+    """Drops the axis that :func:`replicate` added: returns the first row of every leaf that this process holds.
 
     Raises:
-        ValueError: a leaf has no leading axis, or no process holds a whole row of it.
+        ValueError: if a leaf has no leading axis, or this process holds no whole row of it.
     """
 
     def of(leaf: Array) -> Array:
@@ -220,10 +226,10 @@ def split_key_across_devices(key: Array, n: int | None = None) -> Array:
 
     Args:
         key: typed (``jax.random.key``) or raw (``jax.random.PRNGKey``), the same in every process.
-        n: how many devices; all those of the active mesh by default, else all there are.
+        n: number of devices; by default those of the active mesh, else all that are present.
 
     Raises:
-        ValueError: there are fewer devices.
+        ValueError: if there are fewer devices.
     """
     mesh = active_mesh()
     if mesh is None or n not in (None, mesh.size):
@@ -233,7 +239,10 @@ def split_key_across_devices(key: Array, n: int | None = None) -> Array:
 
 
 def _row_each(row: Callable[[int], Array], mesh: Mesh) -> Array:
-    """Makes ``[num_devices, …]`` with row ``i``, given as ``[1, …]``, on device ``i``; a process makes its own rows."""
+    """Makes ``[num_devices, …]`` with row ``i``, passed as ``[1, …]``, on device ``i``.
+
+    A process makes its own rows.
+    """
     rows = [
         jax.device_put(row(i), device)
         for i, device in enumerate(mesh.devices.flat)

@@ -1,4 +1,4 @@
-"""The processes of a run: how JAX is set up in each, how they meet, and what they tell one another."""
+"""Sets JAX up in each process of a run, joins the processes, and exchanges data on the host between them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from lockstep.training.rank_environment import apply, machine_class, settings_of
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
 _NO_PROXY = "no_grpc_proxy"
-"""Hosts to which gRPC takes no proxy; without it those of ``no_proxy``."""
+"""Variable with the hosts that gRPC reaches without a proxy; without it, gRPC reads ``no_proxy``."""
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 LONGER, HEARTBEAT_SECONDS = 1.5, 30
 WITHOUT_LIMIT_SECONDS = 20 * 86400.0
-"""In milliseconds it still fits into 32 bits."""
+"""A limit that is never reached; in milliseconds it still fits into 32 bits."""
 
 LEAST_WIDTH = 8
-"""Bytes that processes tell one another are filled up to a power of two, from this one on."""
+"""Exponent of the least width in bytes: messages are padded to a power of two, at least this one."""
 MOST_WIDTH = 1 << 30
-"""More bytes travel in pieces of as many: sizes in bytes, and what a collective carries, have 31 bits."""
+"""Larger messages travel in pieces of this many bytes, because a collective's sizes have 31 bits."""
 
 LOST = re.compile(r"gloo|nccl|connection|coordination service|heartbeat|barrier", re.IGNORECASE)
-"""What a status of XLA's speaks of when another process is gone."""
+"""Matches XLA's errors that mean that another process is gone."""
 
 _joined: Topology | None = None
 _watch: Watch | None = None
@@ -58,16 +58,16 @@ def set_up_jax(
     accelerators: int | None = None,
     silence: float = MOST_SILENCE,
 ) -> None:
-    """Sets JAX up, before anything uses a device, and joins the processes of the run; what is done is done once.
+    """Sets JAX up before anything uses a device, and joins the processes of the run; each of these happens only once.
 
-    With one of the ``threads`` XLA's own operations are single-threaded. ``accelerators`` are the GPUs that each
-    process holds, by default an equal share of its host's. When no process makes progress for ``silence`` seconds, each
-    of them ends. For the rest see :func:`~lockstep.jax_engine.setup.set_up.configure`.
+    If ``threads`` is 1, XLA's own operations are single-threaded. ``accelerators`` is the number of GPUs that each
+    process holds, by default an equal share of its host's. If no process makes progress for ``silence`` seconds, each
+    of them ends. The other arguments are those of :func:`~lockstep.jax_engine.setup.set_up.configure`.
 
     Raises:
-        ValueError: the machine has no such device or too few, JAX has started with other settings in this process, or
-            numbers the processes otherwise.
-        RankMismatchError: the processes can't meet.
+        ValueError: if the machine has no such device or too few, or JAX has started with other settings in this process
+            or numbers the processes otherwise.
+        RankMismatchError: if the processes can't meet.
     """
     configure(threads, platform, simulate_devices, pool)
     gpus = None
@@ -83,11 +83,15 @@ def set_up_jax(
     if platform == "tpu":
         check_number(topology)
         if topology.world_size > 1:
-            check_order(gather_json(topology.rank))  # at each call: what one refuses the next must not let through
+            check_order(gather_json(topology.rank))  # at each call, so that none passes what another has refused
 
 
 def _own_gpus(topology: Topology, each: int | None) -> list[int] | None:
-    """Says which of the host's GPUs a process takes: the ``local_rank``-th ``each`` of them; None: all there are."""
+    """Returns the host's GPUs that this process takes, the ``local_rank``-th ``each`` of them; None for all.
+
+    Raises:
+        ValueError: if there are too few; the message is one line.
+    """
     here = topology.local_world_size
     if here == 1 and each is None:
         return None
@@ -106,22 +110,22 @@ def _own_gpus(topology: Topology, each: int | None) -> list[int] | None:
 
 
 def processes_here() -> int:
-    """Processes of the run on this machine, of those that :func:`set_up_jax` joined; 1 if it joined none."""
+    """Counts the processes on this machine that :func:`set_up_jax` joined; 1 if it joined none."""
     return 1 if _joined is None else _joined.local_world_size
 
 
 def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) -> None:
-    """Meets the other processes at rank 0's coordinator, and holds these of the host's GPUs (None: all)."""
+    """Joins the other processes at rank 0's coordinator; ``gpus`` are those that this process holds (None: all)."""
     global _joined, _watch
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, on which a run saves and stops
-    with contextlib.suppress(AttributeError):  # of a JAX that knows of no proxies
-        jax.config.update("jax_check_proxy_envs", False)  # it would warn of what :func:`_without_proxy` sees to
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, at which a run saves and stops
+    with contextlib.suppress(AttributeError):  # in versions of JAX without this setting
+        jax.config.update("jax_check_proxy_envs", False)  # :func:`_without_proxy` handles what it warns of
     address = topology.coordinator
     try:
         ended = ended_by_signals() if topology.starts_again else contextlib.nullcontext()
         with ended, _without_proxy(topology.master_addr):
-            if not topology.holds_coordinator:  # JAX would end this process by SIGABRT, with a stack of its threads
+            if not topology.holds_coordinator:  # else JAX aborts this process, with a dump of its threads
                 wait_for_listener(address, silence)
             jax.distributed.initialize(
                 address,
@@ -131,7 +135,7 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
                 cluster_detection_method="deactivate",
                 coordinator_bind_address=address if topology.loopback else None,
                 initialization_timeout=max(1, int(silence)),
-                heartbeat_timeout_seconds=int(LONGER * silence) + HEARTBEAT_SECONDS,  # our own limit comes first
+                heartbeat_timeout_seconds=int(LONGER * silence) + HEARTBEAT_SECONDS,  # later than our own limit
                 shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
             )
     except (RuntimeError, OSError) as error:
@@ -146,7 +150,7 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
 
 
 def _forget_meeting() -> None:
-    """Lets JAX meet anew after a meeting that failed: it keeps the client from before it connects."""
+    """Lets JAX join again after a failed attempt: it keeps the client that it made before connecting."""
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import distributed
 
@@ -155,9 +159,9 @@ def _forget_meeting() -> None:
 
 @contextlib.contextmanager
 def _without_proxy(host: str) -> Iterator[None]:
-    """Lets gRPC, by which processes meet, connect to a host by itself in the block.
+    """Lets gRPC, by which processes meet, connect to a host directly inside the block.
 
-    It takes ``http_proxy`` and the like otherwise, even to loopback, and no proxy leads to the other ranks.
+    By default it uses ``http_proxy`` and the like, even for loopback, and no proxy leads to the other ranks.
     """
     given = os.environ.get(_NO_PROXY)
     others = given or os.environ.get("no_proxy")
@@ -172,9 +176,10 @@ def _without_proxy(host: str) -> Iterator[None]:
 
 
 def wait_for_all(what: str) -> None:
-    """Waits until every process has come here, however long that takes while they make progress; ``what`` is told once.
+    """Waits until every process has called this with the same ``what``, which may be used only once.
 
-    A collective of XLA's on CPUs gives up after half an hour, whatever the other processes do.
+    There is no time limit as long as the processes make progress. XLA's collectives on CPUs would give up after half an
+    hour.
     """
     client = _client()
     if jax.process_count() > 1 and client is not None:
@@ -183,14 +188,14 @@ def wait_for_all(what: str) -> None:
 
 
 def _client() -> Any:
-    """Finds the coordinator's store, to which JAX has no public way; None in a version without these internals."""
+    """Returns the client of the coordinator's store, for which JAX has no public API; None in versions without it."""
     from jax._src import distributed
 
     return getattr(distributed.global_state, "client", None)
 
 
 def _watch_processes(topology: Topology, silence: float) -> Watch | None:
-    """Watches the other processes: by memory that they share, else through the coordinator's store."""
+    """Watches the other processes, through shared memory or else through the coordinator's store."""
     client = _client()
     if client is None or not hasattr(client, "key_value_dir_get"):
         return None
@@ -202,9 +207,9 @@ def _watch_processes(topology: Topology, silence: float) -> Watch | None:
 
 
 def _keep_gloo_on(address: str) -> None:
-    """Makes gloo listen on an address of this host rather than where its name leads, which may be nowhere.
+    """Makes gloo listen on an address of this host; by default it resolves the host's name, which may lead nowhere.
 
-    JAX has no public setting for it; a version without these internals listens where the host's name leads.
+    JAX has no public setting for it. In versions without these internals, gloo keeps its default.
     """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from jax._src import distributed, xla_bridge
@@ -219,7 +224,7 @@ def _keep_gloo_on(address: str) -> None:
 
 @contextlib.contextmanager
 def peers_needed(topology: Topology) -> Iterator[None]:
-    """Raises a ``PeerFailureError`` for what JAX says when another process is gone: a status as one of two errors."""
+    """Turns the two kinds of error that JAX raises when another process is gone into a ``PeerFailureError``."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
@@ -231,10 +236,10 @@ def peers_needed(topology: Topology) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_together(topology: Topology) -> Iterator[None]:
-    """Trains in the block, and leaves the other processes once all of them are done with it, however slow one is.
+    """Runs the block, then leaves the other processes once all of them are done with it, however slow one is.
 
-    JAX's own leaving waits for half a minute, and then ends every process. After an error that all processes raise they
-    leave together as well; after one's own it is gone, and the others hear of that.
+    JAX's own shutdown waits for half a minute and then ends every process. After an error that all processes raise,
+    they leave together as well. After an error of this process alone, it doesn't wait, and the others notice.
     """
     try:
         with peers_needed(topology):
@@ -242,7 +247,7 @@ def leaving_together(topology: Topology) -> Iterator[None]:
             wait_for_all("done")
     except Exception as error:
         if getattr(error, "everywhere", False):
-            with contextlib.suppress(Exception):  # this one has something to say
+            with contextlib.suppress(Exception):  # the error below must be raised
                 wait_for_all("failed")
             leave_processes()
         raise
@@ -251,7 +256,7 @@ def leaving_together(topology: Topology) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_connections() -> Iterator[None]:
-    """Keeps standard output silent while processes connect: gloo writes a line there for everyone that it meets."""
+    """Silences standard output while processes connect: gloo prints a line for each connection."""
     if jax.process_count() == 1:
         yield
         return
@@ -275,12 +280,12 @@ def leave_processes() -> None:
 
 
 def this_process() -> Topology:
-    """This process's place among those that ``jax.distributed`` joined."""
+    """Returns this process's place among those that ``jax.distributed`` joined."""
     return Topology(rank=jax.process_index(), world_size=jax.process_count())
 
 
 def gather_bytes(payload: bytes) -> list[bytes]:
-    """Bytes of every process, in order; every process must call it."""
+    """Gathers a byte string from every process, in order; every process must call it."""
     if jax.process_count() == 1:
         return [payload]
     words = np.frombuffer(payload, np.uint8)
@@ -298,18 +303,18 @@ def gather_bytes(payload: bytes) -> list[bytes]:
 
 
 def _gather_rows(words: np.ndarray, most: int) -> np.ndarray:
-    """Gathers bytes of every process, at ``most`` so many of each, as rows of one width."""
-    width = 1 << max(LEAST_WIDTH, (most - 1).bit_length())  # of few widths, for each is a program
+    """Gathers at most ``most`` bytes from every process, as rows of one width."""
+    width = 1 << max(LEAST_WIDTH, (most - 1).bit_length())  # few widths, because each compiles a program
     return multihost_utils.process_allgather(np.pad(words, (0, width - words.size)))
 
 
 def gather_json(value: Any) -> list[Any]:
-    """Gathers a JSON value of every process, in order; every process must call it."""
+    """Gathers a JSON value from every process, in order; every process must call it."""
     return [json.loads(content) for content in gather_bytes(json.dumps(value).encode())]
 
 
 def broadcast_bytes(payload: bytes) -> bytes:
-    """Returns the byte string of the first process, whatever the others give; every process must call it."""
+    """Returns the first process's byte string, whatever the others pass; every process must call it."""
     words = np.zeros(gather_json(len(payload))[0], np.uint8)
     if len(payload) == len(words):
         words[:] = np.frombuffer(payload, np.uint8)
@@ -323,7 +328,7 @@ def broadcast_bytes(payload: bytes) -> bytes:
 def check_ranks_alike(config_sha256: str) -> None:
     """Raises a ``RankMismatchError`` in every process if devices, machines, versions or configs differ."""
     held = [sum(d.process_index == process for d in jax.devices()) for process in range(jax.process_count())]
-    if max(held) > min(held):  # what processes tell one another travels by all devices, as many of each
+    if max(held) > min(held):  # gathers need equally many devices in each process
         least, most = held.index(min(held)), held.index(max(held))
         raise RankMismatchError(
             f"rank {least} holds {held[least]} devices and rank {most} {held[most]}; every process needs as many: use "

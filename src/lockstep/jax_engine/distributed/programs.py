@@ -1,4 +1,4 @@
-"""Which processes of a run keep the programs that they compile for later ones; JAX lets the first process alone."""
+"""Lets more processes than the first write to JAX's cache of compiled programs; by default only the first one does."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ NAME = "lockstep-name"
 
 
 def keep_programs(platform: str, topology: Topology, client: Any, seconds: float) -> None:
-    """Lets this process keep programs, too, if nobody else keeps them where it looks for them.
+    """Lets this process cache its compiled programs too, if no other process caches them where it looks.
 
-    On CPUs a program is kept under a key of its process, so that the others would compile theirs at every start. On
-    accelerators all have one key, and the first process keeps it for those that see its cache; a host that has a cache
-    of its own has its own first process keep it there. Two that wrote one file at a time could leave neither's.
+    On CPUs a program's key includes the process, so without this the others would compile theirs at every start. On
+    accelerators all processes share one key, and the first process writes for all that see its cache; on a host with a
+    cache of its own, that host's first process writes. Two processes that write one file at the same time could leave
+    it broken.
 
     Args:
         platform: ``cpu``, ``cuda`` or ``tpu``.
         topology: this process's place.
-        client: of the coordinator's store; None in a version of JAX without it.
-        seconds: how long the first process may take to say which cache is its own.
+        client: of the coordinator's store; None in versions of JAX without it.
+        seconds: how long to wait for the first process to name its cache.
     """
     if platform == "cpu" or (not topology.on_one_host and _has_own_cache(topology, client, seconds)):
         _write_as_the_first()
 
 
 def _has_own_cache(topology: Topology, client: Any, seconds: float) -> bool:
-    """Says whether this is the first process of a host whose cache isn't that of the run's first process."""
+    """Returns whether this is the first process of a host whose cache isn't that of the run's first process."""
     if topology.local_rank or client is None:
         return False
     own = name_of_cache()
@@ -45,14 +46,14 @@ def _has_own_cache(topology: Topology, client: Any, seconds: float) -> bool:
         return False
     try:
         return own is not None and client.blocking_key_value_get(FIRST, max(1, int(seconds * 1000))) != own
-    except jax.errors.JaxRuntimeError:  # nobody said: the next collective has it
+    except jax.errors.JaxRuntimeError:  # no answer: the next collective reports the loss
         return False
 
 
 def name_of_cache() -> str | None:
-    """Reads what the directory of compiled programs is called, by whichever path it is seen; makes a name up at first.
+    """Returns the name stored in the cache directory, which is the same by whichever path the directory is seen.
 
-    None where there is no directory, or it can't be written to.
+    Stores a new name if there is none. Returns None if there is no directory, or it can't be written to.
     """
     path = jax.config.values["jax_compilation_cache_dir"]
     if path is None or "://" in path:
@@ -65,7 +66,7 @@ def name_of_cache() -> str | None:
             made.write_text(made.name)
             try:
                 with contextlib.suppress(FileExistsError):
-                    os.link(made, file)  # whole, and once, whoever else does it
+                    os.link(made, file)  # atomic, and only one process succeeds
             finally:
                 made.unlink()
         return file.read_text()
@@ -73,7 +74,7 @@ def name_of_cache() -> str | None:
 
 
 def _write_as_the_first() -> None:
-    """Has JAX take this process for the first one while it keeps a program; an unknown version keeps none."""
+    """Makes JAX treat this process as the first while it writes to the cache; does nothing in unknown versions."""
     with contextlib.suppress(ImportError, AttributeError):
         from jax._src import compiler, distributed
 

@@ -1,9 +1,9 @@
-"""Where shards meet, inside a mapped program: gathers in shard order and a fixed binary tree, by the axes' names.
+"""Gathers and sums shards inside a mapped program: in shard order, and by a fixed binary tree.
 
-Devices own contiguous ranges of shards; arrays over the mesh have as many rows of each device as the one with most
-shards has, and rows beyond a device's own are never read. A device adds the nodes of the tree inside its range. What is
-small then meets by one gather; of what is large, slice ``j`` of every node goes to device ``j``, which finishes the
-tree for its slice, and the slices are gathered: neither can show in the bits.
+Devices own contiguous ranges of shards. Arrays over the mesh have equally many rows for each device, as many as the
+device with most shards needs; rows beyond a device's own are never read. A device adds the nodes of the tree inside its
+range. Small vectors then meet by one gather. Of large ones, slice ``j`` of every node goes to device ``j``, which
+finishes the tree for its slice, and the slices are gathered. Both ways give the same bits.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ AXES = DATA_AXIS = (BATCH_AXIS, FSDP_AXIS)
 
 
 SLICE_MULTIPLE = 128
-"""Slices are so many floats or a multiple: else XLA makes an all-reduce of their gather on a TPU, at twice the cost."""
+"""Slices are a multiple of this many floats: else XLA turns their gather into a dearer all-reduce on a TPU."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """How the devices of the mapped program that is being traced meet.
+    """How the devices of the mapped program that is being traced exchange data.
 
     Attributes:
         axes: names of the mesh's axes, batch and fsdp.
         platform: of the mesh's devices.
-        shards: the additions of the run's shards; None where there are none.
-        numbers: of the program's calls where devices meet in memory; None: they meet by XLA's collectives.
+        shards: the tree of the run's shards; None outside a run.
+        numbers: numbers the program's calls if devices exchange data in memory; None if they use XLA's collectives.
     """
 
     axes: tuple[str, ...] = AXES
@@ -57,7 +57,7 @@ _traced: ContextVar[Meeting] = ContextVar("lockstep_meeting", default=_ALONE)
 
 
 def axes() -> tuple[str, ...]:
-    """Gives the names of the mesh's axes, batch and fsdp, inside the mapped program that is being traced."""
+    """Returns the names of the mesh's axes, batch and fsdp, inside the mapped program that is being traced."""
     return _traced.get().axes
 
 
@@ -65,10 +65,10 @@ def axes() -> tuple[str, ...]:
 def tracing_over(
     names: tuple[str, ...], platform: str, shards: ShardTree | None = None, shared: bool = False
 ) -> Iterator[None]:
-    """Maps what is traced in this block over axes of these names, batch and fsdp, of devices of a platform.
+    """Sets the axes (batch and fsdp) and the platform of the mapped program that is traced in the block.
 
-    With ``shared`` shards meet in the memory of this process (:mod:`.shared_memory`), which holds every device and has
-    compiled what that takes; else by XLA's collectives.
+    With ``shared``, devices exchange data in this process's memory (:mod:`.shared_memory`); the process must hold every
+    device, and the library for it must be compiled. Else they use XLA's collectives.
     """
     token = _traced.set(Meeting(names, platform, shards, itertools.count() if shared else None))
     try:
@@ -78,19 +78,19 @@ def tracing_over(
 
 
 def _number_in_memory() -> int | None:
-    """Gives the number of the program's next call in memory; None: shards meet by XLA's collectives."""
+    """Returns the number of the program's next exchange in memory; None if devices use XLA's collectives."""
     numbers = _traced.get().numbers
     return None if numbers is None else next(numbers)
 
 
 def _tree_over(rows: int) -> ShardTree:
-    """Gives the additions of the run's shards; outside of a run every row of every device is one."""
+    """Returns the tree of the run's shards; outside a run every row of every device is a shard."""
     shards, devices = _traced.get().shards, jax.lax.axis_size(axes())
     return tree_of(rows * devices, devices) if shards is None else shards
 
 
 def tree_sum(x: Array) -> Array:
-    """Sums over the first axis by a fixed binary tree of neighbours; what has no neighbour waits for the next round."""
+    """Sums over the first axis by a fixed binary tree of neighbours; an odd row waits for the next round."""
     while x.shape[0] > 1:
         paired = x[0:-1:2] + x[1::2]
         x = jnp.concatenate([paired, x[-1:]]) if x.shape[0] % 2 else paired
@@ -98,12 +98,12 @@ def tree_sum(x: Array) -> Array:
 
 
 def materialized(tree: Tree) -> Tree:
-    """Writes values to memory before anything is made of them (inside ``jit``, on a CPU).
+    """Writes values to memory before anything is computed from them (inside ``jit``, on a CPU).
 
-    XLA's CPU compiler fuses across ``optimization_barrier`` and contracts a product and a sum that meet in one loop to
-    a fused multiply-add, so the last bits of ``x * y`` would depend on whether a collective stands between it and the
-    next sum, which the number of devices decides. A branch is what it doesn't fuse across: where an array's first
-    element is NaN, that element is written once more. Arrays that aren't floating-point are passed through.
+    XLA's CPU compiler fuses across ``optimization_barrier``, and contracts a product and a sum in one loop to a fused
+    multiply-add. The last bits of ``x * y`` would then depend on whether a collective stands between it and the next
+    sum, and so on the number of devices. The compiler doesn't fuse across a branch, so this adds one: where an array's
+    first element is NaN, that element is written again. Arrays that aren't floating-point are passed through.
     """
     if _traced.get().platform != "cpu":
         return jax.lax.optimization_barrier(tree)
@@ -125,17 +125,20 @@ def materialized(tree: Tree) -> Tree:
 
 
 def device_index() -> Array:
-    """Gives this device's index along the mesh's axes, int32: its part of what is ``SHARDED``."""
+    """Returns this device's index along the mesh's axes, int32: its part of arrays that are ``SHARDED``."""
     return jax.lax.axis_index(axes())
 
 
 def of_device(numbers: Sequence[int]) -> Array:
-    """Gives this device's number of a list of one for each, int32."""
+    """Selects this device's entry from a list with one number per device, int32."""
     return jnp.asarray(numbers, jnp.int32)[device_index()]
 
 
 def gather_devices(x: Tree) -> Tree:
-    """Gathers ``[n, …]`` of every device, in their order: ``[devices * n, …]``; all leaves of one dtype together."""
+    """Gathers ``[n, …]`` of every device, in device order: ``[devices * n, …]``.
+
+    Leaves of one dtype share a collective.
+    """
 
     def gathered(rows: Array) -> Array:
         number = _number_in_memory()
@@ -147,7 +150,7 @@ def gather_devices(x: Tree) -> Tree:
 
 
 def shards_alone(x: Array) -> Array:
-    """Drops what is no shard's from the rows of all devices: ``[devices * rows, …]`` to ``[num_shards, …]``."""
+    """Drops rows that belong to no shard from those of all devices: ``[devices * rows, …]`` to ``[num_shards, …]``."""
     tree = _traced.get().shards
     if tree is None or tree.even:
         return x
@@ -156,20 +159,20 @@ def shards_alone(x: Array) -> Array:
 
 
 def gather_shards(x: Tree) -> Tree:
-    """Gathers ``[local shards, …]`` in shard order: ``[num_shards, …]``; all leaves of one dtype in one collective."""
+    """Gathers ``[local shards, …]`` in shard order: ``[num_shards, …]``; leaves of one dtype share a collective."""
     return jax.tree.map(shards_alone, gather_devices(x))
 
 
 def sum_shards(x: Tree) -> Tree:
-    """Sums over all shards of ``[local shards, …]``; the same bits for every number of devices.
+    """Sums ``[local shards, …]`` over all shards; the bits are the same for every number of devices.
 
-    All leaves of one dtype travel in one collective.
+    Leaves of one dtype share a collective.
     """
     return _together(x, lambda rows: _summed(rows, _tree_over(len(rows))))
 
 
 def sum_devices(x: Array) -> Array:
-    """Sums of float32 arrays over all devices: on a CPU by the tree, elsewhere by the framework's all-reduce."""
+    """Sums float32 arrays over all devices: on a CPU by the tree, elsewhere by the framework's all-reduce."""
     if _traced.get().platform != "cpu":
         return jax.lax.psum(x, axes())
     devices = jax.lax.axis_size(axes())
@@ -189,7 +192,7 @@ def _summed(rows: Array, tree: ShardTree) -> Array:
     devices, size = len(tree.owned), rows.shape[1]
     length = -(-size // (devices * SLICE_MULTIPLE)) * SLICE_MULTIPLE
     cut = jnp.pad(nodes, ((0, 0), (0, devices * length - size))).reshape(-1, devices, length).swapaxes(0, 1)
-    slices = jax.lax.all_to_all(materialized(cut), axes(), 0, 0)  # of all devices' nodes [devices, most nodes, length]
+    slices = jax.lax.all_to_all(materialized(cut), axes(), 0, 0)  # [devices, most nodes, length]: all devices' nodes
     mine = materialized(_finished([slices[d, i] for d, n in enumerate(tree.counts) for i in range(n)], tree))
     return _all_gather(mine).reshape(-1)[:size]
 
@@ -197,7 +200,7 @@ def _summed(rows: Array, tree: ShardTree) -> Array:
 def _all_gather(x: Array) -> Array:
     """Gathers ``[…]`` of every device: ``[devices, …]``, bit by bit.
 
-    On an accelerator floats travel as whole numbers: XLA may gather by adding zeros, which would make 0 of -0.
+    On an accelerator floats travel as integers: XLA may gather by adding zeros, which would turn -0 into 0.
     """
     if _traced.get().platform == "cpu" or x.dtype != jnp.float32:
         return jax.lax.all_gather(x, axes())
@@ -206,7 +209,7 @@ def _all_gather(x: Array) -> Array:
 
 
 def _own_nodes(rows: Array, tree: ShardTree) -> Array:
-    """Sums this device's rows to the nodes of the tree inside its range; a device with fewer has zeros after them."""
+    """Sums this device's rows to the tree's nodes inside its range; zeros pad them to the most nodes of any device."""
     kinds = [
         _Sums(tuple((node.start - own.start, node.stop - own.start) for node in nodes), tree.most_nodes)
         for own, nodes in zip(tree.owned, tree.nodes, strict=True)
@@ -220,7 +223,7 @@ def _own_nodes(rows: Array, tree: ShardTree) -> Array:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Sums the rows of each span by the tree; zeros after them make as many as ``most``."""
+    """Sums the rows of each span by the tree, and pads the sums with zeros to ``most`` rows."""
 
     spans: tuple[tuple[int, int], ...]
     most: int
@@ -231,7 +234,7 @@ class _Sums:
 
 
 def _finished(parts: Sequence[Array], tree: ShardTree) -> Array:
-    """Finishes the tree with the nodes of all devices, from left to right."""
+    """Finishes the tree from the nodes of all devices, from left to right."""
     if tree.regular:
         return tree_sum(jnp.stack(parts))
     sums = list(parts)
@@ -243,9 +246,9 @@ def _finished(parts: Sequence[Array], tree: ShardTree) -> Array:
 def _together(tree: Tree, function: Callable[[Array], Array]) -> Tree:
     """Applies a function of rows ``[n, m]``, which may change or drop ``n``, to the leaves of each dtype side by side.
 
-    Those of two dtypes would be two collectives without an order: they could hold two threads of a device, see
-    :func:`lockstep.jax_engine.setup.set_up.lean_pool`, and in memory devices would meet in different ones, which ends
-    the program. What the engine sends together is of one.
+    Leaves of two dtypes would make two collectives without an order between them. They could hold two threads of a
+    device (see :func:`lockstep.jax_engine.setup.set_up.lean_pool`). In memory, devices would meet in different ones,
+    which ends the program. So the engine only sends leaves of one dtype together.
     """
     leaves, structure = jax.tree.flatten(tree)
     out: list[Array] = list(leaves)

@@ -1,8 +1,8 @@
 """Collectives between the CPU devices of one process, through the memory that they share: ``shared_memory.c``.
 
-XLA's own collectives have every device go to sleep twice, which takes longer than the gradient of a small minibatch.
-The C file is compiled when it is first needed, and kept in the user's cache directory beside compiled programs. Where
-that can't be done, XLA's collectives give the same bits.
+In XLA's own collectives every device sleeps twice, which takes longer than the gradient of a small minibatch. The C
+file is compiled at first use and kept in the user's cache directory beside compiled programs. Where that fails, XLA's
+collectives give the same bits.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ TIMEOUT = 60.0
 
 
 def tree_sum(rows: Array, index: Array, tree: Tree, call: int, by_slices: bool) -> Array:
-    """Sums of the shards of all devices, of rows ``[n, m]`` of which the first are a device's own: float32 ``[m]``.
+    """Sums the shards of all devices: rows ``[n, m]``, of which the first are a device's own, to float32 ``[m]``.
 
-    Inside a mapped program of which every device is this process's; see :func:`missing`. Devices that are in different
-    calls at the same time, or a device that is in two, end the program with an error.
+    Inside a mapped program whose devices all belong to this process, and only if :func:`missing` returns None. The
+    program ends with an error if devices are in different calls at the same time, or one device is in two.
 
-    ``index`` is this device's, int32; ``call`` says which of the program's calls this is; with ``by_slices`` each
+    ``index`` is this device's, int32; ``call`` is the number of the call within the program; with ``by_slices`` each
     device finishes a part of the columns.
     """
     shape = jax.ShapeDtypeStruct(rows.shape[1:], rows.dtype)
@@ -54,7 +54,7 @@ def tree_sum(rows: Array, index: Array, tree: Tree, call: int, by_slices: bool) 
 
 
 def gather(rows: Array, index: Array, devices: int, call: int) -> Array:
-    """Rows of all devices ``[n, m]``, in the devices' order ``[devices * n, m]``; see :func:`tree_sum`."""
+    """Gathers rows ``[n, m]`` of all devices in device order, ``[devices * n, m]``; see :func:`tree_sum`."""
     shape = jax.ShapeDtypeStruct((devices * rows.shape[0], *rows.shape[1:]), rows.dtype)
     return _call(FUNCTIONS[1], shape, rows, index, call=call, devices=devices)
 
@@ -65,7 +65,7 @@ def _call(name: str, shape: jax.ShapeDtypeStruct, rows: Array, index: Array, **n
 
 
 def unavailable(config: Config, devices: Sequence[Any]) -> str | None:
-    """Says why the devices of a mesh can't meet in memory; None: they can."""
+    """Returns why the devices of a mesh can't exchange data in memory; None if they can."""
     if config.collectives == "backend":
         return "collectives backend"
     if devices[0].platform != "cpu":
@@ -83,7 +83,7 @@ def unavailable(config: Config, devices: Sequence[Any]) -> str | None:
 
 @cache
 def missing() -> str | None:
-    """Says why there are no such collectives here; None: there are, and XLA knows them."""
+    """Returns why these collectives can't be used here; None if they can, and registers them with XLA then."""
     if sys.platform == "win32":
         return "Windows has no pthreads"
     try:
@@ -97,26 +97,26 @@ def missing() -> str | None:
 
 
 def _library() -> ctypes.CDLL:
-    """Loads the file that an earlier run kept in the user's cache directory, or one that is compiled now."""
+    """Loads the library that an earlier run kept in the user's cache directory, or compiles it now."""
     said = f"{jaxlib.version.__version__} {sys.platform} {' '.join(FLAGS)}"
     digest = hashlib.sha256(SOURCE.read_bytes() + said.encode()).hexdigest()[:16]
     cache = cache_directory()
     kept = None if cache is None else cache / f"collectives-{digest}.so"
     if kept is not None and only_we_write(kept):
-        with contextlib.suppress(OSError):  # of another machine, or damaged: it is made again
+        with contextlib.suppress(OSError):  # from another machine, or damaged: compiled again
             return ctypes.CDLL(str(kept))
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as work:  # once it is loaded, its file isn't needed any more
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as work:  # a loaded library needs no file
         made = Path(work) / f"collectives-{digest}.so"
         _compile(made)
         if kept is not None:
-            with contextlib.suppress(OSError):  # no place to keep it, or none from which files are executed
+            with contextlib.suppress(OSError):  # can't be stored, or not executed from there
                 _keep(made, kept)
                 return ctypes.CDLL(str(kept))
         return ctypes.CDLL(str(made))
 
 
 def _keep(made: Path, kept: Path) -> None:
-    """Copies a file to where it is kept: whole or not at all, whoever else does the same."""
+    """Copies a file into the cache atomically, even if other processes do the same."""
     with tempfile.TemporaryDirectory(prefix=".collectives-", dir=kept.parent) as work:
         copy = Path(work) / kept.name
         shutil.copy(made, copy)

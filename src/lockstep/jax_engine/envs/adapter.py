@@ -1,4 +1,4 @@
-"""A batch of one functional environment (:mod:`~lockstep.jax_engine.envs.functional`), as the engine takes it."""
+"""Adapts a functional environment (:mod:`~lockstep.jax_engine.envs.functional`) to the engine as a batch."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ from lockstep.jax_engine.shards.keys import seed_key
 
 
 class FunctionalAdapter:
-    """A batch of one functional environment, for the engine.
+    """Adapts one functional environment to the engine's :class:`JaxEnvironment`, as a batch.
 
-    Keys are handed over as arrays of bits (uint32), which every function of ``jax.random`` takes, and keys in a state
-    are kept so, so that a state is nothing but plain arrays.
+    Keys are passed as arrays of bits (uint32), which every function of ``jax.random`` takes. Keys in a state are stored
+    as bits too, so that a state consists of plain arrays.
 
     Args:
-        env: as :class:`Environment`, or of gymnax.
-        params: None: its ``default_params``.
+        env: an :class:`Environment`, or one of gymnax.
+        params: its parameters; None: its ``default_params``.
         max_episode_steps: time limit; None: the environment's own.
-        name: id of the environment in errors; None: it is named by its class.
+        name: id of the environment in errors; None: its class's name.
 
     Attributes:
         limit_note: what the user should know of ends at the time limit, or None.
 
     Raises:
-        ValueError: its functions don't fit its spaces, or can't be traced; one line. Nothing is compiled for it.
+        ValueError: if its functions don't fit its spaces, or can't be traced; the message is one line. Nothing is
+            compiled to find out.
     """
 
     def __init__(
@@ -99,11 +100,11 @@ class FunctionalAdapter:
 
     @property
     def render_fps(self) -> int | None:
-        """Pictures a second that the environment's are meant for, if it says so."""
+        """Frames per second for which the environment's pictures are meant; None if it doesn't say."""
         return getattr(self._env, "render_fps", None)
 
     def render(self, state: Tree) -> np.ndarray:
-        """Draws the picture of the first environment of a state, uint8 ``[height, width, 3]``."""
+        """Draws the first environment of a state, uint8 ``[height, width, 3]``."""
         return self._env.render(self._keys.typed(jax.tree.map(lambda x: x[0], state)), self._params)
 
     def _reset(self, key: Array) -> tuple[Tree, Tree]:
@@ -130,10 +131,10 @@ class FunctionalAdapter:
 
 
 def _limit_among(params: Any) -> Any:
-    """Gives the time limit among parameters, or None.
+    """Returns the time limit in the parameters, or None.
 
     Raises:
-        ValueError: there is one for each environment, of parameters that were batched; one line.
+        ValueError: if the parameters are batched and have one per environment; the message is one line.
     """
     limit: Any = getattr(params, LIMIT, None)
     if np.shape(limit):

@@ -1,4 +1,4 @@
-"""An environment's default parameters, which some libraries write as an attribute and others as a method."""
+"""Reads an environment's default parameters, which are an attribute in some libraries and a method in others."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import jax
 
 
 def default_params(env: Any) -> Any:
-    """Reads ``env.default_params`` or calls ``env.default_params()``, whichever it is; None where there is neither."""
+    """Reads ``env.default_params`` or calls ``env.default_params()``, whichever it is; None if it has neither."""
     found = getattr(env, "default_params", None)
     return found() if inspect.isroutine(found) or isinstance(found, functools.partial) else found
 
 
 def that_may_be_called(params: Any) -> Any:
-    """Gives parameters of another library as an instance of a subclass, which gives itself when it is called.
+    """Makes another library's parameters callable: returns an instance of a subclass that returns itself when called.
 
-    They are the same pytree. What can't be one (no dataclass) is given back as it is.
+    It is the same pytree. Parameters that aren't a dataclass, or are callable already, are returned as they are.
     """
     if callable(params) or not hasattr(params, "__dataclass_fields__"):
         return params
@@ -29,7 +29,7 @@ def that_may_be_called(params: Any) -> Any:
 
 @functools.cache
 def _callable_class(kind: type) -> type:
-    """Makes a subclass with ``__call__``, registered as a pytree as the class itself is."""
+    """Makes a subclass with ``__call__``, registered as a pytree like the class itself."""
     sub = type(kind.__name__, (kind,), {"__call__": lambda self: self, "__module__": kind.__module__})
 
     def plain(params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From a config to the environment that the compiled program steps; array environments as such."""
+"""Makes the environment that the compiled program steps from a config, and adapts array environments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lockstep.jax_engine.envs.wrappers import wrap
 
 
 class ArrayEnvironmentAdapter:
-    """An array environment on ``jax.numpy``; its random numbers are float32, uniform in [0, 1)."""
+    """Adapts an array environment to ``jax.numpy``; its random numbers are float32, uniform in [0, 1)."""
 
     cheap_reset = can_render = True
 
@@ -57,20 +57,20 @@ class ArrayEnvironmentAdapter:
         return Step(state, observation, reward, terminated, truncated, success, score=score)
 
     def render(self, state: Tree) -> np.ndarray:
-        """Draws the picture of the first environment of a state."""
+        """Draws the first environment of a state."""
         return self._env.render(state)
 
     def text(self, state: Tree) -> str | None:
-        """Writes the first environment of a state as lines of text; None where there is no such picture."""
+        """Writes the first environment of a state as lines of text; None if it has no such picture."""
         return self._env.text(state)
 
     def close(self) -> None:
-        """Gives back what :meth:`render` opened."""
+        """Closes what :meth:`render` opened."""
         self._env.close()
 
 
 def is_jax_environment(config: EnvConfig) -> bool:
-    """Says whether it is stepped inside the compiled program; else the engine steps it on the host."""
+    """Returns whether the environment is stepped inside the compiled program; else it is stepped on the host."""
     return config.jax_only or stepped_as_arrays(config)
 
 
@@ -78,15 +78,18 @@ def make_environment(config: EnvConfig) -> JaxEnvironment:
     """Makes the environment of a config, in the wrappers that it asks for.
 
     Raises:
-        ValueError: there is none of this id, it can't be made, its functions don't keep to its spaces, a package isn't
-            installed; one line.
+        ValueError: if there is none of this id, it can't be made, its functions don't fit its spaces, or a package
+            isn't installed; the message is one line.
     """
     return _made(config.model_dump_json())
 
 
 @functools.lru_cache(maxsize=8)
 def _made(settings: str) -> JaxEnvironment:
-    """Makes the environment of a config in JSON, once: it is pure, and tracing a simulator for the checks is slow."""
+    """Makes the environment of a config in JSON.
+
+    Cached, because it is pure and tracing a simulator for the checks is slow.
+    """
     config = EnvConfig.model_validate_json(settings)
     kind = ARRAY_ENVIRONMENTS.get(config.id)
     if kind is not None:
@@ -110,6 +113,9 @@ def _made(settings: str) -> JaxEnvironment:
 
 
 def environment_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
-    """Gives observation space, action space and time limit of a config's environment; see :func:`make_environment`."""
+    """Returns observation space, action space and time limit of a config's environment.
+
+    See :func:`make_environment`.
+    """
     env = make_environment(config)
     return env.observation_space, env.action_space, env.max_episode_steps

@@ -1,4 +1,4 @@
-"""Environments that only JAX can step, as the host's loops take them: evaluation, inside training and after it."""
+"""Lets the host's loops step environments that only JAX can step, for evaluation during training and after it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from lockstep.jax_engine.shards.keys import key_of, keyed
 
 
 def reset_draws(env: JaxEnvironment, seeds: Array) -> Tree:
-    """Draws what resets need, keyed by the seeds of their episodes, uint32 ``[n]``."""
+    """Draws the random numbers of resets, keyed by their episodes' seeds, uint32 ``[n]``."""
     return jax.vmap(lambda seed: env.reset_random(keyed(_key(seed), 0), ()))(seeds)
 
 
 def step_draws(env: JaxEnvironment, seeds: Array, elapsed: Array) -> Tree:
-    """Draws what steps need, keyed by their episodes' seeds and the steps done in them, int32 ``[n]``; or None."""
+    """Draws the random numbers of steps, keyed by their episodes' seeds and steps so far, int32 ``[n]``; or None."""
     return jax.vmap(lambda seed, t: env.step_random(keyed(_key(seed), t + 1), ()))(seeds, elapsed)
 
 
@@ -37,15 +37,15 @@ def _key(seed: Array) -> Array:
 
 
 def native(description: EnvDescription, rows: np.ndarray) -> np.ndarray:
-    """Turns rows of actions into what a :class:`JaxEnvironment` takes."""
+    """Converts rows of actions to those that a :class:`JaxEnvironment` takes."""
     layout = description.action
     return np.asarray(layout.natives(rows), np.int32 if layout.discrete else np.float32)
 
 
 class JaxEnvs(HostEnvs):
-    """One batch of an environment of JAX's, with keyed resets, time limit and same-step autoreset.
+    """A batch of a JAX environment, with keyed resets, a time limit and same-step autoreset.
 
-    It is stepped shard by shard, so that a shard's bits don't depend on how many there are.
+    It is stepped shard by shard, so that a shard's bits don't depend on the number of shards.
     """
 
     replayed = False
@@ -87,19 +87,19 @@ class JaxEnvs(HostEnvs):
         """See :meth:`HostEnvs.reset`.
 
         Raises:
-            EnvironmentFailureError: the environment raised.
+            EnvironmentFailureError: if the environment raised.
         """
         self.buffers.observations[:] = self._begin()
 
     def _begin(self) -> Array:
-        """Starts every episode; the rows of their first observations."""
+        """Starts every episode; returns the rows of their first observations."""
         self._choose_seeds(range(self.num_envs))
         self._state, rows = self._reset("reset", self._seeds)
         self._elapsed[:] = 0
         return rows
 
     def step(self) -> None:
-        """See :meth:`HostEnvs.step`; errors as :meth:`reset`."""
+        """See :meth:`HostEnvs.step`; raises what :meth:`reset` raises."""
         b = self.buffers
         actions = native(self.description, b.actions)
         step, rows = self._step("step", self._state, actions, self._seeds, self._elapsed)
@@ -134,7 +134,7 @@ class JaxEnvs(HostEnvs):
         return by_row({**named, "elapsed": self._elapsed}, self.num_envs)
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
-        """See :meth:`HostEnvs.restore`; it comes back by its arrays."""
+        """See :meth:`HostEnvs.restore`; restores from the state's arrays, without a replay."""
         if self._state is None:
             self._begin()
         self._choose_seeds([env])
@@ -160,12 +160,12 @@ def _step(
 
 
 def _named(state: Tree) -> list[tuple[str, Any]]:
-    """Leaves of a state by their path."""
+    """Returns the leaves of a state by their paths."""
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in flat]
 
 
 def make_jax_envs(wanted: WantedEnvs) -> JaxEnvs:
-    """Makes :class:`JaxEnvs` on the device that is named: ``cpu``, ``cuda`` or ``tpu``."""
+    """Makes :class:`JaxEnvs` on the device that ``wanted`` names: ``cpu``, ``cuda`` or ``tpu``."""
     use_compilation_cache()
     return JaxEnvs(wanted, jax.local_devices(backend="cpu" if wanted.device == "cpu" else None)[0])

@@ -1,8 +1,9 @@
-"""Environments as JAX's own libraries write them: one environment, two pure functions with a key and parameters.
+"""Environments in the form of JAX's own libraries: one environment as two pure functions of a key and parameters.
 
-``reset(key, params) -> (obs, state)`` and ``step(key, state, action, params)``, which returns five values ``(obs,
-state, reward, done, info)``, as gymnax 0.0.x and most code that was written for it, or six ``(obs, state, reward,
-terminated, truncated, info)``, as gymnax 1.x. What both forms have in common, and what a class of one's own offers.
+These are ``reset(key, params) -> (obs, state)`` and ``step(key, state, action, params)``. A step returns five values
+``(obs, state, reward, done, info)``, as in gymnax 0.0.x and most code written for it, or six
+``(obs, state, reward, terminated, truncated, info)``, as in gymnax 1.x. This module has what both forms share, and the
+base class for a user's own environments.
 """
 
 from __future__ import annotations
@@ -27,36 +28,36 @@ _PACKAGE = __name__.partition(".")[0]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class EnvParams:
-    """The time limit in steps, of environments that :func:`lockstep.jax.make` makes."""
+    """The time limit in steps of environments that :func:`lockstep.jax.make` makes."""
 
     max_steps_in_episode: int = 1000
 
     def __call__(self) -> EnvParams:
-        """Gives itself: ``env.default_params()`` and ``env.default_params`` are the same."""
+        """Returns itself, so that ``env.default_params()`` and ``env.default_params`` are the same."""
         return self
 
     def replace(self, **changes: Any) -> EnvParams:
-        """Makes a copy with some of them changed."""
+        """Makes a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
 
 class Environment:
-    """One environment as pure functions: what a class of one's own offers; deriving from this one is a convenience.
-
-    One that has ``render(state, params)`` too, which gives a picture (a NumPy array uint8 ``[height, width, 3]``) and
-    isn't traced, can be recorded by ``lockstep play``, with ``render_fps`` pictures a second.
+    """One environment as pure functions; a user's own class offers these, and may derive from this one for convenience.
 
     The functions are traced by ``jax.jit`` and batched by ``jax.vmap``: no branch on an array's value, no side effects.
-    A state is any pytree of arrays, of one structure, shapes and dtypes from the reset on.
+    A state is any pytree of arrays, with one structure, shapes and dtypes from the reset on.
+
+    ``lockstep play`` can record an environment that also has ``render(state, params)``. That returns a picture (a NumPy
+    array uint8 ``[height, width, 3]``) and isn't traced. ``render_fps`` is the number of pictures per second.
 
     Attributes:
-        autoreset: whether ``step`` begins the next episode by itself. The engine does that for environments which
-            don't (and replaces the reset of those that do by its own); a step that does must leave what the episode
-            saw last in ``info["final_obs"]``, for a truncated episode's bootstrap.
-        step_draws: whether ``step`` uses its key; one that doesn't may say False, and gets None. A wrapper of one's own
-            says it for itself: what it only hands on of the one inside isn't believed.
-        max_episode_steps: time limit in steps that the engine counts, or None; ``params.max_steps_in_episode``, where
-            there is such a field, is taken for one as well.
+        autoreset: whether ``step`` begins the next episode by itself. The engine resets in any case; gymnax's own
+            autoreset is removed. A step that resets must leave the episode's last observation in
+            ``info["final_obs"]``, for the bootstrap of a truncated episode.
+        step_draws: whether ``step`` uses its key; if it is False, the key is None. A user's own wrapper must say it for
+            itself: a value that it passes on from the environment inside doesn't count.
+        max_episode_steps: time limit in steps that the engine counts, or None; a field ``params.max_steps_in_episode``
+            is a time limit too.
     """
 
     autoreset: bool = False
@@ -69,7 +70,7 @@ class Environment:
         return None
 
     def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
-        """Begins an episode: observation and state."""
+        """Begins an episode; returns observation and state."""
         raise TypeError(f"{type(self).__name__} has no reset(key, params) -> (obs, state)")
 
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
@@ -77,29 +78,29 @@ class Environment:
 
         Args:
             key: of this step.
-            state: of the last reset or step.
-            action: as ``action_space`` says: int32 ``[]`` (Discrete), int32 ``[k]`` or float32 ``[*shape]``.
+            state: from the last reset or step.
+            action: in ``action_space``: int32 ``[]`` (Discrete), int32 ``[k]`` or float32 ``[*shape]``.
             params: parameters.
 
         Returns:
-            ``(obs, state, reward, done, info)`` or ``(obs, state, reward, terminated, truncated, info)``: reward a
-            number, the flags bool. In ``info``, if one likes: ``truncated`` (five values: the episode ended by a limit
-            of the environment's own; not given, every ``done`` is an end that doesn't bootstrap), ``success`` (bool),
-            ``reward_terms`` (numbers by name, which are logged).
+            ``(obs, state, reward, done, info)`` or ``(obs, state, reward, terminated, truncated, info)``: the reward is
+            a number, the flags are bool. ``info`` may have ``success`` (bool), ``reward_terms`` (numbers by name, which
+            are logged), and, with five values, ``truncated``: the episode was ended by the environment's own limit.
+            Without it, no ``done`` bootstraps.
         """
         raise TypeError(f"{type(self).__name__} has no step(key, state, action, params)")
 
     def observation_space(self, params: Any = None) -> Any:
-        """Gymnasium's or gymnax's space of an observation."""
+        """Returns the space of an observation, of Gymnasium or gymnax."""
         raise TypeError(f"{type(self).__name__} has no observation_space(params)")
 
     def action_space(self, params: Any = None) -> Any:
-        """Gymnasium's or gymnax's space of an action."""
+        """Returns the space of an action, of Gymnasium or gymnax."""
         raise TypeError(f"{type(self).__name__} has no action_space(params)")
 
 
 class Outcome(NamedTuple):
-    """A step's values, whichever of the two forms it has; ``terminated`` and ``truncated`` told apart."""
+    """A step's values from either of the two forms, with ``terminated`` and ``truncated`` told apart."""
 
     observation: Tree
     state: Tree
@@ -114,7 +115,7 @@ class Outcome(NamedTuple):
         return self.terminated | self.truncated
 
     def values(self) -> tuple[Tree, Tree, Array, Array, dict[str, Any]]:
-        """Gives the form of five values; ``info`` tells how the episode ended."""
+        """Returns the form of five values; ``info`` tells how the episode ended."""
         info = self.info | {"terminated": self.terminated, "truncated": self.truncated}
         return self.observation, self.state, self.reward, self.done, info
 
@@ -132,10 +133,11 @@ def outcome(values: tuple[Any, ...]) -> Outcome:
 
 
 def gets_keys(env: Any) -> bool:
-    """Says whether the steps of an environment are given keys.
+    """Returns whether the steps of an environment are given keys.
 
-    Not if its class, or it itself, says that they draw nothing; of our wrappers the one inside is asked. What another's
-    wrapper hands on by ``__getattr__`` was said of the steps inside, and not of its own.
+    They aren't if its class, or the environment itself, says that they draw nothing. One of our wrappers passes the
+    question to the environment inside. Another's wrapper that forwards the attribute by ``__getattr__`` does get keys,
+    because the attribute speaks for the steps inside and not for its own.
     """
     if inspect.getattr_static(env, "step_draws", None) is not None:
         return bool(env.step_draws)
@@ -145,15 +147,15 @@ def gets_keys(env: Any) -> bool:
 
 
 def tells_truncation(values: tuple[Any, ...]) -> bool:
-    """Says whether what a step returns tells an episode's end from its being cut off."""
+    """Returns whether a step's values tell termination from truncation."""
     return len(values) == 6 or found(values[-1], TRUNCATED) is not None
 
 
 def with_limit(params: Any, steps: Any, name: str) -> Any:
-    """Parameters with another time limit: by their own ``replace``, of a NamedTuple, or of a dataclass.
+    """Changes the time limit of parameters, by their own ``replace`` or as a NamedTuple or dataclass.
 
     Raises:
-        ValueError: they are none of these; one line.
+        ValueError: if they are none of these; the message is one line.
     """
     changes = {LIMIT: steps}
     for method in ("replace", "_replace"):
@@ -168,10 +170,10 @@ def with_limit(params: Any, steps: Any, name: str) -> Any:
 
 
 def found(info: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """Finds the first of these entries that there is, or None."""
+    """Returns the first of these entries that there is, or None."""
     return next((info[name] for name in names if name in info), None)
 
 
 def strong(tree: Tree) -> Tree:
-    """Arrays of exactly their dtype: a Python number's weak one would change what a loop carries."""
+    """Converts leaves to arrays with a strong dtype, because a Python number's weak one would change a loop's carry."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.asarray(leaf).dtype), tree)

@@ -1,4 +1,4 @@
-"""Does a functional environment keep to its spaces? Found by tracing it, before anything is compiled."""
+"""Checks that a functional environment keeps to its spaces, by tracing it before anything is compiled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Tree = Any
 
 
 class StateKeys:
-    """Which leaves of a state are typed keys; they are kept as the bits that they are made of.
+    """Converts the typed keys in a state to their bits and back.
 
-    The state is one that is being traced: shapes alone don't tell which kind of key.
+    It is made from a state that is being traced, because shapes alone don't tell the kind of a key.
     """
 
     def __init__(self, state: Tree) -> None:
@@ -29,7 +29,7 @@ class StateKeys:
         self._impls = [str(jax.random.key_impl(x)) if is_key(x) else None for x in leaves]
 
     def plain(self, state: Tree) -> Tree:
-        """Replaces typed keys of a state by their bits, and weak dtypes of Python numbers by strong ones."""
+        """Replaces typed keys in a state by their bits, and weak dtypes of Python numbers by strong ones."""
 
         def bits(leaf: Any) -> Any:
             return jax.random.key_data(leaf) if is_key(leaf) else jnp.asarray(leaf, jnp.asarray(leaf).dtype)
@@ -37,7 +37,7 @@ class StateKeys:
         return jax.tree.map(bits, state)
 
     def typed(self, state: Tree) -> Tree:
-        """Puts the typed keys back: the reverse of :meth:`plain`."""
+        """Restores the typed keys; the reverse of :meth:`plain`."""
         leaves = jax.tree.leaves(state)
         wrapped = [
             leaf if impl is None else jax.random.wrap_key_data(leaf, impl=impl)
@@ -47,10 +47,10 @@ class StateKeys:
 
 
 def space_of(space: Any) -> gymnasium.Space:
-    """Gymnasium's space of one of gymnax's; Gymnasium's own as they are.
+    """Converts one of gymnax's spaces to Gymnasium's; returns Gymnasium's own as they are.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: if it is neither.
     """
     if isinstance(space, gymnasium.Space):
         return space
@@ -74,16 +74,16 @@ def space_of(space: Any) -> gymnasium.Space:
 def check_functions(
     env: Any, params: Any, key: jax.Array, where: str, final: tuple[str, ...]
 ) -> tuple[gymnasium.Space, gymnasium.Space, StateKeys, tuple[Any, ...]]:
-    """Traces ``reset`` and ``step`` of one environment and compares them with its spaces; ``where`` begins errors.
+    """Traces ``reset`` and ``step`` of one environment and compares them with its spaces; errors begin with ``where``.
 
-    An environment with autoreset must leave an ended episode's last observation in ``info``, under one of the names
+    An environment with autoreset must leave an ended episode's last observation in ``info``, under one of the names in
     ``final``.
 
     Returns:
-        Observation space, action space, which parts of its state are keys, and the shapes of what ``step`` returns.
+        Observation space, action space, the keys in its state, and the shapes of what ``step`` returns.
 
     Raises:
-        ValueError: what doesn't fit, in one line.
+        ValueError: if something doesn't fit; the message is one line.
     """
     observations, actions = (_space(env, which, params, where) for which in ("observation_space", "action_space"))
     seen: list[StateKeys] = []

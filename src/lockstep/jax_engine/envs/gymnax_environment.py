@@ -1,4 +1,4 @@
-"""gymnax's environments, of any of its versions, as functional ones without a reset of their own."""
+"""Adapts environments of any version of gymnax to functional ones, without their autoreset."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CLASSIC_CONTROL = ("Acrobot-v1", "CartPole-v1", "Pendulum-v1", "MountainCar-v0",
 
 
 class GymnaxEnvironment(Environment):
-    """A gymnax environment, of either signature, without its own autoreset.
+    """A gymnax environment of any version, without its own autoreset.
 
-    gymnax 1.x tells time limits from ends; of 0.0.x, whose ``done`` is both, the end is what ``is_terminal`` says
-    without a limit. Spaces get the dtype of what is really observed, and ``images`` (MinAtar's boards of zeros and
-    ones) become bytes.
+    gymnax 1.x tells truncation from termination. In 0.0.x ``done`` is both; there an episode is terminated if
+    ``is_terminal`` says so with the time limit lifted. Spaces get the dtype of the actual observations, and ``images``
+    (MinAtar's boards of zeros and ones) become bytes.
     """
 
     def __init__(self, env: Any, images: bool = False) -> None:
@@ -37,7 +37,7 @@ class GymnaxEnvironment(Environment):
 
     @property
     def default_params(self) -> Any:
-        """Of gymnax; they may be called, and give themselves."""
+        """The parameters of gymnax; they may be called, and return themselves."""
         return that_may_be_called(self._env.default_params)
 
     def reset(self, key: Array, params: Any = None) -> tuple[Tree, Tree]:
@@ -78,7 +78,7 @@ class GymnaxEnvironment(Environment):
         return space_of(self._env.action_space(self._given(params)))
 
     def render(self, state: Tree, params: Any = None) -> np.ndarray:
-        """Draws the picture of a state, drawn by gymnax with matplotlib."""
+        """Draws a state with gymnax's matplotlib visualizer."""
         if self._pictures is None:
             from lockstep.jax_engine.envs.renderers import GymnaxRenderer
 
@@ -87,7 +87,7 @@ class GymnaxEnvironment(Environment):
 
     @property
     def render_fps(self) -> int:
-        """As gymnax plays them."""
+        """The frame rate at which gymnax plays them."""
         return 20 if self._env.name in CLASSIC_CONTROL else 10
 
     def _given(self, params: Any) -> Any:
@@ -98,11 +98,11 @@ class GymnaxEnvironment(Environment):
 
 
 def without_autoreset(env: Any) -> Any:
-    """Takes the reset from a gymnax environment; any other, a wrapper around gymnax too, is left as it is."""
+    """Removes the autoreset from a gymnax environment; returns any other, even a wrapper around gymnax, unchanged."""
     return GymnaxEnvironment(env) if hasattr(type(env), "step_env") else env
 
 
 def resets_itself(env: Any) -> bool:
-    """Says whether ``step`` begins the next episode: as it says, else as gymnax's wrappers do."""
+    """Returns whether ``step`` begins the next episode: as ``autoreset`` says, else as gymnax's wrappers do."""
     said = getattr(env, "autoreset", None)
     return hasattr(env, "step_env") if said is None else bool(said)

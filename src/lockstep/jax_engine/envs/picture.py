@@ -19,12 +19,12 @@ DEFAULT_FPS = 30
 
 
 class DrawnEnvironment:
-    """Steps and draws one environment as Gymnasium has it; its k-th evaluation episode begins as in ``eval``.
+    """Steps and draws one environment with Gymnasium's interface; an evaluation's k-th episode begins as in ``eval``.
 
-    Pictures of array environments are shown in a window too (mode ``human``), and some are text (``ansi``).
+    Array environments can also be shown in a window (mode ``human``), and some as text (``ansi``).
 
     Raises:
-        ValueError: it has no picture, or a window is asked for where there is none; one line.
+        ValueError: if it has no picture, or can't be shown in a window that is asked for; the message is one line.
     """
 
     def __init__(self, config: EnvConfig, mode: str) -> None:
@@ -48,14 +48,14 @@ class DrawnEnvironment:
         self._seed, self._elapsed, self._state = np.zeros(1, np.uint32), 0, None
 
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
-        """Begins the episode of a seed; its observation and an empty info."""
+        """Begins the episode of a seed; returns its observation and an empty info."""
         self._seed, self._elapsed = np.array([seed], np.uint32), 0
         self._state, observation = self._reset(self._seed)
         self._show()
         return _first(observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes one step, as Gymnasium has it."""
+        """Takes one step; returns Gymnasium's five values."""
         at = np.array([self._elapsed], np.int32)
         step = self._step(self._state, np.asarray(action, self._dtype)[None], self._seed, at)
         self._state, self._elapsed = step.state, self._elapsed + 1
@@ -67,7 +67,7 @@ class DrawnEnvironment:
         return _first(step.observation), float(step.reward[0]), bool(step.terminated[0]), truncated, info
 
     def render(self) -> Any:
-        """Draws the picture of the state, uint8 ``[height, width, 3]``, or writes it as text."""
+        """Draws the state, uint8 ``[height, width, 3]``, or writes it as text."""
         env: Any = self._env
         return env.text(self._state) if self.render_mode == "ansi" else np.asarray(env.render(self._state))
 
@@ -77,7 +77,7 @@ class DrawnEnvironment:
             self._window.show(np.asarray(env.render(self._state)))
 
     def close(self) -> None:
-        """Gives back what rendering opened."""
+        """Closes what rendering opened."""
         self._window.close()
         getattr(self._env, "close", lambda: None)()
 

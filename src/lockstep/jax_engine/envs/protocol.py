@@ -1,7 +1,7 @@
-"""What the compiled program needs of an environment.
+"""Defines the interface of environments inside the compiled program.
 
-Everything is batched over ``n`` environments, pure, and traceable by ``jax.jit``. The engine itself resets environments
-whose episode ended (in the same step, keeping what it saw last), counts time limits and episodes, and holds the keys.
+Everything is batched over ``n`` environments, pure, and traceable by ``jax.jit``. The engine resets environments whose
+episode ended (in the same step, keeping the last observation), counts time limits and episodes, and holds the keys.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from jax import Array
 from jax import numpy as jnp
 
 Tree = Any
-"""A pytree of arrays; observations are an array, or a (nested) dict or tuple of arrays as their space is."""
+"""A pytree of arrays; an observation is an array, or a (nested) dict or tuple of arrays like its space."""
 
 
 class Step(NamedTuple):
-    """What a step of ``n`` environments gave, before any reset.
+    """The result of a step of ``n`` environments, before any reset.
 
     Attributes:
-        state: pytree of arrays ``[n, …]``, of the same structure, shapes and dtypes as the state before.
-        observation: what the step led to, also where the episode ended: ``[n, …]`` as the space says.
+        state: pytree of arrays ``[n, …]``, of the same structure, shapes and dtypes as the previous state.
+        observation: of the state that the step led to, even if the episode ended: ``[n, …]`` as the space says.
         reward: float32 ``[n]``.
         terminated: bool ``[n]``.
-        truncated: bool ``[n]``, the environment's own; the engine adds ``max_episode_steps``.
-        success: whether each task is solved, bool ``[n]``; None where there is no such notion.
+        truncated: bool ``[n]``, by the environment itself; the engine adds ``max_episode_steps``.
+        success: whether each task is solved, bool ``[n]``; None if the environment doesn't say.
         terms: named parts of the reward, float32 ``[n]`` each; may be empty.
-        score: points of each episode so far, ``[n]``; None where there are none.
+        score: points of each episode so far, ``[n]``; None if there are none.
     """
 
     state: Tree
@@ -44,11 +44,11 @@ class Step(NamedTuple):
 class JaxEnvironment(Protocol):
     """A batch of ``n`` environments as pure functions.
 
+    It may have ``cheap_reset = True`` if a reset costs next to nothing. Then a reset is computed at every step, and not
+    only at those where an episode ends.
+
     Attributes:
         max_episode_steps: steps after which the engine truncates an episode, or None.
-
-    It may have ``cheap_reset = True``: a reset costs next to nothing, so that one is computed at every step, and not
-    only at those where an episode ends.
     """
 
     observation_space: gymnasium.Space
@@ -56,31 +56,31 @@ class JaxEnvironment(Protocol):
     max_episode_steps: int | None
 
     def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
-        """Draws what ``shape`` resets need, in one batched draw: pytree of arrays ``[*shape, …]``."""
+        """Draws the random numbers of ``shape`` resets in one batched draw: pytree of arrays ``[*shape, …]``."""
         ...
 
     def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
-        """Draws what ``shape`` steps need, in one batched draw: pytree of arrays ``[*shape, …]``; None: nothing."""
+        """Draws the random numbers of ``shape`` steps in one batched draw, arrays ``[*shape, …]``, or returns None."""
         ...
 
     def reset(self, random: Tree) -> tuple[Tree, Tree]:
-        """Begins an episode in ``n`` environments, of draws ``[n, …]``: their state and observation."""
+        """Begins an episode in ``n`` environments from draws ``[n, …]``; returns their state and observation."""
         ...
 
     def step(self, state: Tree, action: Array, random: Tree) -> Step:
         """Takes one step of ``n`` environments.
 
         Args:
-            state: of the last reset or step.
+            state: from the last reset or step.
             action: as the space says: int32 ``[n]`` (Discrete) or ``[n, *shape]``, or float32 ``[n, *shape]`` within
                 the bounds.
-            random: of :meth:`step_random`, ``[n, …]``, or None where that is None.
+            random: from :meth:`step_random`, ``[n, …]``, or None if that is None.
         """
         ...
 
 
 def pick(where: Array, yes: Any, no: Any) -> Any:
-    """Leaves of one tree or the other, by row: ``where`` bool ``[n]``."""
+    """Selects leaves of one tree or the other by row, by ``where``, bool ``[n]``."""
 
     def of(a: Array, b: Array) -> Array:
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):

@@ -1,4 +1,4 @@
-"""From an id to a functional environment: ours, gymnax's, Brax's, Playground's, or a class of one's own."""
+"""Makes functional environments by id: ours, gymnax's, Brax's, Playground's, or a user's class."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from lockstep.jax_engine.envs.simulators import SimulatedEnvironment, SingleArra
 from lockstep.jax_engine.setup.set_up import prepare_jax
 
 BRAX_EPISODE = 1000
-"""Steps of an episode of Brax's own learners."""
+"""Time limit in Brax's own learners."""
 MADE_OF = "_lockstep_made_of"
 
 
 def make(env_id: str, **kwargs: Any) -> tuple[Any, Any]:
-    """Makes an environment in gymnax's form, and its default parameters.
+    """Makes an environment in gymnax's form; returns it and its default parameters.
 
-    ``env.reset(key, params) -> (obs, state)`` and ``env.step(key, state, action, params) -> (obs, state, reward, done,
-    info)``; ``info`` tells ``terminated`` from ``truncated``. It does not reset by itself:
-    :class:`lockstep.jax.wrappers.AutoResetWrapper` adds that.
+    It has ``env.reset(key, params) -> (obs, state)`` and
+    ``env.step(key, state, action, params) -> (obs, state, reward, done, info)``; ``info`` tells ``terminated`` from
+    ``truncated``. It doesn't reset by itself: :class:`lockstep.jax.wrappers.AutoResetWrapper` adds that.
 
     Args:
-        env_id: ``lockstep/CartPole-v1`` (or ``CartPole-v1``: the same), ``gymnax/Breakout-MinAtar``, ``brax/ant``,
-            ``playground/HumanoidWalk``, or ``module:Class``.
-        kwargs: arguments of the environment; of Playground, changes of its configuration.
+        env_id: ``lockstep/CartPole-v1`` (or ``CartPole-v1``, which is the same), ``gymnax/Breakout-MinAtar``,
+            ``brax/ant``, ``playground/HumanoidWalk``, or ``module:Class``.
+        kwargs: arguments of the environment; for Playground, changes of its configuration.
 
     Raises:
-        ValueError: there is none of this id, it can't be made, or a package isn't installed; one line.
+        ValueError: if there is none of this id, it can't be made, or a package isn't installed; the message is one
+            line.
     """
     prepare_jax()  # some packages start JAX when they are imported
     family, _, name = env_id.rpartition("/")
@@ -55,12 +56,12 @@ def make(env_id: str, **kwargs: Any) -> tuple[Any, Any]:
 
 
 def made_of(env: Any) -> tuple[str, dict[str, Any]] | None:
-    """Gives the id and the arguments that :func:`make` made an environment of; None: it didn't."""
+    """Returns the id and the arguments from which :func:`make` made an environment; None if it didn't."""
     return getattr(env, MADE_OF, None)
 
 
 def _labelled(env: Any, env_id: str, kwargs: dict[str, Any]) -> Any:
-    with contextlib.suppress(AttributeError, TypeError):  # a class of a user's own may have no place for it
+    with contextlib.suppress(AttributeError, TypeError):  # a user's class may not allow new attributes
         object.__setattr__(env, MADE_OF, (env_id, dict(kwargs)))
     return env
 
@@ -90,7 +91,7 @@ def _playground(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
     if name not in playground.dm_control_suite.ALL_ENVS:
         _check_models(env_id)
     config = playground.registry.get_default_config(name)
-    # MuJoCo's other implementation, warp, is the packaged default and needs a GPU
+    # the packaged default is MuJoCo's other implementation, warp, which needs a GPU
     changes = ({"impl": "jax"} if "impl" in config else {}) | _flat(kwargs)
     env = _constructed(env_id, lambda: playground.registry.load(name, config, changes), {})
     return SimulatedEnvironment(env, int(env._config.episode_length))
@@ -115,7 +116,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def _own(env_id: str, kwargs: dict[str, Any]) -> tuple[Any, Any]:
     kind = named_object(env_id)
     if inspect.isclass(kind) and not (hasattr(kind, "reset") and hasattr(kind, "step")):
-        _check_environment(env_id, kind)  # before it is called: it may be any class
+        _check_environment(env_id, kind)  # checked before the call, because it may be any class
     made = _constructed(env_id, kind, kwargs)
     if isinstance(made, tuple) and len(made) == 2:
         return made
@@ -146,7 +147,7 @@ def _package(env_id: str, module: str, extra: str) -> Any:
         raise ValueError(
             f"env.id: {env_id} needs {error.name}, which isn't installed; pip install 'lockstep-rl[{extra}]'"
         ) from None
-    except Exception as error:  # MuJoCo's, when the graphics library that MUJOCO_GL names isn't there
+    except Exception as error:  # MuJoCo's error if the graphics library that MUJOCO_GL names is missing
         chosen = os.environ.get("MUJOCO_GL")
         hint = "" if chosen is None else f"; MUJOCO_GL is {chosen}"
         raise ValueError(f"env.id: {env_id}: {module} can't be imported: {one_line(error)}{hint}") from None

@@ -1,4 +1,4 @@
-"""Draws states of environments that JAX steps: with MuJoCo for Brax and Playground, with gymnax's own for gymnax."""
+"""Draws states of JAX environments: with MuJoCo for Brax and Playground, with gymnax's own visualizer for gymnax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZE = (480, 640)
 
 
 class MujocoRenderer:
-    """Draws a MuJoCo model's states, from its first camera, else from MuJoCo's free one."""
+    """Draws a MuJoCo model's states from its first camera, or from MuJoCo's free one if it has none."""
 
     def __init__(self, model: Any) -> None:
         mujoco: Any = importlib.import_module("mujoco")
@@ -21,9 +21,9 @@ class MujocoRenderer:
         self._camera = 0 if model.ncam else -1
 
     def __call__(self, qpos: Any, qvel: Any, moved: Any) -> np.ndarray:
-        """Draws the picture, uint8 ``[height, width, 3]``, of the joints' positions and velocities.
+        """Draws the joints' positions and velocities, uint8 ``[height, width, 3]``.
 
-        ``moved`` may have ``mocap_pos`` and ``mocap_quat``: places of bodies that nothing pushes.
+        ``moved`` may have ``mocap_pos`` and ``mocap_quat``: poses of bodies that no force moves.
         """
         self._data.qpos[:], self._data.qvel[:] = np.asarray(qpos), np.asarray(qvel)
         if self._model.nmocap and hasattr(moved, "mocap_pos"):
@@ -35,10 +35,10 @@ class MujocoRenderer:
 
 
 class GymnaxRenderer:
-    """Draws states by gymnax's ``Visualizer``, which draws with matplotlib.
+    """Draws states with gymnax's ``Visualizer``, which uses matplotlib.
 
     Raises:
-        ValueError: gymnax has no picture of this environment.
+        ValueError: if gymnax has no picture of this environment.
     """
 
     def __init__(self, env: Any, params: Any, state: Any) -> None:
@@ -50,11 +50,11 @@ class GymnaxRenderer:
             raise ValueError("gymnax draws no picture of it")
 
     def __call__(self, state: Any) -> np.ndarray:
-        """Draws the picture, uint8 ``[height, width, 3]``."""
+        """Draws a state, uint8 ``[height, width, 3]``."""
         drawn = self._visualizer
         drawn.state_seq = [state]
         drawn.update(0)
-        drawn.ax.set_title(drawn.env.name)  # instead of the number of the frame, which is always the first
+        drawn.ax.set_title(drawn.env.name)  # not the frame's number, which would always be the first
         canvas: Any = drawn.fig.canvas
         canvas.draw()
         return np.asarray(canvas.buffer_rgba())[..., :3].copy()

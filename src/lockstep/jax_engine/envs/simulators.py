@@ -1,4 +1,4 @@
-"""Simulators with JAX of their own, Brax and MuJoCo Playground, as functional environments."""
+"""Adapts array environments, and the simulators Brax and MuJoCo Playground, to functional environments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lockstep.jax_engine.envs.protocol import Tree
 from lockstep.jax_engine.shards.keys import seed_key
 
 REWARD_PREFIXES = ("reward/", "reward_")
-"""Metrics of these names are parts of the reward."""
+"""Prefixes of metrics that are parts of the reward."""
 SUCCESS = "success"
 
 
 class TimedEnvironment(Environment):
-    """An environment whose state is ``{"env": …, "time": int32}``, with a time limit among its parameters."""
+    """An environment whose state is ``{"env": …, "time": int32}``, with a time limit in its parameters."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -39,7 +39,7 @@ class TimedEnvironment(Environment):
 
 
 class SingleArrayEnvironment(TimedEnvironment):
-    """One environment of a batched array environment."""
+    """Adapts a batched array environment to a single functional one."""
 
     def __init__(self, env: ArrayEnvironment) -> None:
         super().__init__(env.max_episode_steps)
@@ -76,11 +76,11 @@ class SingleArrayEnvironment(TimedEnvironment):
 
 
 class SimulatedEnvironment(TimedEnvironment):
-    """An environment in Brax's form: ``reset(key) -> State``, ``step(State, action) -> State``; no wrappers around it.
+    """Adapts an unwrapped environment in Brax's form: ``reset(key) -> State``, ``step(State, action) -> State``.
 
-    A State has ``obs``, ``reward``, ``done``, ``metrics`` and ``info``. Actions lie in [-1, 1], as all of Brax's and
-    Playground's learners give them. Metrics called ``reward_…`` or ``reward/…`` become reward terms, and ``success``
-    the success.
+    A State has ``obs``, ``reward``, ``done``, ``metrics`` and ``info``. Actions lie in [-1, 1], as in all of Brax's and
+    Playground's learners. Metrics called ``reward_…`` or ``reward/…`` become reward terms, and ``success`` becomes the
+    success.
     """
 
     step_draws = False
@@ -98,7 +98,7 @@ class SimulatedEnvironment(TimedEnvironment):
         """See :meth:`Environment.step`."""
         before, time = state["env"], state["time"] + 1
         kinds = jax.tree.map(lambda x: x.dtype, before)
-        # the step writes into the dicts of the state that it is given: a copy keeps the caller's as it is
+        # the step writes into the dicts of the state that it is given, so it gets a copy
         stepped = self._env.step(jax.tree.map(lambda x: x, before), action)
         after = jax.tree.map(lambda x, dtype: jnp.asarray(x, dtype), stepped, kinds)
         ended = after.done.astype(bool)
@@ -110,7 +110,7 @@ class SimulatedEnvironment(TimedEnvironment):
         return Outcome(after.obs, following, after.reward, ended & ~own, truncated, info).values()
 
     def render(self, state: Tree, params: Any = None) -> np.ndarray:
-        """Draws a state, uint8 ``[height, width, 3]``; needs a graphics library of MuJoCo's, but no screen."""
+        """Draws a state, uint8 ``[height, width, 3]``; needs one of MuJoCo's graphics libraries, but no screen."""
         if self._pictures is None:
             from lockstep.jax_engine.envs.renderers import MujocoRenderer
 
@@ -123,7 +123,7 @@ class SimulatedEnvironment(TimedEnvironment):
 
     @property
     def render_fps(self) -> int:
-        """As many as there are steps in a second."""
+        """The number of steps in a second of simulated time."""
         return max(1, round(1.0 / float(self._env.dt)))
 
     def observation_space(self, params: Any = None) -> gymnasium.Space:
@@ -143,7 +143,7 @@ def _unbounded(seen: Any) -> gymnasium.Space:
 
 
 def reward_terms(metrics: Mapping[str, Array]) -> dict[str, Array]:
-    """Parts of the reward among a simulator's metrics, by their names without the prefix."""
+    """Returns the parts of the reward among a simulator's metrics, by their names without the prefix."""
     return {
         name[len(prefix) :]: value
         for prefix in REWARD_PREFIXES

@@ -1,6 +1,6 @@
-"""Frame skip, sticky actions and frame stack inside the compiled program; they do what the host's wrappers do.
+"""Frame skip, sticky actions and frame stack inside the compiled program, equal to the host's wrappers.
 
-Each is a batch of environments around another one. From inside to outside: frame skip, sticky actions, frame stack.
+Each wraps a batch of environments as another batch. From inside to outside: frame skip, sticky actions, frame stack.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree
 
 
 class BatchWrapper:
-    """A batch of environments around another one, which changes nothing; in the state that is ``"env"``."""
+    """Wraps a batch of environments without changing it; the inner state is the entry ``"env"`` of the state."""
 
     def __init__(self, env: JaxEnvironment) -> None:
         self._env = env
@@ -37,38 +37,38 @@ class BatchWrapper:
 
     @property
     def can_render(self) -> bool:
-        """Whether the one inside can be drawn."""
+        """Whether the environment inside can be drawn."""
         return getattr(self._env, "can_render", False)
 
     @property
     def render_fps(self) -> int | None:
-        """Pictures a second that they are meant for, if it is known."""
+        """Frames per second for which its pictures are meant; None if it doesn't say."""
         return getattr(self._env, "render_fps", None)
 
     def render(self, state: Tree) -> np.ndarray:
-        """Draws the picture of the first environment of a state; every wrapper keeps the one inside as ``"env"``."""
+        """Draws the first environment of a state; every wrapper keeps the inner state as ``"env"``."""
         env: Any = self._env
         return env.render(state["env"])
 
     @property
     def render_modes(self) -> list[str]:
-        """How the one inside can be shown."""
+        """The modes in which the environment inside can be shown."""
         return getattr(self._env, "render_modes", ["rgb_array"])
 
     def text(self, state: Tree) -> str | None:
-        """Writes the first environment of a state as text, where :attr:`render_modes` has ``ansi``."""
+        """Writes the first environment of a state as text, if :attr:`render_modes` has ``ansi``."""
         env: Any = self._env
         return env.text(state["env"])
 
     def close(self) -> None:
-        """Gives back what :meth:`render` opened."""
+        """Closes what :meth:`render` opened."""
         getattr(self._env, "close", lambda: None)()
 
 
 class FrameSkip(BatchWrapper):
-    """Every action is taken ``skip`` times, or until the episode ends; rewards add up, the last observation counts.
+    """Repeats every action ``skip`` times or until the episode ends; sums rewards and returns the last observation.
 
-    The time limit counts the steps inside: it is kept here, and what the engine counts is as many steps outside.
+    The time limit counts inner steps and is kept here. The engine's limit is the same in outer steps.
     """
 
     def __init__(self, env: JaxEnvironment, skip: int) -> None:
@@ -78,7 +78,7 @@ class FrameSkip(BatchWrapper):
 
     @property
     def render_fps(self) -> int | None:
-        """See :attr:`BatchWrapper.render_fps`; a picture is taken every ``skip`` steps."""
+        """See :attr:`BatchWrapper.render_fps`; there is one picture for every ``skip`` steps."""
         inside = super().render_fps
         return None if inside is None else max(1, round(inside / self._skip))
 
@@ -110,13 +110,13 @@ class FrameSkip(BatchWrapper):
             kept = jax.tree.map(lambda old, x: jnp.where(_like(over, x), old, x), so_far, new)
             return (kept, jnp.where(over, elapsed, count)), None
 
-        # one body, compiled once: a simulator's step is large
+        # a loop, so that a simulator's large step is compiled only once
         (last, elapsed), _ = jax.lax.scan(once, (empty, state["elapsed"]), draws, self._skip)
         return last._replace(state={"env": last.state, "elapsed": elapsed})
 
 
 class StickyActions(BatchWrapper):
-    """With a probability the last action is taken again (Machado et al. 2018); an episode's first one never sticks."""
+    """Repeats the last action with some probability (Machado et al. 2018), but never at an episode's first step."""
 
     def __init__(self, env: JaxEnvironment, probability: float) -> None:
         super().__init__(env)
@@ -145,9 +145,9 @@ class StickyActions(BatchWrapper):
 
 
 class FrameStack(BatchWrapper):
-    """The newest ``count`` observations in one: an image of as many times the channels, one vector of vectors.
+    """Stacks the newest ``count`` observations: images along their channels, vectors into one vector.
 
-    An episode begins with its first observation ``count`` times. Of the entry ``mask`` the newest stays.
+    An episode begins with ``count`` copies of its first observation. Of the entry ``mask`` only the newest is kept.
     """
 
     def __init__(self, env: JaxEnvironment, count: int, mask: str | None = None) -> None:
@@ -174,7 +174,7 @@ class FrameStack(BatchWrapper):
 
 
 def wrap(config: EnvConfig, env: JaxEnvironment) -> JaxEnvironment:
-    """Gives the environment in the wrappers of its config."""
+    """Wraps an environment in the wrappers that its config asks for."""
     if config.frame_skip > 1:
         env = FrameSkip(env, config.frame_skip)
     if config.sticky_actions:

@@ -1,1 +1,1 @@
-"""Host environments beside the compiled program."""
+"""Steps environments on the host, beside the compiled program."""

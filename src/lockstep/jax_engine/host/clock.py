@@ -1,4 +1,4 @@
-"""Where the wall time of an iteration goes whose environments are stepped on the host."""
+"""Times the parts of an iteration whose environments are stepped on the host."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Laps:
 
     Attributes:
         rollout: stepping environments, and inference.
-        learn: from the rollout's end until the host has seen the update end; what it logs meanwhile is in it.
-        other: what came between the update before and this rollout: metrics, trackers, proof, checkpoint, evaluation.
-        total: from the end of the update before to the end of this one.
+        learn: from the rollout's end until the host has seen the update end, including what it logs meanwhile.
+        other: from the end of the previous update to this rollout: metrics, trackers, proof, checkpoint, evaluation.
+        total: from the end of the previous update to the end of this one.
     """
 
     rollout: float = 0.0
@@ -24,35 +24,38 @@ class Laps:
 
     @property
     def parts(self) -> dict[str, float]:
-        """The parts by name."""
+        """The seconds of each part, by name."""
         return {"rollout": self.rollout, "learn": self.learn, "other": self.other}
 
 
 class Clock:
-    """Measures iterations of which the host collects the next rollout before it reads what this one's update told."""
+    """Times iterations when the host collects the next rollout before it reads the results of this update."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Starts over: what was before belongs to no iteration."""
+        """Starts over: earlier time counts for no iteration."""
         self._started = self._mark = time.perf_counter()
         self._laps = Laps()
         self._learning = False
 
     def rollout_begins(self) -> None:
-        """Counts everything since the update before as other."""
+        """Counts everything since the previous update as other."""
         self._laps = Laps(other=self._lap())
 
     def rollout_ends(self) -> Laps:
-        """Counts everything since its begin as rollout; returns the iteration's laps, complete after its update."""
+        """Counts everything since the rollout began as rollout.
+
+        Returns the iteration's laps, complete after its update.
+        """
         self._laps.rollout, self._learning = self._lap(), True
         return self._laps
 
     def update_ends(self, laps: Laps | None = None) -> None:
         """Counts everything since the rollout as learn, and begins the next iteration.
 
-        Does nothing where the newest update has ended already, or where ``laps`` are of an earlier one, which has.
+        Does nothing if the newest update has ended already, or if ``laps`` are those of an earlier one.
         """
         if self._learning and (laps is None or laps is self._laps):
             self._laps.learn, self._learning = self._lap(), False

@@ -1,4 +1,4 @@
-"""Compiles the update as a program of its own, for rollouts that were collected on the host."""
+"""Compiles the update as a separate program, for rollouts that were collected on the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.jax_engine.state import TrainState
 from lockstep.jax_engine.statistics import NormalizerMoments, merge_normalizers, normalizer_moments
 
 Learned = tuple[TrainState, dict[str, Array], Carried]
-"""The state after an update, metrics, and what environments carry on, by shard."""
+"""The state after an update, metrics, and the state that environments carry on, by shard."""
 
 
 def _merged_rollout(program: Program, state: TrainState, rollout: Rollout) -> Rollout:
@@ -35,7 +35,7 @@ def _merged_rollout(program: Program, state: TrainState, rollout: Rollout) -> Ro
 def compile_learn(
     program: Program, specs: TrainState
 ) -> Callable[[TrainState, Rollout, ArrayLike, Inputs, ArrayLike, ArrayLike], Learned]:
-    """Compiles :meth:`.program.Program.learn` over the mesh, from a rollout by shard; the state's memory is reused."""
+    """Compiles :meth:`.program.Program.learn` over the mesh for rollouts by shard; it reuses the state's memory."""
 
     def learn(
         state: TrainState, rollout: Rollout, discounted: Array, inputs: Inputs, stop: Array, owned: Array
@@ -50,7 +50,7 @@ def compile_learn(
 
 
 def compile_first(program: Program, specs: TrainState) -> Callable[[TrainState, Rollout, Array, Array], TrainState]:
-    """Compiles first statistics of normalisers, of a random policy's rollout that was collected on the host."""
+    """Compiles the normalisers' first statistics, from a rollout of random actions that was collected on the host."""
 
     def first(state: TrainState, rollout: Rollout, discounted: Array, owned: Array) -> TrainState:
         def one(rollout: Rollout, discounted: Array) -> NormalizerMoments:

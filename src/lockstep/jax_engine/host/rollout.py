@@ -1,4 +1,4 @@
-"""Collects a rollout from environments on the host in parts: while one steps, the device infers for another."""
+"""Collects a rollout from environments on the host in parts: while one part steps, the device infers for another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lockstep.envs.numbers import check_acted
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 
 Infer = Callable[[int, int, np.ndarray], Array]
-"""Part, step and rows ``[n, width]`` as the environments gave them, to the actions under way."""
+"""From a part, a step and its rows ``[n, width]`` as the environments gave them, starts computing the actions."""
 
 
 @dataclass
@@ -26,10 +26,10 @@ class HostRollout:
     """Holds a process's rollout, host arrays ``[T, E, …]`` over its environments.
 
     Attributes:
-        raw: observation rows with the one that follows the last step, ``[T+1, E, width]``.
+        raw: observation rows, including those after the last step, ``[T+1, E, width]``.
         actions: as the policy took them; ``native`` as the environments did.
-        scores: float64, rewards as the environments gave them; ``rewards`` as the learner gets them.
-        terminated: bool, for the learner: lost lives too; ``truncated`` likewise.
+        scores: float64, rewards as the environments gave them; ``rewards`` are those after reward shaping.
+        terminated: bool, for the learner, at lost lives too; so is ``truncated``.
         final: rows that truncated an episode; zeros elsewhere.
         successes: int8.
         over: bool, where an episode of the environment ended.
@@ -52,7 +52,7 @@ class HostRollout:
 
     @classmethod
     def empty(cls, config: Config, envs: HostEnvs) -> HostRollout:
-        """Makes buffers for the environments of this process."""
+        """Allocates arrays for the environments of this process."""
         b, shape = envs.buffers, (config.num_steps, envs.num_envs)
         row, dtype = b.observations.shape[1:], b.observations.dtype
         actions = np.zeros((*shape, *b.actions.shape[1:]), np.int32 if b.actions.dtype == np.int64 else np.float32)
@@ -70,7 +70,7 @@ class HostRollout:
         )
 
     def take(self, t: int, part: slice, b: Buffers) -> None:
-        """Keeps what a step of some environments gave."""
+        """Stores the results of step ``t`` of some environments."""
         self.scores[t, part] = b.rewards
         self.successes[t, part] = b.successes
         self.terminated[t, part] = b.terminated | b.lost
@@ -84,7 +84,10 @@ class HostRollout:
 def collect(
     envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout, iteration: int
 ) -> None:
-    """Steps every part of the environments ``T`` times; ``squash`` makes their actions of the policy's."""
+    """Steps every part of the environments ``T`` times.
+
+    ``squash`` turns the policy's actions into the environments'; ``iteration`` is named in errors.
+    """
     parts = envs.parts
     buffers = [envs.buffers.of(part) for part in parts]
     out.stated.clear()
@@ -123,7 +126,7 @@ def collect(
 
 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: HostRollout) -> None:
-    """Collects a rollout of random actions, for the normalisers' first statistics; then episodes start anew."""
+    """Collects a rollout of random actions for the normalisers' first statistics, then resets all environments."""
     observation, action, b = envs.description.observation, envs.description.action, envs.buffers
     actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
     out.raw[0] = b.observations
@@ -142,6 +145,6 @@ def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: HostRol
 
 
 def record_replay(replay: ReplayLog, envs: HostEnvs, out: HostRollout) -> None:
-    """Keeps the actions of live episodes, with a hash of what each step returned."""
+    """Records the actions of episodes that haven't ended, with a hash of what each step returned."""
     hashes = row_hashes(np.ascontiguousarray(out.raw[1:]), out.scores)
     replay.extend(out.native.astype(envs.buffers.actions.dtype), hashes, out.over)

@@ -42,7 +42,7 @@ from lockstep.training.session import gather_shards
 class HostPending:
     """An iteration whose update is under way, with the episodes that ended in it and its times.
 
-    ``stated`` are the environments' own metrics of each of those episodes, empty where they give none.
+    ``stated`` are the environments' own metrics of each of those episodes, empty if they give none.
     """
 
     first: int
@@ -53,9 +53,9 @@ class HostPending:
 
 
 class HostRun:
-    """Holds the state on the mesh, environments on the host, and the programs between, as a ``DeviceRun`` does.
+    """Holds the state on the mesh, environments on the host, and the programs between them, as a ``DeviceRun`` does.
 
-    The environments are those of the program's config, or of ``env_config``.
+    The environments are those of ``env_config`` if it is given, else of the program's config.
     """
 
     capacity = 1
@@ -85,7 +85,7 @@ class HostRun:
             group_size=self.config.group_size,
             shard_size=plan.envs_per_shard,
             in_parts=self.config.reduction == "exact",
-            overlapped=program.net.convolutional,  # of smaller networks a second call costs more than it hides
+            overlapped=program.net.convolutional,  # for smaller networks a second call costs more than it hides
         )
         one_torch_thread()
         rows = plan.envs_per_shard
@@ -101,7 +101,7 @@ class HostRun:
     def begin(self) -> None:
         """See :meth:`.DeviceRun.begin`."""
         self.envs.reset()
-        one_torch_thread()  # of environments that load it in a reset
+        one_torch_thread()  # a reset may have loaded PyTorch
         if self.config.normalize.observations or self.config.normalize.returns:
             collect_random(self.config, self.plan, self.envs, self.rollout)
             check_numbers(self.envs.description, self.plan.env_ids, self.rollout.raw, self.rollout.scores, -1)
@@ -113,7 +113,7 @@ class HostRun:
         assert count == 1, count
         life.begin(Part.ROLLOUT)
         config, mesh = self.config, self.program.mesh
-        self._take_carried()  # waits for the update before
+        self._take_carried()  # waits for the previous update
         self._clock.update_ends()
         self._clock.rollout_begins()
         if config.algorithm == "grpo":
@@ -176,13 +176,13 @@ class HostRun:
         collect(self.envs, infer, self.program.net.squash, self.rollout, iteration)
 
     def _ended(self, part: slice, t: int) -> np.ndarray:
-        """Marks where the step before ended an episode for the learner, bool ``[n]``."""
+        """Returns whether the step before ended an episode for the learner, bool ``[n]``."""
         if t == 0:
             return np.zeros(part.stop - part.start, np.bool_)
         return self.rollout.terminated[t - 1, part] | self.rollout.truncated[t - 1, part]
 
     def _placed(self) -> tuple[Rollout, Array]:
-        """Places the rollout on the mesh by shard, and discounted returns before it."""
+        """Places on the mesh, by shard, the rollout and the discounted returns before it."""
         out, plan, mesh = self.rollout, self.plan, self.program.mesh
 
         def by_shard(x: np.ndarray) -> Array:
@@ -214,7 +214,7 @@ class HostRun:
         return rollout, by_shard(self.discounted)
 
     def _take_carried(self) -> None:
-        """Reads what the update before said that environments carry on."""
+        """Reads the recurrent states and discounted returns that the previous update computed."""
         if self._carried is not None:
             rows = self.program.rows
             recurrent_state, discounted = (rows.shards_alone(fetch_rows(x), self._devices) for x in self._carried)
@@ -248,13 +248,13 @@ class HostRun:
 
     def close(self) -> None:
         """See :meth:`.DeviceRun.close`."""
-        with contextlib.suppress(Exception):  # what failed is on its way already
+        with contextlib.suppress(Exception):  # the error has been raised already
             jax.block_until_ready(self.state)
         self.envs.close()
 
 
 def finished(episodes: np.ndarray, stated: Sequence[Mapping[str, float]]) -> Finished:
-    """Gathers the episodes ``[n, 5]`` of all processes, and what environments state of them; a collective."""
+    """Gathers the episodes ``[n, 5]`` of all processes, and the environments' own metrics of them; a collective."""
     own = [*zip(episodes.tolist(), stated, strict=True)]
     everyone = gather_json(own) if jax.process_count() > 1 else [own]
     both = sorted((pair for pairs in everyone for pair in pairs), key=lambda pair: pair[0][:2])

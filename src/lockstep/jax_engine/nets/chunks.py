@@ -1,6 +1,6 @@
-"""How many rows a gradient, or the evaluation of a rollout, takes at a time on a CPU, for the sake of its caches.
+"""Chooses how many rows a gradient or the evaluation of a rollout takes at a time on a CPU, to stay in its caches.
 
-What is chosen depends on the network, the number of rows and the kind of device alone.
+The choice depends only on the network, the number of rows and the kind of device.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from lockstep.networks.spec import PolicyNet
 
 CHUNK_ROWS, CHUNK_IMAGES = 256, 32
 LEAST_IMAGES = 8
-"""Of a chunk whose size isn't chosen freely: a few at a time cost more than many do."""
+"""Least images in a chunk of an equal cut: smaller chunks cost more than one large pass."""
 
 Result = TypeVar("Result")
 
 
 def most_images(net: PolicyNet, platform: str) -> int | None:
-    """Gives the most images that a pass takes at a time on a mesh's ``platform``; None: it isn't cut.
+    """Returns the most images that a pass takes at a time on a mesh's ``platform``; None if it isn't cut.
 
-    A network of the user's own is not: what it does with its rows is its own affair.
+    A custom network isn't cut, because it may treat its rows in any way.
     """
     cut = platform == "cpu" and net.convolutional and net.custom is None
     return CHUNK_IMAGES if cut else None
 
 
 def equal_chunks(net: PolicyNet, platform: str, rows: int) -> int:
-    """Counts the chunks of one size that a feed-forward network's gradient of so many rows is cut into.
+    """Returns the number of equal chunks into which a feed-forward network's gradient of ``rows`` rows is cut.
 
-    Of vectors they have 256 rows; of images 32 at most, and 8 at least. It is one where that can't be.
+    Chunks of vectors have 256 rows, chunks of images 8 to 32. It is 1 if no such cut is possible.
     """
     if platform != "cpu" or net.custom is not None:
         return 1
@@ -43,9 +43,9 @@ def equal_chunks(net: PolicyNet, platform: str, rows: int) -> int:
 
 
 def in_chunks(function: Callable[[Array], Result], rows: Array, most: int | None) -> Result:
-    """Calls a function of rows ``[n, …]``, which gives arrays ``[n, …]``, for at most ``most`` at a time (None: all).
+    """Calls a function of rows ``[n, …]`` that returns arrays ``[n, …]`` on at most ``most`` rows at a time.
 
-    Chunks are of one size; what the last one lacks are zeros.
+    None: on all rows at once. Chunks have one size; the last is padded with zeros.
     """
     count = 1 if most is None else -(-len(rows) // most)
     if count <= 1:

@@ -1,13 +1,13 @@
-"""Convolutions that are fast within loops too, with bits that no number of threads decides.
+"""Convolutions that are fast within loops too, with bits that don't depend on the number of threads.
 
-XLA's CPU compiler brings a convolution's axes into the order that its fast kernels take only in a program's outermost
-computation. Within a loop (the rollout's scan, the map over shards) any other order takes a slow path.
-So on a CPU they are in that order from the start, those of the gradient included. Other devices' compilers know the
-gradients of convolutions by their usual form, and get that.
+XLA's CPU compiler reorders a convolution's axes for its fast kernels only in a program's outermost computation. Within
+a loop (the rollout's scan, the map over shards) any other order takes a slow path. So on a CPU convolutions have that
+order from the start, also in the gradient. Other devices' compilers recognise the gradients of convolutions by their
+usual form, and get that.
 
-Of the two libraries that have such kernels, YNNPACK's bits are the same with any number of threads; Eigen cuts a long
-sum between few results into as many parts as there are threads. So a convolution is put in a form that the compiler
-gives to YNNPACK: without dilated images, with edges no wider than the window makes up for, with more than 16 channels.
+Two libraries have such kernels. YNNPACK's bits are the same with any number of threads; Eigen cuts a long sum into as
+many parts as there are threads if there are few results. So a convolution is put in a form that the compiler gives to
+YNNPACK: no dilated images, padding no wider than the window makes up for, more than 16 channels.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 PRECISION = lax.Precision.HIGHEST
-"""Of all products: on a GPU the default would be TF32, on a TPU bfloat16."""
+"""Precision of all products: by default a GPU would use TF32, a TPU bfloat16."""
 
 _ORDER = ("NHWC", "HWIO", "NHWC")
 
 NARROW = 16
-"""Convolutions from and to at most so many channels are Eigen's."""
+"""Convolutions from and to at most this many channels go to Eigen."""
 
 FEW_TERMS = 32
-"""Sums of at most so many are never cut by Eigen."""
+"""Eigen never cuts sums of at most this many terms."""
 
 
 def convolve(x: Array, weight: Array, stride: int, padding: int) -> Array:
     """Convolves images ``[n, H, W, C]`` with ``[out, C, h, w]``: ``[n, H', W', out]``.
 
-    Windows begin at every ``stride``-th pixel; there are ``padding`` rows and columns of zeros around the image.
+    Windows begin at every ``stride``-th pixel. The image is padded with ``padding`` rows and columns of zeros.
     """
     out: Any = _convolve(x, weight, stride, padding)
     return out
@@ -49,7 +49,7 @@ def _convolve(x: Array, weight: Array, stride: int, padding: int) -> Array:
 
 
 def usual_convolution(stride: int, padding: int, x: Array, weight: Array) -> Array:
-    """As :func:`convolve`, as the framework takes it and its gradient."""
+    """Does what :func:`convolve` does with the framework's own convolution and gradient."""
     pads = [(padding, padding)] * 2
     order = ("NHWC", "OIHW", "NHWC")
     return lax.conv_general_dilated(x, weight, (stride, stride), pads, dimension_numbers=order, precision=PRECISION)
@@ -64,7 +64,7 @@ def _saved(x: Array, weight: Array, stride: int, padding: int) -> tuple[Array, t
 
 
 def _backward(stride: int, padding: int, saved: tuple[Array, Array], out: Array) -> tuple[Array, Array]:
-    """Gradients of ``x`` and ``weight``, of the output's ``[n, H', W', out]``."""
+    """Computes the gradients of ``x`` and ``weight`` from the output's ``[n, H', W', out]``."""
 
     def usual(x: Array, weight: Array, out: Array) -> tuple[Array, Array]:
         return jax.vjp(partial(usual_convolution, stride, padding), x, weight)[1](out)
@@ -76,18 +76,18 @@ def _backward(stride: int, padding: int, saved: tuple[Array, Array], out: Array)
 
 
 def _image_gradient(x: Array, weight: Array, out: Array, stride: int, padding: int) -> Array:
-    """Gives each pixel its gradient from every window that it is in: a convolution with the kernel turned round.
+    """Sums each pixel's gradient over the windows that contain it, by a convolution with the flipped kernel.
 
-    It has a stride of one: what is a channel of its result is one of the ``stride x stride`` pixels of a square, which
-    the same windows see. (A convolution of an output with zeros between its pixels would do the same.)
+    The convolution has a stride of one. Each channel of its result is one of the ``stride x stride`` pixels of a
+    square, which lie in the same windows. (A convolution of an output with zeros between its pixels would do the same.)
     """
     outs, channels = weight.shape[:2]
-    taps = [-(-size // stride) for size in weight.shape[2:]]  # windows that see a square, along an axis
+    taps = [-(-size // stride) for size in weight.shape[2:]]  # windows that contain a square, along an axis
     lacking = [(0, n * stride - size) for n, size in zip(taps, weight.shape[2:], strict=True)]
     weight = jnp.pad(weight, [(0, 0), (0, 0), *lacking])
     kernel = weight.reshape(outs, channels, taps[0], stride, taps[1], stride)
     kernel = jnp.flip(kernel, (2, 4)).transpose(2, 4, 0, 3, 5, 1).reshape(*taps, outs, -1)
-    first = padding // stride  # square of the first pixel; those before it lie on the edge
+    first = padding // stride  # square of the first pixel; those before it are padding
     squares = [(padding + size - 1) // stride - first + 1 for size in x.shape[1:3]]
     pads = [(n - 1 - first, count + first - seen) for n, count, seen in zip(taps, squares, out.shape[1:3], strict=True)]
     found = _fast(out, kernel, pads)
@@ -98,8 +98,8 @@ def _image_gradient(x: Array, weight: Array, out: Array, stride: int, padding: i
 
 
 def _weight_gradient(x: Array, weight: Array, out: Array, stride: int, padding: int) -> Array:
-    """Gives each weight its gradient from every window: a convolution over images, with the output as kernel."""
-    rest = [(x.shape[1 + n] + 2 * padding - weight.shape[2 + n]) % stride for n in range(2)]  # that no window reaches
+    """Sums each weight's gradient over all windows, by a convolution over images with the output as the kernel."""
+    rest = [(x.shape[1 + n] + 2 * padding - weight.shape[2 + n]) % stride for n in range(2)]  # no window reaches it
     pads = [(padding, padding - r) for r in rest]
     found = _fast(x.transpose(3, 1, 2, 0), out.transpose(1, 2, 0, 3), pads, dilation=stride)
     return found.transpose(3, 0, 1, 2)
@@ -108,8 +108,8 @@ def _weight_gradient(x: Array, weight: Array, out: Array, stride: int, padding: 
 def _fast(x: Array, kernel: Array, pads: Sequence[tuple[int, int]], stride: int = 1, dilation: int = 1) -> Array:
     """Convolves ``[n, H, W, C]`` with ``[h, w, C, out]`` in a form that XLA's CPU compiler gives to YNNPACK.
 
-    Not sums of :data:`FEW_TERMS` or less from and to few channels. ``pads`` are rows and columns of zeros before and
-    after; negative ones cut as many off. A window sees every ``dilation``-th pixel.
+    Sums of at most :data:`FEW_TERMS` terms from and to few channels may go to Eigen. ``pads`` are the rows and columns
+    of zeros before and after; negative ones cut as many off. A window reads every ``dilation``-th pixel.
     """
     sizes = [size + sum(pad) for size, pad in zip(x.shape[1:3], pads, strict=True)]
     spans = [(size - 1) * dilation + 1 for size in kernel.shape[:2]]

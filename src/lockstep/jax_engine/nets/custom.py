@@ -1,4 +1,4 @@
-"""Networks of the user's own: an ``equinox.Module`` named by import path, called as a function of its parameters."""
+"""Custom networks: an ``equinox.Module`` named by import path, called as a function of its parameters."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from lockstep.networks.draws import host_generators
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
-    """Takes one part of an observation ``[n, *shape]``: images uint8, indices int32, the rest float32."""
+    """Extracts one part of an observation ``[n, *shape]``: images uint8, indices int32, the rest float32."""
     source = rows if leaf.kind == "image" else floats
     part = source[..., leaf.start : leaf.start + leaf.size].reshape(len(rows), *leaf.shape)
     return part.astype(jnp.int32) if leaf.kind == "one_hot" else part
 
 
 def observation_arrays(layout: ObservationLayout, rows: Array) -> Any:
-    """Rows ``[n, width]`` as the environment's own structure: an array, or a flat dict of them by path.
+    """Converts rows ``[n, width]`` to the environment's own structure: an array, or a flat dict of arrays by path.
 
-    A mask that comes apart from the observation isn't among them.
+    A mask that comes separately from the observation isn't included.
     """
     floats = encoders.float_columns(layout, rows)
     parts = {leaf.name: _part(leaf, rows, floats) for leaf in layout.leaves if not leaf.apart}
@@ -42,20 +42,20 @@ def _is_parameter(x: Any) -> bool:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """Gives a parameter's name, such as ``layers.0.weight``."""
+    """Returns a parameter's name, such as ``layers.0.weight``."""
     return ".".join(str(getattr(key, "name", getattr(key, "idx", getattr(key, "key", key)))) for key in path)
 
 
 class CustomNet:
-    """A user's module as a function of parameters by name: its floating-point arrays.
+    """Calls a user's module as a function of its parameters by name, which are its floating-point arrays.
 
     Args:
-        module: called with observations ``[n, …]`` and a keyword ``key``, gives the actor's output ``[n, outputs]`` and
-            values ``[n]`` or ``[n, 1]``.
+        module: is called with observations ``[n, …]`` and a keyword ``key``; returns the actor's output
+            ``[n, outputs]`` and values ``[n]`` or ``[n, 1]``.
 
     Attributes:
-        dtypes: of its parameters as it was made, by name; all of them are kept in float32.
-        drew: whether it drew numbers of Python's random or of numpy.random when it was tried.
+        dtypes: of its parameters as it was made, by name; all are kept in float32.
+        drew: whether it drew from Python's ``random`` or ``numpy.random`` when it was tried.
     """
 
     def __init__(self, module: eqx.Module) -> None:
@@ -67,15 +67,15 @@ class CustomNet:
         self._initial = {name: np.asarray(x, np.float32) for name, x in found.items()}
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """Gives the parameters that the module was made with."""
+        """Returns the parameters that the module was made with."""
         return dict(self._initial)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Gives the shape of every parameter by name."""
+        """Returns the shape of every parameter by name."""
         return {name: x.shape for name, x in self._initial.items()}
 
     def alike(self, other: CustomNet | None) -> bool:
-        """Says whether two modules are the same but for the values of their parameters."""
+        """Returns whether two modules differ at most in the values of their parameters."""
         if other is None:
             return False
         (mine, my_tree), (theirs, their_tree) = jax.tree.flatten(self._rest), jax.tree.flatten(other._rest)
@@ -99,7 +99,7 @@ class CustomNet:
     ) -> tuple[Array, Array | None]:
         """Computes the actor's output ``[n, outputs]`` and values ``[n]`` (or None) of rows ``[n, width]``, float32.
 
-        ``key`` is of dropout; None: ``equinox.nn.inference_mode``. With ``bf16`` parameters and floating-point
+        ``key`` is for dropout; None sets ``equinox.nn.inference_mode``. With ``bf16``, parameters and floating-point
         observations are bfloat16.
         """
 
@@ -116,24 +116,25 @@ class CustomNet:
 
 
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: type | None = None) -> CustomNet:
-    """Makes a user's module ``module:Class``, and tries it, see :func:`custom_net`.
+    """Makes a user's module ``module:Class`` and tries it; see :func:`custom_net`.
 
-    ``kind`` is the class, where the caller has it; None: it is found by its name.
+    ``kind`` is the class if the caller has it; None: it is imported by name.
 
     Raises:
-        ValueError: it can't be found, and as :func:`custom_net`; one line.
+        ValueError: if it can't be found, or :func:`custom_net` raises; the message is one line.
     """
     make = _checked(path, named_object("network.custom", path) if kind is None else kind)
     return custom_net(f"network.custom: {path}", lambda *given, key: make(*given, key=key, **kwargs), net, seed)
 
 
 def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> CustomNet:
-    """Makes a user's module and tries it on a batch of zeros; ``name`` is the module's in errors.
+    """Makes a user's module and tries it on a batch of zeros; errors begin with ``name``.
 
-    ``make`` is called with a batch of two observations, the number of outputs and a keyword ``key``, made of the seed.
+    ``make`` is called with a batch of two observations, the number of outputs, and a keyword ``key`` made from the
+    seed.
 
     Raises:
-        ValueError: it can't be made, or gives something else than outputs and values; one line.
+        ValueError: if it can't be made, or returns anything but outputs and values; the message is one line.
     """
     rows = jnp.asarray(net.observation.zeros(2))
     try:
@@ -161,7 +162,7 @@ def _checked(path: str, kind: Any) -> Callable[..., eqx.Module]:
 
 
 def _check_state(name: str, module: eqx.Module) -> None:
-    """Refuses layers with running statistics, which Equinox keeps apart from the module."""
+    """Refuses layers with running statistics, which Equinox keeps outside the module."""
 
     def is_state(x: Any) -> bool:
         return isinstance(x, eqx.nn.StateIndex)

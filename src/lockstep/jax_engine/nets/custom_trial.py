@@ -1,4 +1,4 @@
-"""Trying whether a network of the user's own can be trained as it is written, before anything starts."""
+"""Tries whether a custom network can be trained as it is written, before anything starts."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lockstep.networks.draws import host_generators, keyed_by_nothing
 def check_function(name: str, custom: CustomNet, net: Any) -> None:
     """Traces a user's module with a key, as in training; without one it was traced when it was made.
 
-    What draws unkeyed numbers draws them once, as a program is traced, and never again. Policies that were trained
-    before this was looked at are loaded.
+    Code that draws random numbers without the key draws them once, when a program is traced, and never again. Policies
+    trained before this check existed can still be loaded.
 
     Raises:
-        ValueError: it draws them, can't be called in training, or has parameters that JAX doesn't compute in float32;
-            one line that begins with ``name``.
+        ValueError: if it draws such numbers, can't be called in training, or has parameters that JAX doesn't compute in
+            float32; one line that begins with ``name``.
     """
     for parameter, dtype in custom.dtypes.items():
-        if jax.dtypes.canonicalize_dtype(dtype) != jnp.float32:  # NumPy's float64 is computed as that in any case
+        if jax.dtypes.canonicalize_dtype(dtype) != jnp.float32:  # JAX computes NumPy's float64 in float32
             raise other_type(name, parameter, str(dtype), "float32", "__call__")
     before, rows = host_generators(), jnp.asarray(net.observation.zeros(2))
     try:
@@ -35,7 +35,7 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
             rows,
             seed_key(0),
         )
-    except Exception as error:  # of the user's own
+    except Exception as error:  # the user's own exception
         raise ValueError(f"{name}: in training: {one_line(error)}{users_line(error)}") from error
     if custom.drew or host_generators() != before:
         raise keyed_by_nothing(name, "jax.random, of the key that it is called with,")

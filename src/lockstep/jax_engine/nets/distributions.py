@@ -1,8 +1,8 @@
-"""What an actor's output says about actions: categorical, several categoricals, or a diagonal Gaussian.
+"""Distributions of actions, given by an actor's output: categorical, several categoricals, or a diagonal Gaussian.
 
-Noise is drawn beforehand, so that sampling is a function: the largest of logits plus Gumbel noise samples a
-categorical; mean plus standard deviation times normal noise a Gaussian. A squashed Gaussian keeps the number before
-the tanh as its action; what the environment takes is made of it by :func:`squash`.
+Noise is drawn beforehand, so that sampling is a pure function. The largest of logits plus Gumbel noise is a sample of a
+categorical; mean plus standard deviation times normal noise is one of a Gaussian. A squashed Gaussian keeps the number
+before the tanh as its action; :func:`squash` converts it to the environment's action.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
 def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Array], output: Array) -> tuple[Array, Array]:
-    """Gives a Gaussian's mean ``[…, A]`` and log standard deviation, of a shape that broadcasts with it."""
+    """Splits a Gaussian's output into mean ``[…, A]`` and log standard deviation, which broadcasts with it."""
     if net.state_dependent_std:
         mean, log_std = jnp.split(output, 2, -1)
         return mean, jnp.clip(log_std, *LOG_STD_LIMITS)
@@ -34,9 +34,9 @@ def mean_and_log_std(net: PolicyNet, parameters: Mapping[str, Array], output: Ar
 
 
 def sample(net: PolicyNet, parameters: Mapping[str, Array], output: Array, noise: Array) -> Array:
-    """Makes actions of the actor's output ``[rows, outputs]`` and noise drawn beforehand ``[rows, action outputs]``.
+    """Samples actions from the actor's output ``[rows, outputs]`` and noise drawn before ``[rows, action outputs]``.
 
-    Noise is Gumbel (discrete) or standard normal; actions int32 ``[rows]`` or ``[rows, indices]``, or float32
+    Noise is Gumbel (discrete) or standard normal. Actions are int32 ``[rows]`` or ``[rows, indices]``, or float32
     ``[rows, A]``.
     """
     if net.discrete:
@@ -46,7 +46,7 @@ def sample(net: PolicyNet, parameters: Mapping[str, Array], output: Array, noise
 
 
 def mode(net: PolicyNet, output: Array) -> Array:
-    """Gives the most likely actions, shaped as :func:`sample`'s."""
+    """Returns the most likely actions, shaped as :func:`sample`'s."""
     if net.action.kind == "discrete":
         return lax.argmax(output, output.ndim - 1, jnp.int32)
     if net.action.kind == "multi_discrete":
@@ -55,7 +55,7 @@ def mode(net: PolicyNet, output: Array) -> Array:
 
 
 def _parts(net: PolicyNet, output: Array) -> list[Array]:
-    """Gives the logits of each index."""
+    """Splits the output into the logits of each index."""
     return jnp.split(output, list(itertools.accumulate(net.action.choices))[:-1], -1)
 
 
@@ -64,9 +64,9 @@ def log_prob_and_entropy(
 ) -> tuple[Array, Array]:
     """Computes log-probability and entropy, each ``[…]``, of actions shaped as :func:`sample`'s.
 
-    A squashed Gaussian has no entropy in closed form: it is the Gaussian's and the mean log slope of the tanh, which is
-    taken at these actions, as a function of mean and standard deviation (minus the log-probability would have the same
-    mean and a gradient that is 0 on average).
+    A squashed Gaussian has no entropy in closed form. It is computed as the Gaussian's plus the mean log slope of the
+    tanh, estimated at these actions as a function of mean and standard deviation. (Minus the log-probability would have
+    the same mean, but a gradient that is 0 on average.)
     """
     if net.action.kind == "discrete":
         return _categorical(output, actions)
@@ -85,14 +85,14 @@ def log_prob_and_entropy(
 
 def _categorical(logits: Array, actions: Array) -> tuple[Array, Array]:
     log_probs = jax.nn.log_softmax(logits, -1)
-    # A sum with one term that isn't 0 instead of a gather, whose gradient would be a scatter: many times slower.
+    # A sum with one term that isn't 0, because a gather's gradient would be a slow scatter.
     taken = actions[..., None] == jnp.arange(logits.shape[-1], dtype=actions.dtype)
     chosen = jnp.where(taken, log_probs, 0.0).sum(-1)
     return chosen, -(jnp.exp(log_probs) * log_probs).sum(-1)
 
 
 def sum_in_order(parts: list[Array]) -> Array:
-    """Adds parts, first to last."""
+    """Adds arrays, first to last."""
     return functools.reduce(operator.add, parts)
 
 
@@ -103,7 +103,7 @@ def _log_slope(x: Array) -> Array:
 
 
 def squash(net: PolicyNet, actions: Array) -> Array:
-    """Squashes a squashed Gaussian's actions ``[…, A]`` into the bounds; others are left as they are."""
+    """Squashes a squashed Gaussian's actions ``[…, A]`` into the bounds; returns other actions unchanged."""
     if not net.squashed:
         return actions
     low, high = (jnp.asarray(bound, jnp.float32) for bound in (net.action.low, net.action.high))
@@ -111,14 +111,14 @@ def squash(net: PolicyNet, actions: Array) -> Array:
 
 
 def action_noise(net: PolicyNet, key: Array, shape: tuple[int, ...]) -> Array:
-    """Draws what actions are sampled with, float32: Gumbel for discrete ones, standard normal for continuous ones."""
+    """Draws the noise of actions, float32: Gumbel for discrete ones, standard normal for continuous ones."""
     if net.discrete:
-        return jax.random.gumbel(key, shape, jnp.float32, mode="low")  # a setting of JAX's decides it otherwise
+        return jax.random.gumbel(key, shape, jnp.float32, mode="low")  # else JAX's setting decides it
     return jax.random.normal(key, shape, jnp.float32)
 
 
 def random_actions(net: PolicyNet, rows: Array, key: Array) -> Array:
-    """Draws random actions ``[n, …]``: uniform over what is allowed or within bounds, normal without bounds."""
+    """Draws random actions ``[n, …]``: uniform over allowed choices or within bounds, else normal."""
     layout = net.action
     if layout.discrete:
         noise = action_noise(net, key, (len(rows), layout.outputs))

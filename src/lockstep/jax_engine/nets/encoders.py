@@ -1,4 +1,4 @@
-"""From observation rows to features: numbers as they are, indices as one-hot vectors, images through convolutions."""
+"""Encodes observation rows as features: numbers as they are, indices as one-hot vectors, images by convolutions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.networks.spec import IMPALA, NATURE, ImageEncoder, encoder_name
 
 
 def float_columns(layout: ObservationLayout, rows: Array) -> Array:
-    """Gives the float32 columns ``[…, float_size]`` of observation rows ``[…, width]``."""
+    """Returns the float32 columns ``[…, float_size]`` of observation rows ``[…, width]``."""
     if not layout.image_bytes:
         return rows
     words = rows[..., : 4 * layout.float_size].reshape(*rows.shape[:-1], layout.float_size, 4)
@@ -24,18 +24,19 @@ def float_columns(layout: ObservationLayout, rows: Array) -> Array:
 
 
 def action_mask(layout: ObservationLayout, rows: Array) -> Array | None:
-    """Says which actions are allowed, bool ``[…, choices]``; None if all."""
+    """Returns which actions are allowed, bool ``[…, choices]``; None if all are."""
     leaf = layout.mask
     return None if leaf is None else float_columns(layout, rows)[..., leaf.start : leaf.start + leaf.size] > 0.5
 
 
 def encode_rows(layout: ObservationLayout, observation: Any) -> Array:
-    """Makes rows ``[n, width]`` of a batch of observations, as :meth:`ObservationLayout.encode` makes one on the host.
+    """Encodes a batch of observations as rows ``[n, width]``; :meth:`ObservationLayout.encode` does so on the host.
 
-    Observations are in the environment's own structure, leaves ``[n, …]``; a mask that isn't part of them allows all.
+    Observations have the environment's own structure, leaves ``[n, …]``. A mask that isn't part of them allows all
+    actions.
 
     Raises:
-        ValueError: a part hasn't the shape that its space promises.
+        ValueError: if a part's shape isn't its space's, or an image isn't made of integers.
     """
     first = next(leaf for leaf in layout.leaves if not leaf.apart)
     count = len(descend(observation, first.name))
@@ -52,9 +53,9 @@ def encode_rows(layout: ObservationLayout, observation: Any) -> Array:
 
 
 def decode_rows(layout: ObservationLayout, rows: Array) -> Any:
-    """Gives rows ``[n, width]`` as the environment observed them: an array, or a (nested) dict of them; no mask.
+    """Decodes rows ``[n, width]`` as the environment observed them: an array, or a (nested) dict of arrays; no mask.
 
-    A Tuple is a dict with keys ``"0"``, ``"1"`` and so on.
+    A Tuple becomes a dict with keys ``"0"``, ``"1"`` and so on.
     """
     floats, out = float_columns(layout, rows), {}
     for leaf in layout.leaves:
@@ -71,7 +72,7 @@ def decode_rows(layout: ObservationLayout, rows: Array) -> Any:
 
 
 def _columns(leaf: Leaf, value: Array, count: int) -> Array:
-    """Takes one part ``[n, size]``: pixels as uint8, the rest as float32, indices from 0 on."""
+    """Flattens one part ``[n, size]``: pixels as uint8, the rest as float32, indices counted from 0."""
     if leaf.kind == "image" and not jnp.issubdtype(value.dtype, jnp.integer):
         raise ValueError(f"observation of dtype {value.dtype}, its space says uint8")
     if value.shape != (count, *leaf.shape):
@@ -85,9 +86,9 @@ def _columns(leaf: Leaf, value: Array, count: int) -> Array:
 
 
 def one_hot(leaf: Leaf, floats: Array) -> list[Array]:
-    """Turns a Discrete or MultiDiscrete part into one-hot vectors ``[…, choices]``."""
+    """Converts a Discrete or MultiDiscrete part to one-hot vectors ``[…, choices]``."""
     columns = floats[..., leaf.start : leaf.start + leaf.size].astype(jnp.int32)
-    if leaf.pattern != leaf.choices:  # at once for all of its repetitions, of which a grid has dozens
+    if leaf.pattern != leaf.choices:  # all repetitions at once: a grid has dozens
         columns = columns.reshape(*columns.shape[:-1], -1, len(leaf.pattern))
         parts = [jax.nn.one_hot(columns[..., n], count) for n, count in enumerate(leaf.pattern)]
         return [jnp.concatenate(parts, -1).reshape(*columns.shape[:-2], -1)]
@@ -95,7 +96,7 @@ def one_hot(leaf: Leaf, floats: Array) -> list[Array]:
 
 
 def image(leaf: Leaf, rows: Array) -> Array:
-    """Takes an image ``[…, H, W, C]`` out of rows, float32 between 0 and 1."""
+    """Extracts an image ``[…, H, W, C]`` from rows, float32 between 0 and 1."""
     shape = leaf.shape if len(leaf.shape) == 3 else (*leaf.shape, 1)
     pixels = rows[..., leaf.start : leaf.start + leaf.size].reshape(*rows.shape[:-1], *shape)
     if leaf.channels_first and len(leaf.shape) == 3:
@@ -115,7 +116,7 @@ class Residual(eqx.Module):
 
 
 class Stage(eqx.Module):
-    """A convolution, a pool that halves the image (but for small grids), and residual blocks."""
+    """A convolution, a pool that halves the image (not for small grids), and residual blocks."""
 
     convolution: Convolution
     blocks: tuple[Residual, ...]
@@ -133,14 +134,14 @@ class Stage(eqx.Module):
 class ImageNet(eqx.Module):
     """The encoder of one image: convolutions or stages, and a linear layer.
 
-    Convolutions have a ReLU after each, stages one at the end; what comes out is flat in the order ``[C, H, W]``.
+    A ReLU follows each convolution, or the last stage. The result is flattened in the order ``[C, H, W]``.
     """
 
     parts: tuple[Convolution, ...] | tuple[Stage, ...]
     out: Linear
 
     def __call__(self, x: Array) -> Array:
-        """Images ``[n, H, W, C]`` to features ``[n, features]``."""
+        """Computes features ``[n, features]`` of images ``[n, H, W, C]``."""
         for part in self.parts:
             x = jax.nn.relu(part(x)) if isinstance(part, Convolution) else part(x)
         if isinstance(self.parts[-1], Stage):
@@ -149,13 +150,13 @@ class ImageNet(eqx.Module):
 
 
 class Encoder(eqx.Module):
-    """From observation rows to features, with an encoder of each image in the layout's order."""
+    """Encodes observation rows as features, with one encoder per image in the layout's order."""
 
     images: tuple[ImageNet, ...]
     layout: ObservationLayout = eqx.field(static=True)
 
     def __call__(self, rows: Array) -> Array:
-        """Rows ``[n, width]`` to features ``[n, features]``."""
+        """Computes features ``[n, features]`` of rows ``[n, width]``."""
         layout = self.layout
         if layout.plain:
             return rows
@@ -170,7 +171,7 @@ class Encoder(eqx.Module):
 
 
 def named_encoder(layout: ObservationLayout, encoder: ImageEncoder, trunk: str) -> Encoder:
-    """Gives the encoder of a network, with the names of its parameters in place of them."""
+    """Makes a network's encoder with the names of its parameters in place of arrays."""
     leaves = [leaf for leaf in layout.leaves if leaf.kind == "image"]
     return Encoder(tuple(_named_image_net(encoder, leaf, encoder_name(trunk, leaf)) for leaf in leaves), layout)
 

@@ -1,10 +1,10 @@
-"""The layers that networks are made of: Equinox modules on whole batches, with weights as checkpoints hold them.
+"""The layers of networks: Equinox modules on whole batches, with weights as checkpoints hold them.
 
-Equinox's own layers take one example and are mapped over a batch, which puts the batch last in the products. These
-take rows, so that a layer is one product, one sum and one activation in the compiled program.
+Equinox's own layers take one example and are mapped over a batch, which puts the batch last in the products. These take
+rows, so that a layer is one product, one sum and one activation in the compiled program.
 
-A layer computes in the precision of its weights. Products are in full float32 where the weights are: on a GPU the
-default would be TF32, on a TPU bfloat16.
+A layer computes in the precision of its weights. Float32 weights give products in full float32: by default a GPU would
+use TF32, a TPU bfloat16.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.jax_engine.nets.activations import ACTIVATIONS
 from lockstep.jax_engine.nets.convolution import PRECISION, convolve
 
 HEAD = "head"
-"""Name of a head's operations in compiled programs, by which plans find what is float32 where the rest is bfloat16."""
+"""Names a head's operations in compiled programs, so that plans can tell their float32 products from bfloat16 ones."""
 
 
 def product(x: Array, weight: Array) -> Array:
@@ -35,10 +35,10 @@ def _product(x: Array, weight: Array) -> Array:
 
 @jax.custom_vjp
 def _rows_product(x: Array, weight: Array) -> Array:
-    """Multiplies rows ``[n, in]``, with a weight's gradient for which XLA's CPU compiler has a fast product.
+    """Multiplies rows ``[n, in]``; its weight's gradient has a form for which XLA's CPU compiler has a fast product.
 
-    It sums over rows, the first axis of both factors; its fast products want the last axis of one of them, so on a CPU
-    the gradient is transposed in memory first.
+    That gradient sums over rows, the first axis of both factors. XLA's fast products sum over the last axis of one of
+    them, so on a CPU the gradient is transposed in memory first.
     """
     return _product(x, weight)
 
@@ -77,14 +77,14 @@ class Linear(eqx.Module):
 
 
 class MLP(eqx.Module):
-    """A multilayer perceptron, with an activation after each layer, the last one only if ``activate_last``."""
+    """A multilayer perceptron with an activation after each layer, after the last one only if ``activate_last``."""
 
     layers: tuple[Linear, ...]
     activation: str = eqx.field(static=True)
     activate_last: bool = eqx.field(static=True)
 
     def __call__(self, x: Array) -> Array:
-        """Rows ``[…, in]`` to ``[…, out]``."""
+        """Transforms rows ``[…, in]`` to ``[…, out]``."""
         activate = ACTIVATIONS[self.activation]
         for number, layer in enumerate(self.layers):
             if self.activate_last or number < len(self.layers) - 1:
@@ -96,9 +96,9 @@ class MLP(eqx.Module):
 
 
 class Convolution(eqx.Module):
-    """A convolution of images ``[n, H, W, C]`` with weights ``[out, in, h, w]``, see :func:`.convolution.convolve`.
+    """A convolution of images ``[n, H, W, C]`` with weights ``[out, in, h, w]``; see :func:`.convolution.convolve`.
 
-    Channels last is what compilers make of any other order on CPU and GPU.
+    Channels are last because compilers on CPU and GPU convert any other order to that.
     """
 
     weight: Array
@@ -115,10 +115,10 @@ Layer = TypeVar("Layer", Linear, Convolution)
 
 
 def named(layer: Callable[..., Layer], name: str, *options: int) -> Layer:
-    """Makes a layer that holds names of parameters in place of them: for a skeleton, see :mod:`.nets`."""
+    """Makes a layer that holds the names of its parameters in place of arrays, for a skeleton; see :mod:`.nets`."""
     return layer(f"{name}.weight", f"{name}.bias", *options)
 
 
 def named_mlp(name: str, layers: int, activation: str, activate_last: bool) -> MLP:
-    """As :func:`named`, of a multilayer perceptron."""
+    """Makes a multilayer perceptron of layers made by :func:`named`."""
     return MLP(tuple(named(Linear, f"{name}.{n}") for n in range(layers)), activation, activate_last)

@@ -1,8 +1,8 @@
 """Actor and critic networks as functions of named parameters: Equinox modules on the rows of one shard.
 
-Parameters are a dict by name, as a checkpoint holds them (:mod:`lockstep.networks.spec`); gradients are of that dict.
-For a pass the arrays are put into a skeleton: the tree of modules with names where arrays belong, made once per net.
-Whoever has several shards calls these functions shard by shard (``lax.map``).
+Parameters are a dict by name, as a checkpoint holds them (:mod:`lockstep.networks.spec`), and gradients are taken of
+that dict. For a pass the arrays are put into a skeleton: the tree of modules with names where arrays belong, made once
+per net. For several shards these functions are called shard by shard.
 """
 
 from __future__ import annotations
@@ -28,26 +28,29 @@ Parameters = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class PolicyNet(net_shapes.PolicyNet):
-    """Shapes of an actor and a critic; with ``remat`` the backward pass computes activations again, none are stored."""
+    """Shapes of an actor and a critic.
+
+    With ``remat`` the backward pass recomputes activations instead of storing them.
+    """
 
     remat: bool = False
 
 
 class Body(eqx.Module):
-    """A network up to its head, without the hidden layers unless actor and critic share them."""
+    """A network up to its head; its hidden layers are included only if actor and critic share them."""
 
     encoder: Encoder
     core: recurrent.LSTM | recurrent.GRU | None
     layers: MLP | None
 
     def __call__(self, rows: Array) -> Array:
-        """Features ``[n, …]`` of observation rows ``[n, width]``; there is no core."""
+        """Computes features ``[n, …]`` of observation rows ``[n, width]``; for bodies without a core."""
         x = self.encoder(rows)
         return x if self.layers is None else self.layers(x)
 
 
 class Networks(eqx.Module):
-    """Actor and critic: the bodies of both, or the one that they share, and each one's layers on its body."""
+    """Actor and critic: the body of each or the shared one, and each one's layers after its body."""
 
     bodies: tuple[Body, ...]
     actor: MLP
@@ -56,7 +59,7 @@ class Networks(eqx.Module):
 
 @lru_cache(maxsize=64)
 def _skeleton(net: PolicyNet) -> Networks:
-    """Gives the modules with names where arrays belong."""
+    """Makes the modules with names where arrays belong."""
 
     def layers(name: str) -> MLP:
         return named_mlp(name, len(net.sizes(name)) - 1, net.activation, name == "trunk")
@@ -73,7 +76,7 @@ def _skeleton(net: PolicyNet) -> Networks:
 
 
 def networks(net: PolicyNet, parameters: Parameters) -> Networks:
-    """Gives the modules that compute, of named arrays; in bfloat16 where the precision asks for it, but for heads."""
+    """Makes the modules with arrays in them; in bfloat16 if the precision asks for it, except heads."""
     assert net.custom is None, "a network of the user's own is one module"
     heads = tuple(f"{name}.{len(net.sizes(name)) - 2}." for name in ("actor", "critic"))
 
@@ -85,7 +88,7 @@ def networks(net: PolicyNet, parameters: Parameters) -> Networks:
 
 
 def _forward(net: PolicyNet, x: Array, *modules: Any) -> Array:
-    """Modules one after another; with ``remat`` only what goes in is stored for the backward pass."""
+    """Applies modules one after another; with ``remat`` only the input is stored for the backward pass."""
 
     def run(modules: tuple[Any, ...], x: Array) -> Array:
         for module in modules:
@@ -108,7 +111,7 @@ def _value(output: Array) -> Array:
 def actor(net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None) -> Array:
     """Computes the actor's output float32 ``[n, outputs]`` of rows ``[n, width]``; forbidden logits are -1e8.
 
-    ``key`` is of a custom network's dropout; None: none.
+    ``key`` is for a custom network's dropout; None: none.
     """
     if net.custom is not None:
         return _custom(net, parameters, observations, key)[0]
@@ -117,7 +120,7 @@ def actor(net: PolicyNet, parameters: Parameters, observations: Array, key: Arra
 
 
 def critic(net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None) -> Array:
-    """Values float32 ``[n]`` of observation rows ``[n, width]``; arguments as :func:`actor`'s."""
+    """Computes values float32 ``[n]`` of observation rows ``[n, width]``; takes the arguments of :func:`actor`."""
     if net.custom is not None:
         values = _custom(net, parameters, observations, key)[1]
         assert values is not None
@@ -129,7 +132,10 @@ def critic(net: PolicyNet, parameters: Parameters, observations: Array, key: Arr
 def actor_critic(
     net: PolicyNet, parameters: Parameters, observations: Array, key: Array | None = None
 ) -> tuple[Array, Array | None]:
-    """Computes the actor's output ``[n, outputs]`` and the values ``[n]`` (None without a critic); as :func:`actor`."""
+    """Computes the actor's output ``[n, outputs]`` and values ``[n]`` (None without a critic).
+
+    Takes the arguments of :func:`actor`.
+    """
     if net.custom is not None:
         return _custom(net, parameters, observations, key)
     if not net.shared:
@@ -167,15 +173,15 @@ def unroll(
     actor_only: bool = False,
     most_rows: int | None = None,
 ) -> tuple[Array, Array | None, Array]:
-    """Runs recurrent networks over rows ``[steps, n, width]``, from a recurrent state float32 ``[n, carry_size]``.
+    """Runs recurrent networks over rows ``[steps, n, width]`` from a recurrent state, float32 ``[n, carry_size]``.
 
-    ``resets`` ``[steps, n]`` is true (or 1.0) where an episode begins with a step: nothing is carried into it. With
-    ``actor_only`` the critic is left out; what its own core carries stays what it was. What is before the core takes
-    ``most_rows`` at a time; None: all.
+    ``resets`` ``[steps, n]`` is true (or 1.0) where an episode begins with a step; the recurrent state is 0 there. With
+    ``actor_only`` the critic is left out, and its recurrent state doesn't change. Encoders take ``most_rows`` rows at a
+    time; None: all.
 
     Returns:
-        The actor's output ``[steps, n, outputs]``, values ``[steps, n]`` or None, and what is carried after each step
-        ``[steps, n, carry_size]``.
+        The actor's output ``[steps, n, outputs]``, values ``[steps, n]`` or None, and the recurrent state after each
+        step ``[steps, n, carry_size]``.
     """
     steps, n, _ = observations.shape
     rows, built = observations.reshape(steps * n, -1), networks(net, parameters)

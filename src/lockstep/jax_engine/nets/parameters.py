@@ -1,6 +1,6 @@
-"""How parameters are held: as one vector on every device, or with FSDP as slices over the mesh's ``fsdp`` axis.
+"""Holds parameters as one vector on every device, or with FSDP as slices over the mesh's ``fsdp`` axis.
 
-A session chooses one of the two layouts once; both offer the same.
+A session chooses one of the two layouts once; both have the same interface.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class VectorLayout:
 
     Attributes:
         shapes: of every parameter, in order.
-        exact: whether gradients of shards are summed by the fixed tree; else a device sums its own, and then devices'
-            sums are added.
-        synchronize: the user's own reduction in place of the engine's, see :class:`lockstep.jax.task.Task`: of this
-            device's sum of gradients by name to that of all devices; None: the engine's. Not where ``exact``.
+        exact: whether gradients of shards are summed by the fixed tree; else each device sums its own shards, and then
+            the devices' sums are added.
+        synchronize: the user's own reduction, see :class:`lockstep.jax.task.Task`: takes this device's sum of gradients
+            by name, returns that of all devices. None: the engine's reduction. Must be None if ``exact``.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -45,7 +45,7 @@ class VectorLayout:
 
     @property
     def axes(self) -> dict[str, int | None]:
-        """The axis along which each parameter is cut over the mesh's ``fsdp`` axis, or None; empty: there is none."""
+        """The axis along which each parameter is cut over the mesh's ``fsdp`` axis, or None; empty without FSDP."""
         return {}
 
     @property
@@ -55,15 +55,18 @@ class VectorLayout:
 
     @property
     def specs(self) -> Specs:
-        """How they lie on the mesh."""
+        """The specs of parameters on the mesh."""
         return REPLICATED
 
     def of_arrays(self, arrays: Mapping[str, np.ndarray]) -> Held:
-        """Lays arrays by name, of any shapes of the right sizes, out as they are held: whole and on the host."""
+        """Converts arrays by name to the form in which they are held, whole and on the host.
+
+        Any shape of the right size will do.
+        """
         return np.concatenate([array.ravel() for array in _ordered(self.shapes, arrays).values()])
 
     def named(self, held: Held) -> Named:
-        """Views whole parameters by name of what a device holds, inside a mapped program or on the host."""
+        """Returns whole parameters by name from what a device holds, inside a mapped program or on the host."""
         out, start = {}, 0
         for name, shape in self.shapes.items():
             size = math.prod(shape)
@@ -73,11 +76,11 @@ class VectorLayout:
 
     @cached_property
     def placed(self) -> Callable[[Held], Named]:
-        """Gives the arrays by name of what is held on the mesh, outside of a compiled program."""
+        """Returns arrays by name from parameters held on the mesh, outside a compiled program."""
         return jax.jit(self.named)
 
     def local(self, held: Held) -> Named:
-        """Gives whole parameters by name on this process's first device; with FSDP a collective."""
+        """Returns whole parameters by name on this process's first device; with FSDP a collective."""
         return self.placed(first_copy(held))
 
     def on_host(self, held: Held) -> dict[str, np.ndarray]:
@@ -92,7 +95,7 @@ class VectorLayout:
         return jnp.concatenate([self._join(gradient), terms])
 
     def reduce(self, packed: Held) -> tuple[Held, Array]:
-        """Sums what :meth:`pack` made over all shards: of each block ``[blocks, …]``, or summed ``[1, …]``.
+        """Sums over all shards what :meth:`pack` returned: one row per block ``[blocks, …]``, or their sum ``[1, …]``.
 
         Returns:
             The gradient as parameters are held, and the terms ``[T]``; by one collective.
@@ -111,7 +114,7 @@ class VectorLayout:
 
 @dataclass(frozen=True)
 class SlicedLayout:
-    """Holds parameters by name, the large ones cut over the mesh's ``fsdp`` axis; see :class:`VectorLayout`."""
+    """Holds parameters by name, with large ones cut over the mesh's ``fsdp`` axis; see :class:`VectorLayout`."""
 
     shapes: dict[str, tuple[int, ...]]
     axes: dict[str, int | None]
@@ -147,7 +150,7 @@ class SlicedLayout:
         return {name: gathered(held[name]).copy() for name in self.shapes}
 
     def pack(self, gradient: Named, terms: Array) -> Held:
-        """See :meth:`VectorLayout.pack`: the two as they are."""
+        """See :meth:`VectorLayout.pack`; returns the two unchanged."""
         return gradient, terms
 
     def reduce(self, packed: Held) -> tuple[Held, Array]:

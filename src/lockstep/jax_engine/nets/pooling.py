@@ -1,4 +1,4 @@
-"""The pool that halves an image, fast on a CPU, where XLA's own looks at one number after another."""
+"""Max pooling that halves an image, fast on a CPU, where XLA's own looks at one number after another."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ WINDOW, EDGE = 3, 1
 
 @jax.custom_vjp
 def max_pool(x: Array) -> Array:
-    """Takes the largest of 3 x 3 pixels in steps of two, of images ``[n, H, W, C]`` with an edge of one pixel."""
+    """Takes the maximum of 3 x 3 pixels with stride two, over images ``[n, H, W, C]`` padded by one pixel."""
     return lax.platform_dependent(x, cpu=_largest, default=usual_pool)
 
 
 def usual_pool(x: Array) -> Array:
-    """As :func:`max_pool`, as the framework takes it and its gradient."""
-    lowest = np.array(-np.inf, x.dtype)  # a constant, by which JAX knows a pool with a gradient
+    """Does what :func:`max_pool` does with the framework's own pool and gradient."""
+    lowest = np.array(-np.inf, x.dtype)  # JAX knows a pool with a gradient by this constant
     edges = ((0, 0), (EDGE, EDGE), (EDGE, EDGE), (0, 0))
     return lax.reduce_window(x, lowest, lax.max, (1, WINDOW, WINDOW, 1), (1, 2, 2, 1), edges)
 
@@ -38,13 +38,13 @@ def _usual(x: Array, gradient: Array) -> Array:
 
 
 def _by_places(x: Array, gradient: Array) -> Array:
-    """Gives each window's gradient to its largest pixel, the first of several, as the framework does.
+    """Adds each window's gradient to its largest pixel, to the first of several, as the framework does.
 
-    A pixel adds up what the windows give it that it is in, in their order: one, two or four, by whether its row and its
-    column are even.
+    A pixel sums over the windows that contain it, in their order: one, two or four, depending on whether its row and
+    its column are even.
     """
     place = lax.optimization_barrier(_place_of_largest(x))
-    edges = ((0, 0), (0, 1), (0, 1), (0, 0))  # windows beyond the last ones, which have no pixel
+    edges = ((0, 0), (0, 1), (0, 1), (0, 0))  # windows after the last ones; they have no pixel
     gradient, place = jnp.pad(gradient, edges), jnp.pad(place, edges, constant_values=-1)
     rows, columns = (size - 1 for size in gradient.shape[1:3])
 
@@ -52,7 +52,7 @@ def _by_places(x: Array, gradient: Array) -> Array:
         window = slice(None), slice(down, down + rows), slice(right, right + columns)
         return jnp.where(place[window] == place_in_window, gradient[window], 0.0)
 
-    # Where pixels stand in the windows that see them: even ones in the middle of one, odd ones at the ends of two.
+    # Where pixels lie in the windows that contain them: even ones in the middle of one, odd ones at the ends of two.
     seen = (((0, 1),), ((0, 2), (1, 0)))
 
     def pixels(odd_row: int, odd_column: int) -> Array:
@@ -72,7 +72,7 @@ def _largest(x: Array) -> Array:
 
 
 def _place_of_largest(x: Array) -> Array:
-    """Numbers the pixel of each window that is the largest, row by row, int8 ``[n, rows, columns, C]``."""
+    """Returns the place of each window's largest pixel, counted row by row, int8 ``[n, rows, columns, C]``."""
     largest, *others = _places(x)
     place = jnp.zeros(largest.shape, jnp.int8)
     for number, pixel in enumerate(others, 1):
@@ -82,7 +82,7 @@ def _place_of_largest(x: Array) -> Array:
 
 
 def _places(x: Array) -> list[Array]:
-    """Gives what stands in each place of all windows ``[n, rows, columns, C]``, row by row; lowest beyond the edge."""
+    """Returns the pixels in each place of all windows ``[n, rows, columns, C]``, row by row; -inf in the padding."""
     rows, columns = (-(-size // 2) for size in x.shape[1:3])
     x = jnp.pad(x, ((0, 0), (EDGE, EDGE), (EDGE, EDGE), (0, 0)), constant_values=-jnp.inf)
     return [

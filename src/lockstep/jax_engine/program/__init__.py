@@ -1,1 +1,1 @@
-"""The compiled program: iterations, calls, keys and seeds."""
+"""The compiled program: iterations, calls, inputs and outputs."""

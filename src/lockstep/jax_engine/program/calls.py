@@ -1,4 +1,4 @@
-"""Calls a compiled program of several iterations: how many each takes, what it is told, and how long one was."""
+"""Prepares and times calls of a compiled program: how many iterations each runs, its inputs, and how long it took."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from lockstep.jax_engine.program.iterations import Inputs, Outputs, coefficients
 STEPS_PER_CALL = 1 << 15
 MOST_PER_CALL = 16
 LAST_SECONDS = 60.0
-"""How long a process that ends waits for a call that is under way."""
+"""How long a process that ends waits for a call under way."""
 
 
 def iterations_per_call(config: Config) -> int:
-    """Chooses how many iterations a call takes: several where they are short, so that calling costs little."""
+    """Returns how many iterations a call runs: several if they are short, so that calls cost little."""
     return max(1, min(MOST_PER_CALL, STEPS_PER_CALL // config.steps_per_iteration, config.num_iterations))
 
 
 def no_matter() -> None:
-    """Does nothing before a state is taken over."""
+    """Does nothing; the default for what is called before a state is taken over."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A call of ``count`` iterations under way, begun after ``first`` of them."""
+    """A call of ``count`` iterations that is under way, begun after ``first`` iterations."""
 
     first: int
     count: int
@@ -45,18 +45,18 @@ class Pending:
 
 
 class Share(NamedTuple):
-    """An iteration's share of its call: all take the same; ``ended`` is by the monotonic clock."""
+    """An iteration's share of its call, equal for all of them; ``ended`` is by the monotonic clock."""
 
     seconds: float
     ended: float
 
 
 class CallClock:
-    """Measures calls that are begun one ahead: each from the end of the one before, or from its begin if all were read.
+    """Times calls that are started one ahead, from the end of the call before, or from the start if none was under way.
 
-    What the host needs between two that are begun one ahead is in the second. A thread sees their ends. By what the
-    host sees, the last of a run would have taken no time where a call of the program returns only when its loop is
-    nearly over, as on a GPU: what one tells is read when the next is done.
+    Time that the host needs between two such calls counts for the second. A thread waits for the calls to end. The host
+    can't time them itself: where a call only returns when its loop is nearly over, as on a GPU, it reads one call's
+    outputs when the next is done, and a run's last call would seem to take no time.
     """
 
     THREAD = "lockstep calls"
@@ -71,17 +71,20 @@ class CallClock:
         weakref.finalize(self, _leave, watch, self._calls)  # at the latest when Python ends
 
     def begins(self) -> None:
-        """Takes note that a call is about to begin."""
+        """Notes that a call is about to begin."""
         if not self._open:
             self._mark = self._clock()
         self._open += 1
 
     def follow(self, outputs: Any) -> None:
-        """Watches for the end of the call that has begun, by arrays that it leaves and nothing takes over."""
+        """Waits in the thread for the end of the call that has begun.
+
+        ``outputs`` are arrays of it that no call takes over.
+        """
         self._calls.put(outputs)
 
     def shares(self, count: int) -> list[Share]:
-        """Waits for the oldest call that was followed; returns what each of its ``count`` iterations took of it."""
+        """Waits for the oldest call that was followed; returns the share of each of its ``count`` iterations."""
         self._open -= 1
         began, self._mark = self._mark, self._ends.get()
         seconds = (self._mark - began) / count
@@ -90,24 +93,24 @@ class CallClock:
 
 def _watch(calls: SimpleQueue[Any], ends: SimpleQueue[float], clock: Callable[[], float]) -> None:
     while (outputs := calls.get()) is not None:
-        with contextlib.suppress(Exception):  # the host hears of it where it reads them
+        with contextlib.suppress(Exception):  # the host gets the error when it reads them
             jax.block_until_ready(outputs)
         del outputs
         ends.put(clock())
 
 
 def _leave(watch: threading.Thread, calls: SimpleQueue[Any]) -> None:
-    """Ends the thread: one that comes back from XLA when Python has ended would end the process by an abort."""
+    """Ends the thread, because a thread that returns from XLA after Python has ended would abort the process."""
     calls.put(None)
     if watch is not threading.current_thread():
         watch.join(LAST_SECONDS)
 
 
 class CallInputs:
-    """Places what calls of a program are told on its mesh: which iterations, their rates, whether to stop.
+    """Places the inputs of a program's calls on its mesh: iterations, their rates, and whether to stop.
 
-    Placing a small array on several devices takes about as long as logging an iteration: what a call is told just as
-    the one before was isn't placed again.
+    Placing a small array on several devices takes about as long as logging an iteration, so inputs that didn't change
+    since the last call are reused.
     """
 
     def __init__(self, config: Config, mesh: Mesh, local_devices: int) -> None:
@@ -118,7 +121,7 @@ class CallInputs:
     def __call__(self, first: int, count: int, stop: int, before: int = 0) -> tuple[Inputs, Array, Array]:
         """Places inputs ``[capacity]`` of ``count`` iterations, a stop code ``[devices]``, and ``count`` ``[]``.
 
-        ``first`` iterations are done before; ``before`` are those of earlier runs, whose random numbers aren't drawn
+        ``first`` iterations were done before. ``before`` are those of earlier runs, whose random numbers aren't drawn
         again.
         """
         capacity, numbers = self._capacity, self._numbers(before + first)
@@ -132,7 +135,7 @@ class CallInputs:
         return inputs, stops, self._same("count", np.asarray(count, np.int32))
 
     def follows(self, first: int, numbers: Array, before: int = 0) -> None:
-        """Takes note of the numbers of iterations after ``first``, as a call has left them on the mesh."""
+        """Stores the numbers of the iterations after ``first``, which a call has left on the mesh."""
         self._placed["iteration"] = self._numbers(before + first).tobytes(), numbers
 
     def _numbers(self, start: int) -> np.ndarray:

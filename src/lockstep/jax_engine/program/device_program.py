@@ -27,10 +27,10 @@ Call = Callable[[TrainState, Inputs, Array, Array, Array], tuple[TrainState, Out
 
 
 class DeviceProgram:
-    """Whole iterations of one device, from rollout to metrics, of a program whose environment is in it.
+    """Whole iterations of one device, from rollout to metrics, with the environment inside the program.
 
     Attributes:
-        metrics: where they lie in what a call tells the host, known once one has been traced.
+        metrics: layout of the metrics in a call's outputs; known once a call has been traced.
     """
 
     metrics: Words
@@ -43,7 +43,7 @@ class DeviceProgram:
     # --- beginnings -------------------------------------------------------------------------------------------------
 
     def begin_envs(self, state: TrainState, number: int, owned: Array) -> EnvCarry:
-        """Begins the first episodes, keyed by ``(seed, "begin", number, shard)``; other ones after other trainings."""
+        """Begins first episodes, keyed by ``number``, the optimiser's step and the shard."""
         return self._begin(jnp.int32(number) - 2 * jnp.asarray(state.optimizer.count), owned, 1)
 
     def _begin(self, number: Array, owned: Array, group: int) -> EnvCarry:
@@ -56,7 +56,7 @@ class DeviceProgram:
         return self.program.each_shard(one, owned)
 
     def carry_shapes(self) -> EnvCarry:
-        """Gives the shapes of what environments carry, by shard of one device."""
+        """Returns the shapes of the environments' state, by shard of one device."""
         env, rows = self.env, self.blocks.rows
 
         def one(key: Array) -> EnvCarry:
@@ -66,7 +66,7 @@ class DeviceProgram:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.blocks.shards, *x.shape), x.dtype), shapes)
 
     def first_statistics(self, state: TrainState, owned: Array) -> TrainState:
-        """Fills the normalisers from a rollout of random actions; afterwards every episode starts anew."""
+        """Fills the normalisers from a rollout of random actions; the caller begins episodes anew afterwards."""
         env, config = self.env, self.config
         assert state.envs is not None
 
@@ -94,7 +94,7 @@ class DeviceProgram:
     # --- an iteration -----------------------------------------------------------------------------------------------
 
     def rollout(self, state: TrainState, parameters: Named, iteration: Array, owned: Array) -> tuple[EnvCarry, Rollout]:
-        """Steps this device's environments; what they carry on, and rollouts, by block."""
+        """Steps this device's environments; returns their state after the rollout, and the rollout, by block."""
         env, config, blocks = self.env, self.config, self.blocks
         envs = state.envs
         if config.algorithm == "grpo":
@@ -131,7 +131,7 @@ class DeviceProgram:
         )
 
     def outputs(self, rollout: Rollout, metrics: dict[str, Array], owned: Array) -> Outputs:
-        """Gathers what the host is told: metrics, and the episodes that ended in this device's own shards."""
+        """Collects the outputs for the host: metrics, and the episodes that ended in this device's own shards."""
         over = jax.vmap(mark_finished_episodes)(rollout) if self.config.algorithm == "grpo" else rollout.over
         if not self.blocks.even:
             over = over & (jnp.arange(len(over)) < owned)[:, None, None]
@@ -146,14 +146,14 @@ class DeviceProgram:
 
     @property
     def call_specs(self) -> Outputs:
-        """How outputs of a call lie on the mesh, in place of the arrays."""
+        """The specs of a call's outputs on the mesh."""
         episodes: Specs = REPLICATED if self.program.everywhere else TIME_SHARDED
         return Outputs(REPLICATED, episodes, episodes)  # pyright: ignore[reportArgumentType]
 
     def call(
         self, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array
     ) -> tuple[TrainState, Outputs]:
-        """Runs ``count`` iterations; outputs ``[n, …]``, of which the first ``count`` are filled.
+        """Runs ``count`` iterations; returns outputs ``[n, …]``, of which the first ``count`` are filled.
 
         ``owned`` is this device's number of shards ``[1]``.
         """
@@ -176,10 +176,10 @@ class DeviceProgram:
     def call_of_host(
         self, state: TrainState, inputs: Inputs, stop: Array, owned: Array, count: Array
     ) -> tuple[TrainState, Outputs, Array]:
-        """Runs ``count`` iterations as :meth:`call`, with what the host would do array by array done at once.
+        """Runs ``count`` iterations as :meth:`call` does, and packs the outputs for the host.
 
-        Metrics are one matrix of words ``[n, words]``, see :attr:`metrics`. Beside them stand the numbers of the
-        iterations that follow, int32 ``[n]``, which the next call needn't be given by the host.
+        Metrics are one matrix of words ``[n, words]``; see :attr:`metrics`. The third result holds the numbers of the
+        iterations that follow, int32 ``[n]``, so that the host needn't place them for the next call.
         """
         state, outputs = self.call(state, inputs, stop, owned, count)
         self.metrics = Words.of(outputs.metrics)
@@ -187,6 +187,6 @@ class DeviceProgram:
         return state, outputs._replace(metrics=packed), inputs.iteration + count
 
     def compile_call(self, specs: TrainState) -> Call:
-        """Compiles :meth:`call_of_host` over the mesh; the state's memory is reused."""
+        """Compiles :meth:`call_of_host` over the mesh; the program reuses the state's memory."""
         given = (specs, REPLICATED, SHARDED, SHARDED, REPLICATED)
         return self.program.compiled(self.call_of_host, given, (specs, self.call_specs, REPLICATED), donated=0)

@@ -1,4 +1,4 @@
-"""Compares every device's own copy of the training state: replicated arrays are believed of nobody."""
+"""Compares every device's own copy of the training state, because arrays marked as replicated may still differ."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lockstep.jax_engine.state import MOMENTS, TrainState, normalizer_moments
 from lockstep.runs.checkpoint import OPTIMIZER, POLICY
 
 HELD: dict[str, str | None] = {POLICY: None} | {f"{OPTIMIZER}{name}/": moment for name, moment in MOMENTS.items()}
-"""What is held as parameters are, by prefix: parameters, and the optimiser's attributes."""
+"""Arrays that are held as parameters are, by prefix: None for parameters, else the optimiser's attribute."""
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Holds what each of this process's devices has of a training state, on the host.
+    """Holds the copies of a training state on this process's devices, on the host.
 
     Attributes:
-        arrays: of each device by its id; parameters and moments as they are held.
-        slices: devices that a cut array is cut over; 1 without FSDP.
+        arrays: by name, each device's copy by its id; parameters and moments as they are held.
+        slices: number of devices that an array is cut over; 1 without FSDP.
     """
 
     layout: ParameterLayout
@@ -37,8 +37,8 @@ class Copies:
     def of(cls, state: TrainState, layout: ParameterLayout, keep: bool = False) -> Copies:
         """Takes the copies of a state.
 
-        They are good until a program takes the state over, or for ever with ``keep``, which copies them.
-        With FSDP and a batch axis of one device, what is cut has no second copy to compare with, and is left out.
+        They are valid until a program takes the state over; ``keep`` copies them, so that they stay valid. With FSDP
+        and a batch axis of one device, cut arrays have no second copy to compare with, and are left out.
         """
         found: dict[str, Array] = {}
         slices = 1
@@ -57,11 +57,11 @@ class Copies:
         return cls(layout, {name: _by_device(x, keep) for name, x in found.items()}, slices)
 
     def alike(self) -> bool:
-        """Says whether all of this process's devices hold the same bytes; never, where arrays are cut."""
+        """Returns whether all of this process's devices hold the same bytes; always False if arrays are cut."""
         return self.slices == 1 and all(_alike(list(copies.values())) for copies in self.arrays.values())
 
     def named(self) -> dict[str, dict[int, np.ndarray]]:
-        """Gives the arrays by their names in a checkpoint."""
+        """Returns the arrays by their names in a checkpoint."""
         if self.layout.axes:
             return self.arrays
         out: dict[str, dict[int, np.ndarray]] = {}
@@ -74,10 +74,10 @@ class Copies:
         return out
 
     def fingerprints(self) -> tuple[list[str], np.ndarray]:
-        """Gathers arrays' names and all processes' devices' fingerprints, int64 ``[devices, arrays]``; a collective.
+        """Gathers the arrays' names and the fingerprints on all devices, int64 ``[devices, arrays]``; a collective.
 
-        With FSDP, in the place of a cut array's fingerprint stands what it differs by from that of the first device
-        with the same slice: equal copies are equal rows there too.
+        With FSDP, a cut array's fingerprint is XORed with that of the first device that holds the same slice, so that
+        equal copies give equal rows there too.
         """
         copies = self.named()
         devices = sorted(next(iter(copies.values())))
@@ -93,14 +93,14 @@ def check_copies(copies: Copies, when: str) -> None:
     """Compares every array of the training state over all devices; with several processes a collective.
 
     Raises:
-        DesyncError: in every process, naming the tensor, the devices and ``when``.
+        DesyncError: if copies differ, in every process; it names the tensor, the devices and ``when``.
     """
     if jax.process_count() > 1 or not copies.alike():
         compare_ranks(*copies.fingerprints(), when)
 
 
 def _cut(name: str, layout: ParameterLayout) -> bool:
-    """Says whether an array of the state is one that FSDP cuts, by its name in a checkpoint."""
+    """Returns whether FSDP cuts the array with this name in a checkpoint."""
     return any(layout.axes.get(name[len(prefix) :]) is not None for prefix in HELD if name.startswith(prefix))
 
 

@@ -1,7 +1,7 @@
-"""Reads a program that XLA has compiled: which kernels run how often, what they compute, move and exchange.
+"""Reads a program that XLA has compiled: which kernels run how often, and what they compute, move and exchange.
 
-XLA's own cost analysis counts the body of a loop once, so the text is read here: a loop runs as often as its condition
-compares with, and one whose bound is a number of the call, a loop over shards, as often as the device owns shards.
+XLA's own cost analysis counts the body of a loop once, so this reads the program's text. A loop runs as often as the
+constant in its condition says. A loop over shards has no such constant, and runs once per shard of the device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from lockstep.training.costs import Collective, Kernel
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter", "collective-permute")
 PARTS = ("rollout", "evaluate", "gradients", "optimizer")
-"""Names that the engine gives its operations (``jax.named_scope``); what has none belongs to ``evaluate``."""
+"""Names that the engine gives its operations (``jax.named_scope``); those without one belong to ``evaluate``."""
 PURPOSES = {"rollout": "episodes", "evaluate": "statistics", "gradients": "gradients", "optimizer": "gradients"}
-"""What the collectives in a part are for."""
+"""What the collectives of each part are for."""
 WIDTHS = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4}
 WIDTHS |= {"u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 FREE = {
@@ -29,12 +29,12 @@ FREE = {
     *("optimization-barrier", "domain", "add-dependency", "iota", "copy-done", "async-done", "async-update"),
 }
 ON_CHIP = "S(1)"
-"""How a layout says that an array lies in a chip's own memory, beside HBM."""
+"""Marks an array in a layout that lies in a chip's own memory, not in HBM."""
 MOVING = FREE | {
     *("copy", "copy-start", "broadcast", "reshape", "transpose", "slice", "dynamic-slice", "dynamic-update-slice"),
     *("concatenate", "pad", "gather", "scatter", "reverse", "fusion", "custom-call", "convert"),
 }
-"""What computes nothing."""
+"""Operations that compute nothing."""
 LOOK = {"dynamic-slice", "gather"}
 
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
@@ -52,12 +52,12 @@ class Array(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Bytes that it takes in the device's memory: none on the chip."""
+        """Bytes that it takes in the device's memory: none if it is on the chip."""
         return 0.0 if self.on_chip else WIDTHS.get(self.dtype, 4) * math.prod(self.shape)
 
 
 def arrays_of(text: str) -> tuple[Array, ...]:
-    """Reads the arrays of a type, in order: ``f32[2,64]{1,0}``, or a tuple of such."""
+    """Parses the arrays of a type, in order: ``f32[2,64]{1,0}``, or a tuple of such."""
     return tuple(
         Array(dtype, tuple(map(int, filter(None, dims.split(",")))), ON_CHIP in layout)
         for dtype, dims, layout in _ARRAY.findall(text)
@@ -67,7 +67,7 @@ def arrays_of(text: str) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its name, the arrays of its result, its operation, its operands' names and the rest of it."""
+    """One instruction: its name, the arrays of its result, its operation, its operands' names, and the rest."""
 
     name: str
     arrays: tuple[Array, ...]
@@ -82,12 +82,12 @@ class Instruction:
         return sum(array.bytes for array in self.arrays)
 
     def attribute(self, name: str) -> str | None:
-        """Finds what stands behind ``name=``, a computation's name."""
+        """Returns the computation's name after ``name=``, or None."""
         found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
         return found[1] if found else None
 
     def called(self) -> list[str]:
-        """Names the computations that a conditional chooses from."""
+        """Returns the names of the computations that a conditional chooses from."""
         branches = re.search(r"branch_computations=\{([^}]*)\}", self.rest)
         if branches:
             return _NAME.findall(branches[1])
@@ -95,25 +95,25 @@ class Instruction:
 
     @cached_property
     def label(self) -> str:
-        """The name that the program gave the operation; empty: none."""
+        """The name that the program gave the operation, or an empty string."""
         found = re.search(r'op_name="([^"]*)"', self.rest)
         return found[1] if found else ""
 
 
 @dataclass
 class Computation:
-    """A computation's instructions, by name and in order."""
+    """A computation's instructions by name, in order."""
 
     instructions: dict[str, Instruction] = field(default_factory=dict)
 
     @property
     def root(self) -> Instruction | None:
-        """What it gives."""
+        """The instruction that is its result, or None."""
         return next((x for x in self.instructions.values() if x.root), None)
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """By name of an instruction those that read it."""
+        """The instructions that read an instruction's result, by its name."""
         out: dict[str, list[Instruction]] = {}
         for instruction in self.instructions.values():
             for name in instruction.operands:
@@ -122,7 +122,7 @@ class Computation:
 
 
 def _operands(text: str) -> tuple[tuple[str, ...], str]:
-    """Splits what follows an operation's opening bracket into operands' names and the rest."""
+    """Splits the text after an operation's opening bracket into operands' names and the rest."""
     depth = 1
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
@@ -132,7 +132,7 @@ def _operands(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def parse(text: str) -> tuple[dict[str, Computation], str]:
-    """Reads a compiled program's computations by name, and the entry's name."""
+    """Parses a compiled program into computations by name; returns them and the name of the entry."""
     computations: dict[str, Computation] = {}
     entry, now = "", None
     for line in text.splitlines():
@@ -153,7 +153,7 @@ def parse(text: str) -> tuple[dict[str, Computation], str]:
 
 
 class Ran(NamedTuple):
-    """A kernel or collective that runs: in which part, how often, its operation and its bytes in a collective."""
+    """A kernel or collective that runs: its part, its costs and number of calls, and a collective's kind and bytes."""
 
     part: str
     kernel: Kernel
@@ -162,10 +162,10 @@ class Ran(NamedTuple):
 
 
 class Reader:
-    """Walks through a compiled program as a device runs it, of ``shards`` shards.
+    """Walks through a compiled program as a device with ``shards`` shards runs it.
 
-    With ``bf16`` products are of bfloat16 but for those of heads. A product's own dtype doesn't tell: what is compiled
-    for a CPU in an accelerator's place computes all of them in float32.
+    With ``bf16`` all products but those of heads count as bfloat16. A product's own dtype doesn't tell: a program
+    compiled for a CPU in an accelerator's place computes all of them in float32.
     """
 
     def __init__(self, text: str, shards: int, bf16: bool = False) -> None:
@@ -174,7 +174,7 @@ class Reader:
         self._shards, self._chains = shards, set[str]()
 
     def run(self) -> Iterator[Ran]:
-        """Yields what runs; kernels that are alike come again and again."""
+        """Yields what runs; kernels that are alike may come more than once."""
         yield from self._walk(self._entry, 1.0, "evaluate")
 
     def _walk(self, name: str, times: float, part: str) -> Iterator[Ran]:
@@ -196,12 +196,12 @@ class Reader:
                 yield from self._ran(computation, instruction, times, here)
 
     def _largest_branch(self, instruction: Instruction, times: float, part: str) -> Iterator[Ran]:
-        """Walks through the branch that takes most: of the update, the one that isn't stopped."""
+        """Walks through the branch that moves most bytes: in the update, the one that isn't stopped."""
         branches = [list(self._walk(name, times, part)) for name in instruction.called() if name in self._computations]
         yield from max(branches, key=lambda ran: sum(x.kernel.bytes * x.kernel.calls for x in ran), default=())
 
     def trips(self, loop: Instruction, condition: str) -> float:
-        """Says how often a loop runs: what its condition compares with, or the number of shards."""
+        """Returns how often a loop runs: the constant in its condition, or the number of shards."""
         known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest)
         if known:
             return float(known[1])
@@ -213,7 +213,7 @@ class Reader:
         operation = instruction.operation.removesuffix("-start")
         if operation in COLLECTIVES:
             chain = re.search(r'chain_id="(\d+)"', instruction.rest)
-            if chain is not None and chain[1] in self._chains:  # a TPU's compiler spreads one over fusions
+            if chain is not None and chain[1] in self._chains:  # a TPU's compiler may spread one over fusions
                 return
             self._chains |= {chain[1]} if chain else set()
             arrays = instruction.arrays
@@ -233,7 +233,7 @@ class Reader:
         yield Ran(part, Kernel(flops, size, times, kind), None, 0.0)
 
     def _flops(self, where: Computation, instruction: Instruction, fused: Computation | None) -> tuple[float, str]:
-        """Counts operations, and says of what kind: products' exactly, else one for each element of the result."""
+        """Counts operations and returns their kind: products exactly, else one per element of the result."""
         computations = [(where, instruction)] if fused is None else [(fused, x) for x in fused.instructions.values()]
         products, kinds = 0.0, set[str]()
         for inside, one in computations:
@@ -257,7 +257,7 @@ class Reader:
         return sum(_arithmetic(inside, one) for inside, one in computations), "vector"
 
     def _traffic(self, where: Computation, instruction: Instruction, fused: Computation | None) -> float:
-        """Bytes that a kernel reads and writes: of what it only takes a slice of, the slice."""
+        """Returns the bytes that a kernel reads and writes; of an operand that it only slices, those of the slice."""
         operands = [where.instructions.get(name) for name in instruction.operands]
         if instruction.operation in LOOK:
             return 2 * instruction.size
@@ -270,7 +270,7 @@ class Reader:
 
 
 def _arithmetic(where: Computation, instruction: Instruction) -> float:
-    """Counts one operation for each element that is computed, and of a sum for each that goes into it."""
+    """Counts one operation per element of the result, or for a sum one per element of its operand."""
     if instruction.operation in MOVING or not instruction.arrays:
         return 0.0
     if instruction.operation == "reduce" and _has_array(where, instruction.operands[0]):
@@ -279,7 +279,7 @@ def _arithmetic(where: Computation, instruction: Instruction) -> float:
 
 
 def _of_head(where: Computation, near: list[Instruction], far: int = 3) -> bool:
-    """Whether a product is a head's; one of a column, which a compiler writes anew, is named by what is around it."""
+    """Returns whether a product is a head's, by its name or, where a compiler has rewritten it, its neighbours'."""
     labels = [x.label for x in near if x.label]
     if labels or not far:
         return any(HEAD in re.split(r"[/()]", label) for label in labels)
@@ -293,13 +293,13 @@ def _has_array(where: Computation, name: str) -> bool:
 
 
 def _part(label: str, otherwise: str) -> str:
-    """Finds the innermost of the engine's own names in an operation's label."""
+    """Returns the innermost of the engine's own names in an operation's label, else ``otherwise``."""
     found = [name for name in re.split(r"[/()]", label) if name in PARTS]
     return found[-1] if found else otherwise
 
 
 def _fused_reads(fused: Computation, operands: list[Instruction | None]) -> float:
-    """Bytes that a fusion reads of its operands."""
+    """Returns the bytes that a fusion reads from its operands."""
     parameters = [x for x in fused.instructions.values() if x.operation == "parameter"]
     order = sorted(parameters, key=lambda x: int(x.rest.partition(")")[0]))
     total = 0.0
@@ -317,7 +317,7 @@ def _fused_reads(fused: Computation, operands: list[Instruction | None]) -> floa
 
 
 def _fused_writes(fused: Computation, instruction: Instruction) -> float:
-    """Bytes that a fusion writes: of an array that it changes in place, what it changes."""
+    """Returns the bytes that a fusion writes; for an array that it updates in place, those of the update."""
     root = fused.root
     if root is None:
         return instruction.size
@@ -336,7 +336,7 @@ def _fused_writes(fused: Computation, instruction: Instruction) -> float:
 
 
 def _plain_size(instruction: Instruction) -> float:
-    """Bytes of a result inside of a fusion, where layouts say nothing of memory."""
+    """Returns the bytes of a result inside a fusion, where layouts don't say where it is stored."""
     return sum(WIDTHS.get(a.dtype, 4) * math.prod(a.shape) for a in instruction.arrays)
 
 

@@ -1,4 +1,4 @@
-"""Counts the operations of products in a compiled program: dots, convolutions, and a GPU's calls of its libraries."""
+"""Counts the operations of products in a compiled program: dots, convolutions, and a GPU's library calls."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class ConvolutionShapes(NamedTuple):
 
 
 def dot_flops(out: Shape, lhs: Shape, rest: str) -> float:
-    """Counts two operations for each element of the result and each of the sum; ``rest`` has the contracting axes."""
+    """Counts two operations per element of the result and term of its sum; ``rest`` has the contracting axes."""
     found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)
     axes = [int(n) for n in found[1].split(",") if n] if found else []
     return 2.0 * math.prod(out) * math.prod(lhs[axis] for axis in axes)
 
 
 def convolution_flops(shapes: ConvolutionShapes, rest: str) -> float:
-    """Counts two operations for each element of the result, input channel and place of the kernel that isn't padding.
+    """Counts two operations per element of the result, input channel, and place of the kernel that isn't on padding.
 
-    A TPU's compiler writes products of matrices as convolutions too.
+    A TPU's compiler writes matrix products as convolutions too.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", rest)
     if labels is None:
@@ -48,7 +48,7 @@ def convolution_flops(shapes: ConvolutionShapes, rest: str) -> float:
 
 
 def _window(rest: str, axis: int) -> tuple[int, int, int, int, int]:
-    """Reads of a window's axis its size, stride, padding before, and dilations of input and kernel."""
+    """Parses a window's size, stride, padding before, and dilations of input and kernel, along one axis."""
     found = re.search(r"window=\{([^}]*)\}", rest)
     fields = dict(part.split("=", 1) for part in found[1].split()) if found and found[1].strip() else {}
 
@@ -66,7 +66,7 @@ def _window(rest: str, axis: int) -> tuple[int, int, int, int, int]:
 
 
 def _valid_places(size: int, out: int, window: int, stride: int, pad: int, lhs_dilate: int, rhs_dilate: int) -> float:
-    """Counts pairs of a result's and a kernel's place that meet a number of the input, along one axis."""
+    """Counts pairs of a result's place and a kernel's place that meet an element of the input, along one axis."""
     at = np.arange(out)[:, None] * stride - pad + np.arange(window)[None] * rhs_dilate
     return float(((at % lhs_dilate == 0) & (at >= 0) & (at // lhs_dilate < size)).sum())
 

@@ -1,4 +1,4 @@
-"""Runs the policy by itself, on one device of this process, shard by shard: for environments on the host."""
+"""Runs the policy outside the program, on one device of this process, shard by shard, for environments on the host."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Inferred = tuple[Array, Array]
 
 
 class Inference:
-    """Compiles functions of a program's networks."""
+    """Compiles functions of a program's networks, each at its first use."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     def local_parameters(self, state: TrainState) -> Named:
-        """Gives whole parameters by name on this process's first device; with FSDP a collective."""
+        """Returns whole parameters by name on this process's first device; with FSDP a collective."""
         return self.program.layout.local(state.parameters)
 
     def local_scale(self, state: TrainState) -> Scale | None:
-        """Computes the scale of observations on this process's first device, or None."""
+        """Computes the scale of observations on this process's first device; None if they aren't normalised."""
         if state.observation_normalizer is None:
             return None
         return self._scale(jax.tree.map(first_copy, state.observation_normalizer))
@@ -52,10 +52,11 @@ class Inference:
 
     @cached_property
     def act(self) -> Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array, Array, Array], Inferred]:
-        """Samples actions on one device, for some shards of this process, whose environments are on the host.
+        """Samples actions on one device for ``k`` of this process's shards, whose environments are on the host.
 
-        Takes parameters, the scale of observations (or None), rows ``[k, n, width]`` as environments gave them, the
-        recurrent state, where an episode just ended ``[k, n]``, noise ``[k, T, n, …]``, the step, and ``k``.
+        The function takes the parameters, the scale of observations (or None), rows ``[k, n, width]`` as the
+        environments gave them, the recurrent state, where an episode has just ended ``[k, n]``, noise ``[k, T, n, …]``,
+        the step, and ``k``.
         """
 
         def act(
@@ -78,7 +79,7 @@ class Inference:
 
     @cached_property
     def most_likely(self) -> Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array], Inferred]:
-        """Gives the most likely actions, squashed; takes what :attr:`act` does but noise and step."""
+        """Returns the most likely actions, squashed; takes the arguments of :attr:`act` except noise and step."""
         net = self.program.net
 
         def act(
@@ -95,7 +96,7 @@ class Inference:
 
     @cached_property
     def noise(self) -> Callable[[Array, Array, Array], Array]:
-        """Draws some shards' action noise: of iteration, shards ``[k]`` and ``k``, float32 ``[k, T, rows, …]``."""
+        """Draws action noise, float32 ``[k, T, rows, …]``; takes the iteration, shards ``[k]``, and ``k``."""
 
         def noise(iteration: Array, shards: Array, owned: Array) -> Array:
             key = self.program.keys["action"]

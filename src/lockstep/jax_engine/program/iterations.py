@@ -1,4 +1,4 @@
-"""What an iteration tells the host, and what it is told: learning rates, metrics, episodes."""
+"""What the program takes for an iteration and what it returns: learning rates, metrics and episodes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lockstep.training.metrics import Record, update_metrics
 
 
 class Inputs(NamedTuple):
-    """What a call is told of its iterations ``[n]``.
+    """The inputs of a call's iterations, arrays ``[n]``.
 
     Attributes:
-        iteration: how many came before each, int32.
+        iteration: number of iterations before each, int32.
         learning_rate: float32.
-        coefficients: of the loss, those that are scheduled, by name, float32; None: none is.
+        coefficients: scheduled coefficients of the loss by name, float32; None if none is scheduled.
     """
 
     iteration: Array
@@ -32,12 +32,12 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What an iteration tells the host.
+    """The outputs of an iteration for the host.
 
     Attributes:
-        metrics: float32 and int32 scalars, on every device the same; told to the host as one matrix of words.
+        metrics: float32 and int32 scalars, the same on every device; a call packs them into one matrix of words.
         returns: of episodes that ended, float32 ``[num_shards, T, rows]``.
-        marks: 0 where none ended, else 4 times its length, plus 1 (failure), 2 (success isn't said) or 3 (success).
+        marks: 0 where none ended, else 4 times its length plus 1 (failure), 2 (success not said) or 3 (success).
     """
 
     metrics: dict[str, Array]
@@ -47,9 +47,9 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Finished:
-    """Ended episodes: return, length, success of the newest hundred, by (step, environment), and how many in all.
+    """Ended episodes: return, length and success of the newest hundred, by (step, environment), and the number of all.
 
-    ``stated`` are the environments' own metrics of those hundred; None: there are none.
+    ``stated`` are the environments' own metrics of those hundred; None if there are none.
     """
 
     newest: list[tuple[float, int, int]]
@@ -59,14 +59,14 @@ class Finished:
 
 @dataclass(frozen=True)
 class Iteration:
-    """What an iteration told.
+    """What the host learns of an iteration.
 
     Attributes:
         number: iterations done before it.
         numbers: Python numbers, or lists of them, by name; see :class:`lockstep.jax_engine.update.UpdateResult`.
-        seconds: of the whole.
-        ended: when, by the monotonic clock.
-        parts: seconds of its parts, which add up to the whole, where they can be told apart.
+        seconds: of the whole iteration.
+        ended: when it ended, by the monotonic clock.
+        parts: seconds of its parts, which add up to the whole; empty if they can't be told apart.
     """
 
     number: int
@@ -78,8 +78,8 @@ class Iteration:
 
 
 def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
-    """Lists each iteration's ended episodes, of a call's ``[n, num_shards, T, rows]``; see :class:`Outputs`."""
-    found = np.flatnonzero(marks != 0)  # few of many: only they are put in order
+    """Lists each iteration's ended episodes from a call's ``[n, num_shards, T, rows]``; see :class:`Outputs`."""
+    found = np.flatnonzero(marks != 0)  # only the few that ended are sorted
     n, shards, steps, rows = marks.shape
     at, shard, step, row = np.unravel_index(found, marks.shape)
     order = np.ravel_multi_index((at, step, shard, row), (n, steps, shards, rows)).argsort(kind="stable")
@@ -94,7 +94,7 @@ def finished(returns: np.ndarray, marks: np.ndarray) -> list[Finished]:
 
 
 def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
-    """Returns those of ``count`` iterations, float32; with the adaptive schedule the first one's, unused."""
+    """Returns the learning rates of ``count`` iterations, float32; the adaptive schedule doesn't use them."""
     if config.ppo.schedule != "linear":
         return np.full(count, config.ppo.learning_rate, np.float32)
     done = [(first + n) * config.steps_per_iteration for n in range(count)]
@@ -102,7 +102,7 @@ def learning_rates(config: Config, first: int, count: int) -> np.ndarray:
 
 
 def coefficients_of(config: Config, first: int, count: int) -> dict[str, np.ndarray] | None:
-    """Returns the loss's scheduled coefficients of ``count`` iterations, float32 by name; None where none is."""
+    """Returns the loss's scheduled coefficients of ``count`` iterations, float32 by name; None if none is scheduled."""
     if not scheduled_coefficients(config, 0):
         return None
     each = [scheduled_coefficients(config, (first + n) * config.steps_per_iteration) for n in range(count)]
@@ -110,16 +110,16 @@ def coefficients_of(config: Config, first: int, count: int) -> dict[str, np.ndar
 
 
 def numbers_of(iteration: Iteration, config: Config) -> Record:
-    """Returns ``train/…`` of the metrics record: means over minibatches.
+    """Returns ``train/…`` and ``reward/…`` of the metrics record; ``train/…`` are means over minibatches.
 
     Raises:
-        NonFiniteError: a loss or gradient was not finite; nothing was applied from there on.
+        NonFiniteError: if a loss or gradient was not finite; no step was applied from there on.
     """
     found, settings = iteration.numbers, loss_settings(config)
     if found["failed"] >= 0:
         epoch, minibatch = divmod(int(found["failed"]), config.ppo.num_minibatches)
         where = f"epoch {epoch + 1}, minibatch {minibatch + 1}"
-        unseen = None if iteration.parts else config.env.id  # on the host they are looked at
+        unseen = None if iteration.parts else config.env.id  # on the host they are checked
         custom = config.network.custom
         raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"], unseen, custom)
     totals = ("terms", "evaluated", "grad_norm", "steps", "stopped_by_kl", "learning_rate")

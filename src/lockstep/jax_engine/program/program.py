@@ -1,8 +1,8 @@
-"""Compiles whole iterations over a mesh, from rollout to metrics, without a look at the host.
+"""Compiles whole iterations over a mesh, from rollout to metrics, without going back to the host.
 
-What a device does is a function of its shards, mapped over the mesh. A call runs a number of iterations that is known
-only when it is called, so that one compilation serves them all. Collectives of an iteration: the statistics' one, one a
-minibatch, and with several processes one that brings the episodes to all of them.
+The program is a function of a device's shards, mapped over the mesh. A call runs a number of iterations that is known
+only when it is called, so that one compilation serves all calls. The collectives of an iteration are one for the
+statistics, one per minibatch, and with several processes one that brings the episodes to all of them.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ Result = TypeVar("Result")
 
 
 def purpose_words(seed: int) -> np.ndarray:
-    """Gives the words of the keys of each purpose, uint32 ``[len(PURPOSES), 2]``."""
+    """Returns the words of each purpose's key, uint32 ``[len(PURPOSES), 2]``."""
     return np.stack([key_words(seed, purpose) for purpose in PURPOSES])
 
 
 class Carried(NamedTuple):
-    """What environments carry from one rollout to the next, by block or shard, float32.
+    """State that environments carry from one rollout to the next, by block or shard, float32.
 
-    Recurrent states ``[…, n, carry_size]``, and discounted returns so far ``[…, n]``.
+    Recurrent states are ``[…, n, carry_size]``, discounted returns so far ``[…, n]``.
     """
 
     recurrent_state: Array
@@ -78,13 +78,14 @@ class Program:
     """Says what is compiled, and for what.
 
     Attributes:
-        env: the environment inside the program; None where it is stepped on the host.
+        env: the environment inside the program; None if it is stepped on the host.
         everywhere: whether episodes are brought to all processes.
-        key_words: of each purpose's random key, uint32 ``[len(PURPOSES), 2]``; None: the config's seed's, as constants.
-        collect: a user's own rollout of a block, in the place of :func:`~lockstep.jax_engine.rollout.collect`: of the
-            program, the actor, the scale of observations, what environments carry, and a key of ``(seed, "action",
-            iteration, shard)``. Its Rollout has no outputs.
-        planned_for: the platform that the program is made for, where the mesh is another's in its place; None: its own.
+        key_words: of each purpose's random key, uint32 ``[len(PURPOSES), 2]``; None: those of the config's seed, as
+            constants.
+        collect: a user's own rollout of a block, in place of :func:`~lockstep.jax_engine.rollout.collect`. It takes the
+            program, the actor, the scale of observations, the environments' state, and a key of
+            ``(seed, "action", iteration, shard)``. Its Rollout has no outputs.
+        planned_for: platform that the program is made for, if the mesh stands in for another's; None: the mesh's own.
     """
 
     config: Config
@@ -100,12 +101,12 @@ class Program:
 
     @property
     def platform(self) -> str:
-        """Whose choices are made: how shards are grouped, and what is computed in parts."""
+        """The platform by which shards are grouped and computation is cut into parts."""
         return self.planned_for or platform_of(self.mesh)
 
     @property
     def tree(self) -> Tree:
-        """The additions of the run's shards, shared by the devices."""
+        """How the run's shards are added, and divided between devices."""
         return tree_of(self.config.shards, self.mesh.size)
 
     @cached_property
@@ -125,19 +126,19 @@ class Program:
 
     @cached_property
     def apart(self) -> str | None:
-        """Why the devices meet by XLA's collectives and not in memory; None: they meet in memory."""
+        """Why the devices use XLA's collectives and not memory; None if they exchange data in memory."""
         return unavailable(self.config, list(self.mesh.devices.flat))
 
     @property
     def transport(self) -> str:
-        """How the devices' shards meet: ``none``, ``shared memory`` or ``xla``."""
+        """How the devices exchange data: ``none``, ``shared memory`` or ``xla``."""
         if self.mesh.size == 1:
             return "none"
         return "xla" if self.apart else "shared memory"
 
     @property
     def sums(self) -> str:
-        """How gradients of all shards meet: ``none``, ``gather``, ``slices`` or, of the framework, ``all-reduce``."""
+        """How all shards' gradients are summed: ``none``, ``gather``, ``slices``, or the framework's ``all-reduce``."""
         if self.mesh.size == 1:
             return "none"
         if self.config.reduction == "fast" and (self.platform != "cpu" or self.layout.axes):
@@ -147,26 +148,26 @@ class Program:
         return "slices" if tree.sliced(size * np.dtype(np.float32).itemsize) else "gather"
 
     def mapped(self, function: Callable[..., Result], in_specs: Specs, out_specs: Specs) -> Callable[..., Result]:
-        """Maps what one device does over the mesh; see :func:`~lockstep.jax_engine.distributed.mesh.over_mesh`."""
+        """Maps a function of one device over the mesh; see :func:`~lockstep.jax_engine.distributed.mesh.over_mesh`."""
         return over_mesh(function, self.mesh, in_specs, out_specs, self.tree, shared=self.apart is None)
 
     def compiled(
         self, function: Callable[..., Result], in_specs: Specs, out_specs: Specs, donated: int | None = None
     ) -> Callable[..., Result]:
-        """Compiles :meth:`mapped`; the memory of the ``donated``-th argument is used again, if one is."""
+        """Compiles :meth:`mapped`; the program reuses the memory of the ``donated``-th argument, if it is given."""
         mapped, given = self.mapped(function, in_specs, out_specs), () if donated is None else (donated,)
         return jax.jit(mapped, out_shardings=laid_out(self.mesh, out_specs), donate_argnums=given)
 
     @property
     def keys(self) -> dict[str, Array]:
-        """Keys by purpose; made anew at each look, for what is made in one trace doesn't belong into another."""
+        """Keys by purpose; made anew each time, because an array made in one trace can't be used in another."""
         words = purpose_words(self.config.seed) if self.key_words is None else self.key_words
         return {purpose: key_of(words[number]) for number, purpose in enumerate(PURPOSES)}
 
     def shard_ids(self) -> Array:
-        """Gives the global indices of this device's shards, int32 ``[shards]``, inside a mapped program.
+        """Returns the global indices of this device's shards, int32 ``[shards]``, inside a mapped program.
 
-        Those beyond its own are the next device's; nobody reads what comes of them.
+        Indices beyond its own are the next device's; their results aren't used.
         """
         shards = jnp.arange(self.blocks.shards, dtype=jnp.int32)
         if self.tree.even:
@@ -174,19 +175,22 @@ class Program:
         return of_device([own.start for own in self.tree.owned]) + shards
 
     def each_shard(self, function: Callable[[Array], Result], owned: Array) -> Result:
-        """Calls a function of a shard's global index for each of this device's, see :func:`.blocks.each_shard`."""
+        """Calls a function of a shard's global index for each of this device's shards.
+
+        See :func:`.blocks.each_shard`.
+        """
         return each_shard(function, self.blocks.shards, owned, self.shard_ids())
 
     def learn(
         self, state: TrainState, rollout: Rollout, discounted: Array, inputs: Inputs, stop: Array, owned: Array
     ) -> tuple[TrainState, dict[str, Array], Carried]:
-        """Computes advantages and statistics of a rollout, updates, and measures.
+        """Computes advantages and statistics of a rollout, updates the parameters, and collects metrics.
 
-        The rollout is by block, ``[blocks, T, n, …]``, with the discounted returns before it ``[blocks, n]``; ``stop``
-        is this process's stop code ``[1]``, ``owned`` the number of shards.
+        The rollout is by block, ``[blocks, T, n, …]``. ``discounted`` are the discounted returns before it
+        ``[blocks, n]``, ``stop`` is this process's stop code ``[1]``, and ``owned`` the number of shards.
 
         Returns:
-            State (without environments), metrics, and what environments carry on, by block.
+            The state (its environments unchanged), metrics, and what environments carry on, by block.
         """
         config, blocks = self.config, self.blocks
         with jax.named_scope("evaluate"):
@@ -221,7 +225,7 @@ class Program:
         """Makes batches and local statistics of a rollout by block.
 
         Returns:
-            The minibatches' indices by block; how the samples' columns are packed; and by block the samples packed in a
+            The minibatches' indices by block; the layout of the packed columns; and by block the samples packed in a
             matrix ``[blocks, units, words]``, this device's statistics, and what is carried into the next rollout.
         """
         config, net, platform = self.config, self.net, self.platform

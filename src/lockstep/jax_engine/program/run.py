@@ -1,4 +1,4 @@
-"""Runs iterations whose environments are in the compiled program: several a call, one call ahead of the host."""
+"""Runs iterations whose environments are inside the compiled program: several per call, one call ahead of the host."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from lockstep.jax_engine.state import EnvCarry, TrainState, place_state, state_s
 class DeviceRun:
     """Holds the training state on the mesh, its environments, and the program that changes both.
 
-    A run on the host and one of several seeds have the same members, by which a session knows them. It is made of a
-    state of host arrays without environments; ``capacity`` is the most iterations of one call, ``env_shapes`` what
-    environments of the whole run carry.
+    ``HostRun`` and ``OneOfSeeds`` have the members that a session uses. ``state`` is passed as host arrays without
+    environments. ``capacity`` is the most iterations of one call, ``env_shapes`` the shapes of the whole run's
+    environments.
     """
 
     before: int = 0
-    """Iterations of earlier runs that this one goes on from: their random numbers aren't drawn again."""
+    """Iterations of earlier runs that this one continues; their random numbers aren't drawn again."""
 
     def __init__(self, program: Program, state: TrainState, local_devices: int) -> None:
         self.program, self.config = program, program.config
@@ -54,25 +54,25 @@ class DeviceRun:
         self.state = self._initial(self.state, self.owned)
 
     def begin_with(self, state: TrainState) -> None:
-        """Begins with a state of host arrays that has environments, by shard, in place of first episodes."""
+        """Begins from a state of host arrays that includes the environments, by shard."""
         assert state.envs is not None
         self.state = place_state(state._replace(envs=self._in_rows(state.envs)), self.specs, self.program.mesh)
 
     def replace_environments(self, envs: EnvCarry) -> None:
-        """Puts environments on the host, ``[num_shards, environments of each, …]``, in the place of those begun."""
+        """Replaces the environments by those on the host, ``[num_shards, environments of each, …]``."""
         mesh, envs = self.program.mesh, self._in_rows(envs)
         placed = jax.tree.map(lambda x, spec: place(x, named_sharding(mesh, spec)), envs, self.specs.envs)
         self.state = self.state._replace(envs=placed)
 
     def _in_rows(self, envs: EnvCarry) -> EnvCarry:
-        """Lays environments on the host, by shard, out as the rows of all devices."""
+        """Lays out environments on the host, by shard, as the rows of all devices."""
         rows = self.program.rows
         return envs if rows.tree.even else jax.tree.map(lambda x: x[rows.shard_of_row], envs)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
         """Starts ``count`` iterations, at most ``capacity``, after ``first``; returns while they are under way.
 
-        ``stop`` is this process's stop code; ``before`` is called as late as can be before the state is taken over.
+        ``stop`` is this process's stop code. ``before`` is called just before the call takes the state over.
         """
         inputs, stops, many = self._inputs(first, count, stop, self.before)
         before()
@@ -83,7 +83,7 @@ class DeviceRun:
         return Pending(first, count, outputs)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
-        """Waits for a call and reads what it tells."""
+        """Waits for a call and reads its outputs."""
         life.begin(Part.PROGRAM)
         words = fetch(pending.outputs.metrics)  # pyright: ignore[reportArgumentType]
         metrics = {name: x.tolist() for name, x in self._program.metrics.on_host(words).items()}
@@ -95,14 +95,14 @@ class DeviceRun:
         ]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """Copies what a checkpoint holds of environments, by shard; with several processes a collective."""
+        """Copies the environments' arrays for a checkpoint, by shard; with several processes a collective."""
         return shard_arrays(self.state, self.program.rows)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
-        """Goes on from a checkpoint; returns environments that couldn't be restored exactly: none."""
+        """Restores a checkpoint; returns the environments that couldn't be restored exactly, which are none."""
         mesh = self.program.mesh
         self.state = place_state(state, state_specs(state, self.program.layout.specs), mesh)
-        if self.config.algorithm == "grpo":  # every iteration begins with episodes of its own
+        if self.config.algorithm == "grpo":  # every iteration begins new episodes
             self.state = self.state._replace(envs=self._initial(self.state, self.owned).envs)
             return []
         template = jax.eval_shape(self._initial, self.state, self.owned).envs
@@ -118,13 +118,13 @@ class DeviceRun:
         return []
 
     def close(self) -> None:
-        """Waits until nothing is under way, and lets the environments go."""
-        with contextlib.suppress(Exception):  # what failed is on its way already
+        """Waits until nothing is under way."""
+        with contextlib.suppress(Exception):  # the error has been raised already
             jax.block_until_ready(self.state)
 
 
 def shard_arrays(state: TrainState, rows: ShardRows) -> dict[int, dict[str, np.ndarray]]:
-    """Copies what environments carry to the host, by shard and name; with several processes a collective."""
+    """Copies the environments' arrays to the host, by shard and name; with several processes a collective."""
     named = {name: gathered(x) for name, x in _leaves(state.envs)}
     places = enumerate(rows.of_shards.tolist())
     return {shard: {name: array[row].copy() for name, array in named.items()} for shard, row in places}
@@ -135,7 +135,7 @@ CHECKPOINT_NAMES = {"recurrent_state": "memory"}
 
 
 def _leaves(envs: EnvCarry | None) -> list[tuple[str, Array]]:
-    """Names leaves by their path; keys of random numbers become their words."""
+    """Names leaves by their path; random keys become their words."""
     flat, _ = jax.tree_util.tree_flatten_with_path(envs)
     out = []
     for path, leaf in flat:

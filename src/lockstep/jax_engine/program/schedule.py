@@ -1,4 +1,4 @@
-"""When the host of a run needs the training state, and with it where calls of the compiled program end."""
+"""Says when the host of a run needs the training state, and where calls of the compiled program end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lockstep.training.due import comes_due
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is due after which iteration.
+    """Says what is due after which iteration.
 
-    ``first`` iterations were done before this session; ``devices`` are those of all processes; ``traced`` says whether
+    ``first`` iterations were done before this session. ``devices`` are those of all processes. ``traced`` says whether
     fingerprints of every iteration are written.
     """
 
@@ -25,22 +25,22 @@ class Schedule:
 
     @property
     def last(self) -> int:
-        """The iteration after which the steps asked for are done."""
+        """The iteration after which the requested steps are done."""
         stop_at, last = self.stop_at_step, self.config.num_iterations
         return last if stop_at is None else min(last, max(-(-stop_at // self.config.steps_per_iteration), self.first))
 
     def due(self, iteration: int) -> bool:
-        """Says whether something is due after this iteration that devices wait for: evaluation, checkpoint, proof."""
+        """Returns whether an evaluation, checkpoint or proof, for which devices wait, is due after this iteration."""
         config = self.config
         every = [config.eval.interval, config.checkpoint.interval, 1 if self.traced else 0]
-        if self.processes > 1:  # they compare their copies by collectives of their own
+        if self.processes > 1:  # they compare copies by separate collectives
             every.append(config.proof.interval)
         return iteration >= self.last or any(comes_due(interval, iteration) for interval in every)
 
     def compares(self, iteration: int) -> bool:
-        """Says whether the devices' copies of the state after this iteration are to be compared."""
+        """Returns whether the devices' copies of the state after this iteration are to be compared."""
         return self.devices > 1 and comes_due(self.config.proof.interval, iteration)
 
     def ends(self, iteration: int) -> bool:
-        """Says whether a call of the program ends after this iteration at the latest."""
+        """Returns whether a call of the program must end after this iteration at the latest."""
         return self.due(iteration) or self.compares(iteration)

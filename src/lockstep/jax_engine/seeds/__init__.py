@@ -1,1 +1,1 @@
-"""Independent agents of several seeds, trained in one program."""
+"""Trains independent agents of several seeds in one program."""

@@ -1,9 +1,9 @@
 """Runs independent agents of several seeds in one program, whose arrays have a leading axis of seeds.
 
-Every device owns its shards of every seed, so that whatever holds for a run's shards holds for each seed's. In
-``exact`` a call runs the seeds one after another, in a loop whose body is compiled once: the bytes of each are those of
-its own single run, and nothing is started, read or compiled again between seeds. In ``fast`` they are one batch
-(``vmap``), which agrees with single runs up to rounding.
+Every device owns its shards of every seed, so that what holds for a run's shards holds for each seed's. With ``exact``,
+a call runs the seeds one after another, in a loop whose body is compiled once: each has the bytes of its own single
+run, and nothing is started, read or compiled between seeds. With ``fast`` they are one batch (``vmap``), which agrees
+with single runs up to rounding.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Result = TypeVar("Result")
 Trees = TypeVarTuple("Trees")
 
 CallOfSeeds = Callable[[Array, TrainState, Inputs, Array, Array, Array, Array], tuple[TrainState, Outputs]]
-"""A compiled call of all seeds: words of their keys, then as :data:`.device_program.Call`, then their number."""
+"""A compiled call of all seeds: takes their keys' words, what :data:`.device_program.Call` takes, their number."""
 
 
 class SeedsRun:
     """Holds the training states of all seeds on the mesh, leaves ``[seeds, …]``, and the program that changes them.
 
-    It is made of the program of one seed, and of host arrays without environments of each.
+    ``program`` is that of one seed; ``states`` are host arrays without environments, one state per seed.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SeedsRun:
         self._call = waited(self._compile_call())
 
     def _of_seed(self, words: Array) -> DeviceProgram:
-        """Makes the program of one seed, of the words of its keys."""
+        """Makes the program of one seed from the words of its keys."""
         return DeviceProgram(replace(self.program, key_words=words))
 
     def _compile_call(self) -> CallOfSeeds:
@@ -113,7 +113,7 @@ class SeedsRun:
         return Pending(first, count, outputs)
 
     def fetch(self, pending: Pending) -> list[list[Iteration]]:
-        """Waits for a call and reads what it tells: for each iteration what each seed's told, in order."""
+        """Waits for a call and reads its outputs: a list of iterations, each with every seed's result in order."""
         metrics = {name: fetch(x).tolist() for name, x in pending.outputs.metrics.items()}
         returns, marks = (fetch(x)[:, : pending.count] for x in pending.outputs[1:])
         episodes = [finished(*both) for both in zip(returns, marks, strict=True)]
@@ -126,7 +126,7 @@ class SeedsRun:
         return [[one(i, k) for k in range(len(self.seeds))] for i in range(pending.count)]
 
     def state_of(self, number: int) -> TrainState:
-        """Takes out the state of one seed, by its place among them, laid out as that of its own run would be."""
+        """Returns the state of one seed, by its place among them, laid out as in a run of its own."""
         return self._part(self.state, jnp.int32(number))
 
     @cached_property
@@ -139,7 +139,7 @@ class SeedsRun:
 
 
 class OneOfSeeds:
-    """One seed of a :class:`SeedsRun` that has begun, by its place, instead of a run of its own: a ``DeviceRun``."""
+    """Makes one seed of a :class:`SeedsRun` that has begun, by its place, look like a ``DeviceRun``."""
 
     def __init__(self, run: SeedsRun, number: int) -> None:
         self._run, self._number, self.capacity = run, number, run.capacity
@@ -153,11 +153,11 @@ class OneOfSeeds:
         """Does nothing: all seeds begin together."""
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Starts iterations, of all seeds: see :meth:`SeedsRun.dispatch`."""
+        """Starts iterations of all seeds; see :meth:`SeedsRun.dispatch`."""
         return self._run.dispatch(first, count, stop, before)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
-        """See :meth:`.DeviceRun.fetch`; what the other seeds tell is dropped."""
+        """See :meth:`.DeviceRun.fetch`; results of the other seeds are dropped."""
         return [iterations[self._number] for iterations in self._run.fetch(pending)]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
@@ -165,7 +165,7 @@ class OneOfSeeds:
         return shard_arrays(self.state, self._run.program.rows)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
-        """Refuses: a run of several seeds isn't resumed."""
+        """Raises a one-line ``ValueError``, because a run of several seeds can't be resumed."""
         raise ValueError("num_seeds: a run of several seeds can't go on from one checkpoint")
 
     def close(self) -> None:

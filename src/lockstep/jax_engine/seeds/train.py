@@ -1,4 +1,4 @@
-"""Training several seeds at once: one program under one loop, and for each seed what a run of its own would leave."""
+"""Trains several seeds at once: one program in one loop, and for each seed the files that its own run would leave."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ BATCHED = "seeds: they are computed together, and each agrees with its own singl
 
 
 def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRun, list[Session]]:
-    """Gives the run of all seeds, begun, and a session for each.
+    """Opens and begins the run of all seeds; returns it, and a session for each seed.
 
     Raises:
-        ValueError: what the config asks for can't be had here; one line.
+        ValueError: if this machine or environment can't do what the config asks for; the message is one line.
     """
     program = open_program(config, topology, options)
     configs = [config.model_copy(update={"seed": n}) for n in options.seeds_from(config.seed)]
@@ -60,10 +60,11 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
 
 
 def _own_program(config: Config, program: Program) -> Program:
-    """Gives the program with networks of a seed's own: a user's are made with its key, and hold what they begin with.
+    """Returns the program with a seed's own networks: a custom one is made with its key and holds initial parameters.
 
     Raises:
-        ValueError: they draw more than parameters with that key, and one program has the rest once; one line.
+        ValueError: if a custom network draws more than parameters with that key, because one program holds the rest
+            once; the message is one line.
     """
     net = check_networks(config, program.description)
     if net.custom is not None and not net.custom.alike(program.net.custom):
@@ -75,7 +76,7 @@ def _own_program(config: Config, program: Program) -> Program:
 
 
 class SeedsTrainer:
-    """The loop over iterations of all seeds; each has a trainer with its own directory inside the run's."""
+    """Runs the loop over iterations of all seeds; each seed has a trainer and a directory inside the run's."""
 
     def __init__(self, run: SeedsRun, trainers: Sequence[Trainer], directory: RunDirectory, started: float) -> None:
         self.run, self.trainers, self.directory, self.started = run, list(trainers), directory, started
@@ -103,7 +104,7 @@ class SeedsTrainer:
                     return stop
 
     def take(self, iterations: Sequence[Iteration]) -> None:
-        """Logs an iteration of every seed."""
+        """Logs one iteration of every seed."""
         records = []
         for trainer, iteration in zip(self.trainers, iterations, strict=True):
             try:
@@ -114,7 +115,7 @@ class SeedsTrainer:
         self.progress.update(together(records))
 
     def finish(self, stop: int) -> TrainResult:
-        """Writes last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
+        """Writes the last checkpoints, every seed's ``summary.json``, curves, and the run's own ``summary.json``."""
         seconds = time.monotonic() - self.started
         results = [trainer.recorder.finish(stop) for trainer in self.trainers]
         seeds = {t.recorder.run.path: result.summary for t, result in zip(self.trainers, results, strict=True)}
@@ -122,7 +123,7 @@ class SeedsTrainer:
         return TrainResult(results[0].status, results[0].signal, summary)
 
     def close(self) -> None:
-        """Closes what is open, whatever happened."""
+        """Closes what is open, even after an error."""
         self.progress.close()
         for trainer in self.trainers:
             trainer.recorder.close()
@@ -132,7 +133,7 @@ class SeedsTrainer:
 def train(
     config: Config, run: RunDirectory, topology: Topology, options: RunOptions, checkpoint: Checkpoint | None = None
 ) -> TrainResult:
-    """Trains one agent, or one for each of the seeds that ``options`` ask for, in a directory inside the run's.
+    """Trains one agent, or one for each seed that ``options`` ask for, in a directory inside the run's.
 
     Arguments and errors are those of :func:`lockstep.jax_engine.train.train`; a loss that isn't finite ends all seeds.
     """
@@ -145,13 +146,13 @@ def train(
 
 
 def _made_seeds(run: RunDirectory, config: Config, seeds: Sequence[int]) -> list[RunDirectory]:
-    """Makes the directories of all seeds, before programs are compiled: a group killed meanwhile is seen to be one."""
+    """Makes the directories of all seeds before programs are compiled, to mark a group that is killed meanwhile."""
     remember_seeds(run, seeds)
     return [open_seed(run, config.model_copy(update={"seed": seed})) for seed in seeds]
 
 
 def _remove_seeds(run: RunDirectory, seeds: Sequence[RunDirectory]) -> None:
-    """Removes the directories of seeds that can't begin, so that the run's name is free again."""
+    """Removes the directories of seeds that couldn't begin, so that the run's name is free again."""
     for seed in seeds:
         seed.unlock()
         if seed.is_writer:
@@ -182,6 +183,6 @@ def _train_seeds(
         recorders[0].warn_of_unread()
         return trainer.finish(trainer.loop())
     finally:
-        with contextlib.suppress(Exception):  # what failed is on its way already
+        with contextlib.suppress(Exception):  # the error has been raised already
             jax.block_until_ready(seeds.state)
         trainer.close()

@@ -1,1 +1,1 @@
-"""Devices and settings that are fixed before JAX starts."""
+"""Chooses devices and settings that must be fixed before JAX starts."""

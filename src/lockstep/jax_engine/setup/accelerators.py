@@ -1,6 +1,6 @@
-"""What accelerators this machine has, asked in a process of its own: who starts JAX to count them holds their memory.
+"""Counts this machine's accelerators in a process of its own, because starting JAX to count them takes their memory.
 
-JAX also refuses to join processes once it has started, and to join them one must know which GPUs each will hold.
+JAX also refuses to join processes once it has started, and joining them requires knowing which GPUs each will hold.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lockstep.jax_engine.setup import set_up
 
 _VISIBLE = "jax_cuda_visible_devices"
 _told: str | None = None
-"""What it was before this process's own GPUs were set there; None: they weren't."""
+"""Value of that setting before this process's own GPUs were set; None if they weren't."""
 
 
 @dataclass(frozen=True)
 class Accelerators:
-    """Accelerators of one kind, as JAX calls it, and the bytes of the smallest that a program can use (0: not said)."""
+    """Accelerators of one kind, by JAX's name, and the bytes usable on the smallest (0: JAX doesn't say)."""
 
     count: int
     kind: str
@@ -36,7 +36,7 @@ class Accelerators:
 
 
 def in_this_process() -> Accelerators:
-    """Counts those that this process holds; starts JAX."""
+    """Counts the devices that this process holds; starts JAX."""
     devices = jax.local_devices()
     memory = min(int((d.memory_stats() or {}).get("bytes_limit", 0)) for d in devices)
     return Accelerators(len(devices), devices[0].device_kind, memory)
@@ -44,10 +44,10 @@ def in_this_process() -> Accelerators:
 
 @functools.cache
 def on_this_machine(device: str) -> Accelerators:
-    """Counts those (``cuda`` or ``tpu``) that processes of this machine can share out, without starting JAX here.
+    """Counts the accelerators (``cuda`` or ``tpu``) that this machine's processes can share, without starting JAX here.
 
     Raises:
-        ValueError: there is none; one line.
+        ValueError: if there is none; the message is one line.
     """
     environment = without_launcher() | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     command = [sys.executable, "-P", "-m", "lockstep.jax_engine.setup.accelerators", device]
@@ -62,13 +62,13 @@ def on_this_machine(device: str) -> Accelerators:
 
 
 def gpus_of_this_host() -> list[int]:
-    """Numbers the GPUs that every process of this host may take, for one that will hold some of them; starts no JAX.
+    """Returns the numbers of the GPUs that this host's processes can divide between them, without starting JAX.
 
-    CUDA's driver is asked, in this process: to ask in another one, as :func:`on_this_machine` does, is to hold a piece
-    of each GPU's memory, and a launcher's processes would all do it at a time.
+    It asks CUDA's driver in this process. Asking in another process, as :func:`on_this_machine` does, takes a piece of
+    each GPU's memory, and all processes of a launcher would do it at once.
 
     Raises:
-        ValueError: there is none; one line.
+        ValueError: if there is none; the message is one line.
     """
     told = jax.config.values[_VISIBLE] if _told is None else _told
     if told != "all":
@@ -77,7 +77,7 @@ def gpus_of_this_host() -> list[int]:
 
 
 def take_gpus(numbers: Sequence[int]) -> None:
-    """Has JAX hold these GPUs when it starts; :func:`gpus_of_this_host` says the same after as before."""
+    """Makes JAX hold these GPUs when it starts; :func:`gpus_of_this_host` returns the same afterwards as before."""
     global _told
     _told = _told or jax.config.values[_VISIBLE]
     jax.config.update(_VISIBLE, ",".join(map(str, numbers)))
@@ -94,7 +94,7 @@ def _gpus_of_driver() -> int:
 
 
 def chosen_device() -> str:
-    """Chooses what ``device: auto`` means on this machine: ``cuda``, ``tpu`` or ``cpu``; doesn't start JAX here."""
+    """Returns what ``device: auto`` means on this machine: ``cuda``, ``tpu`` or ``cpu``; doesn't start JAX here."""
     for device in ("cuda", "tpu"):
         with contextlib.suppress(ValueError):
             if on_this_machine(device).count:
@@ -103,7 +103,7 @@ def chosen_device() -> str:
 
 
 def peak_memory() -> dict[str, list[float]]:
-    """Returns the most MiB held so far: of the host (worker processes apart), and of this process's accelerators."""
+    """Returns the peak MiB so far, of the host (without worker processes) and of this process's accelerators."""
     stats = [device.memory_stats() or {} for device in jax.local_devices() if device.platform != "cpu"]
     most = max((int(each.get("peak_bytes_in_use", 0)) for each in stats), default=0)
     return {"peak_memory_mb": [peak_resident()], "peak_gpu_memory_mb": [most / 2**20]}
@@ -121,4 +121,4 @@ def _main(device: str) -> dict[str, object]:
 if __name__ == "__main__":
     report = json.dumps(_main(sys.argv[1]))
     print(report, flush=True)
-    os._exit(0)  # a back end takes its time to close
+    os._exit(0)  # closing a back end takes long

@@ -1,4 +1,4 @@
-"""Setting JAX up before it looks at a device: platform, CPU devices, what decides the last bits, compilation cache."""
+"""Sets JAX up before it looks at a device: platform, CPU devices, what decides the last bits, compilation cache."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from lockstep.core.shards import MAX_DEFAULT_SHARDS
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
 
-# XLA's CPU client runs all devices of a process on one pool of threads, as many as the machine has cores or the
-# process has devices, whichever is more, unless this says a number. Where many operations of a device are ready at
-# once, half of them are handed to another thread of the pool, which has to be woken and then takes the core of another
-# device, so that more than one thread a device slows small minibatches down. But a
-# device that waits in a collective holds a thread, and if it waits in two at once, the device that is waited for may
-# find none to work on.
+# XLA's CPU client runs all devices of a process on one pool of threads. Unless this variable says otherwise, the pool
+# has as many threads as the machine has cores or the process has devices, whichever is more. Where many operations of
+# a device are ready at once, half of them go to another thread of the pool, which must be woken and then takes another
+# device's core. So more than one thread per device slows small minibatches down. But a device that waits in a
+# collective holds a thread, and if it waits in two at once, the device that it waits for may find no thread to run on.
 POOL_VARIABLE = "PJRT_NPROC"
 LEAN_THREADS, LEAST_THREADS, THREADS_PER_DEVICE = 2, 4, 2
 MOST_DEVICES = 64
@@ -43,35 +42,35 @@ MOST_DEVICES = 64
 ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
 GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
 FIRST_MEETING = {"xla_gpu_first_collective_call_terminate_timeout_seconds": "600"}
-"""XLA ends a process 40 seconds after one of its GPUs has come to a program's first collective, if another has not: one
-with more shards takes longer for its rollout. A version that doesn't know the flag would end it at once."""
+"""XLA ends a process if its GPUs come to a program's first collective more than 40 seconds apart, and a GPU with more
+shards takes longer for its rollout. A version that doesn't know the flag would end the process at once."""
 
 CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 MIN_COMPILE_SECONDS = 0.2
 
 
 def lean_pool(devices: int) -> int:
-    """Threads of the pool for programs whose collectives follow one another: one for each CPU device of the process.
+    """Returns the threads of the pool for programs that run their collectives in order: one for each CPU device.
 
-    Two at least: XLA compiles large loops in parts where the pool has more than one thread, and the last bits of a
-    product and a sum depend on that, though not on the number of parts. So one device has the bits of many.
+    It is at least two. If the pool has more than one thread, XLA compiles large loops in parts, and the last bits of a
+    product and a sum depend on that, but not on the number of parts. So one device has the bits of many.
     """
     return max(LEAN_THREADS, devices)
 
 
 def roomy_pool(devices: int) -> int:
-    """Threads of the pool for any other program.
+    """Returns the threads of the pool for any other program.
 
-    Bits may depend on it in what a user brings, and in convolutions that aren't :func:`ynnpacks_convolutions`: there it
-    is made for :func:`pool_devices`.
+    Bits may depend on it in a user's own code, and in convolutions that aren't :func:`ynnpacks_convolutions`. There its
+    size is that for :func:`pool_devices`.
     """
     return max(LEAST_THREADS, THREADS_PER_DEVICE * devices)
 
 
 def ynnpacks_convolutions() -> bool:
-    """Says whether XLA's CPU compiler gives float32 convolutions to YNNPACK, whose bits no pool decides.
+    """Returns whether XLA's CPU compiler gives float32 convolutions to YNNPACK, whose bits don't depend on the pool.
 
-    That is known of these versions, on x86, unless the user's ``XLA_FLAGS`` say otherwise.
+    This is known of these versions, on x86, unless the user's ``XLA_FLAGS`` say otherwise.
     """
     known = jaxlib.version.__version__.startswith("0.10.") and machine.machine() in ("x86_64", "AMD64")
     return known and "ynn" not in os.environ.get("XLA_FLAGS", "")
@@ -88,12 +87,12 @@ def check_pool(wanted: int, what: str) -> None:
 
 
 def pool_devices(shards: int | None) -> int:
-    """Says for how many devices the pool is made where bits depend on its size: as many as there may be shards."""
+    """Returns for how many devices the pool is made if bits depend on its size: as many as there may be shards."""
     return max(MAX_DEFAULT_SHARDS, shards or 1)
 
 
 def add_xla_flags(flags: dict[str, str]) -> None:
-    """Appends flags to ``XLA_FLAGS``; what the user set stays as it is."""
+    """Appends flags to ``XLA_FLAGS``; those that the user has set stay as they are."""
     present = os.environ.get("XLA_FLAGS", "").split()
     names = {flag.lstrip("-").partition("=")[0] for flag in present}
     added = [f"--{name}={value}" for name, value in flags.items() if name not in names]
@@ -101,7 +100,7 @@ def add_xla_flags(flags: dict[str, str]) -> None:
 
 
 def gpu_flags() -> dict[str, str]:
-    """Gives the flags of XLA's for GPUs, as far as this version is known to have them."""
+    """Returns XLA's flags for GPUs, as far as this version is known to have them."""
     return GPU_FLAGS | (FIRST_MEETING if jaxlib.version.__version__.startswith("0.10.") else {})
 
 
@@ -119,17 +118,17 @@ NUMBERS = {
     "jax_numpy_rank_promotion": "allow",
     "jax_numpy_dtype_promotion": "standard",
 }
-"""Settings of JAX's that decide an agent's numbers, or refuse ours, which a user's own variables might have set
+"""JAX's settings that decide an agent's numbers or make JAX refuse our code; a user's variables might set them
 otherwise."""
 NEEDED = (
     *("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "eager_constant_folding"),
     *("jax_numpy_rank_promotion", "jax_numpy_dtype_promotion"),
 )
-"""Those without which ``lockstep.jax`` fails, or trains another agent."""
+"""Settings without which ``lockstep.jax`` fails, or trains another agent."""
 ONLY_WARNS = {"jax_numpy_rank_promotion": "warn"}
 PRECISION = "jax_default_matmul_precision"
 PRECISIONS = {"cuda": "highest", "tpu": "highest"}
-"""The same of products of matrices, by platform: no TF32, no bfloat16. On CPUs JAX chooses."""
+"""Precision of matrix products by platform: no TF32, no bfloat16. On CPUs JAX chooses."""
 JAX_VARIABLES = (
     *("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_OPTIMIZATION_LEVEL", "JAX_EXEC_TIME_OPTIMIZATION_EFFORT"),
     *("JAX_MEMORY_FITTING_LEVEL", "JAX_MEMORY_FITTING_EFFORT", "JAX_COMPILER_ENABLE_REMAT_PASS"),
@@ -140,36 +139,37 @@ JAX_VARIABLES = (
     "JAX_RAGGED_DOT_USE_GPU_PALLAS_TRITON_LOWERING",
     *("JAX_PALLAS_USE_MOSAIC_GPU", "JAX_USE_MAGMA", "JAX_DEFAULT_DEVICE", "JAX_PJRT_CLIENT_CREATE_OPTIONS"),
 )
-"""By which JAX compiles otherwise: they are the user's, as ``XLA_FLAGS`` is, and the same in every process."""
+"""Variables that change how JAX compiles: the user may set them, like ``XLA_FLAGS``, the same in every process."""
 
 
 def settle_numbers(platform: str) -> None:
-    """Gives JAX the :data:`NUMBERS` and the platform's precision; a version without a setting goes without it."""
+    """Sets the :data:`NUMBERS` and the platform's precision in JAX; skips settings that this version doesn't have."""
     for name, value in {**NUMBERS, PRECISION: PRECISIONS.get(platform)}.items():
         if name in jax.config.values:
             jax.config.update(name, value)
 
 
 def check_numbers() -> None:
-    """Refuses what a user's own process has set otherwise of the :data:`NEEDED`, which is the user's to set there.
+    """Refuses other values of the :data:`NEEDED` settings in a user's own process, where Lockstep doesn't change them.
 
     Raises:
-        ValueError: one line with the first of them.
+        ValueError: if a setting differs; one line that names the first.
     """
     for name in NEEDED:
-        value = getattr(jax.config, name, NUMBERS[name])  # as a context manager has it here, too
+        value = getattr(jax.config, name, NUMBERS[name])  # includes what a context manager has set
         if value not in (NUMBERS[name], ONLY_WARNS.get(name, NUMBERS[name])):
             raise ValueError(f"{name}: {value}; lockstep.jax needs {NUMBERS[name]}")
 
 
 def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:
-    """Settles what counts only before JAX's first use of a device.
+    """Settles what counts only before JAX first uses a device.
 
-    ``devices`` are made of this process's CPU, one by default; ``pool`` are the threads that they share, by default
-    those of the :func:`roomy_pool` of as many devices.
+    ``devices`` is the number of CPU devices in this process, one by default. ``pool`` is the number of threads that
+    they share, by default that of the :func:`roomy_pool` for them.
 
     Raises:
-        ValueError: no such platform; CPU devices on another platform; JAX has started with other settings.
+        ValueError: if there is no such platform, CPU devices are asked for on another platform, or JAX has started with
+            other settings.
     """
     if platform not in PLATFORMS:
         raise ValueError(f"device: {platform} is none of {', '.join(PLATFORMS)}")
@@ -178,7 +178,7 @@ def configure(threads: int, platform: str, devices: int | None, pool: int | None
     if devices is not None and not 1 <= devices <= MOST_DEVICES:
         raise ValueError(f"simulate_devices: {devices} must be 1 to {MOST_DEVICES}")
     if platform == "cpu":
-        if not has_started():  # it is looked at once; what it says after that is what JAX has started with
+        if not has_started():  # JAX reads it once; afterwards it must show what JAX started with
             os.environ[POOL_VARIABLE] = str(pool or roomy_pool(devices or 1))
         add_xla_flags(ONE_THREAD_FLAGS if threads == 1 else {})
     elif platform == "cuda":
@@ -194,7 +194,7 @@ def configure(threads: int, platform: str, devices: int | None, pool: int | None
 
 @functools.cache
 def _count_compilations() -> None:
-    """Lets what JAX does on the way to a program count as progress: to trace, lower and compile it."""
+    """Counts JAX's tracing, lowering and compiling as progress."""
     jax.monitoring.register_event_duration_secs_listener(lambda *_, **__: life.progressed())
 
 
@@ -211,11 +211,11 @@ def _set_cpu_devices(devices: int) -> None:
 
 
 def has_started() -> bool:
-    """Says whether JAX has looked at its devices, after which settings of :func:`configure` come too late."""
+    """Returns whether JAX has looked at its devices, after which settings of :func:`configure` come too late."""
     name = "jax_num_cpu_devices"
     given = jax.config.values[name]
     try:
-        jax.config.update(name, 1 if given != 1 else 2)  # it can't be changed any more then
+        jax.config.update(name, 1 if given != 1 else 2)  # fails once JAX has started
     except RuntimeError:
         return True
     jax.config.update(name, given)
@@ -223,9 +223,11 @@ def has_started() -> bool:
 
 
 def look_with_cpu() -> None:
-    """Starts JAX with the CPU, in a process that looks at environments and trains nothing; what has started stays.
+    """Starts JAX on the CPU, in a process that looks at environments and trains nothing.
 
-    No variable is set, for the processes that it starts would have it as well.
+    Does nothing if it has started.
+
+    It sets no environment variable, because processes that this one starts would inherit it.
     """
     if not has_started():
         jax.config.update("jax_platforms", PLATFORMS["cpu"])
@@ -234,14 +236,14 @@ def look_with_cpu() -> None:
 
 
 def prepare_jax() -> bool:
-    """Sets what :func:`configure` does for threads, last bits and compiled programs, for a user's own program.
+    """Sets what :func:`configure` sets for threads, last bits and compiled programs, for a user's own program.
 
-    It counts only before JAX's first use of a device, and after the number of CPU devices was set. The pool of threads
-    is of one size up to eight devices, for what bits may depend on it; compiled programs are kept between runs unless
-    JAX was told otherwise.
+    It only takes effect before JAX first uses a device, and must follow the setting of the number of CPU devices. The
+    pool of threads has one size for up to eight devices, because bits may depend on it. Compiled programs are kept
+    between runs unless JAX was told otherwise.
 
     Returns:
-        Whether it counts: JAX hasn't started yet, or had the same settings when it did.
+        Whether it took effect: JAX hasn't started yet, or started with the same settings.
     """
     use_compilation_cache()
     threads = roomy_pool(pool_devices(_wanted_cpu_devices()))
@@ -256,18 +258,19 @@ def prepare_jax() -> bool:
 
 
 def _wanted_cpu_devices() -> int:
-    """Counts the CPU devices that JAX makes, by its own setting or XLA's flag."""
+    """Returns the number of CPU devices that JAX makes, by its own setting or XLA's flag."""
     flagged = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return max([1, jax.config.values["jax_num_cpu_devices"], *map(int, flagged)])
 
 
 def cache_directory() -> Path | None:
-    """Makes the directory of compiled programs in the user's cache, apart by what the processor can execute.
+    """Returns the directory of compiled programs in the user's cache, one for each set of processor features; makes it.
 
-    JAX doesn't ask how many threads a program was compiled for: those of one thread, which earlier versions left in
-    another directory, have other bits.
+    Its name says ``threads`` because JAX's key doesn't include the number of threads that a program was compiled for.
+    Earlier versions left programs for one thread, which have other bits, in another directory.
 
-    None where it can't be made, or others may write there, and so put a program there that this user would execute.
+    Returns:
+        None if it can't be made, or if others may write there, whose programs this user would then execute.
     """
     features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
     directory, usable = user_cache(f"jax/{machine.machine()}-{features}-threads")
@@ -275,7 +278,7 @@ def cache_directory() -> Path | None:
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs between runs, where ``JAX_COMPILATION_CACHE_DIR`` says or in the user's cache."""
+    """Keeps compiled programs between runs, in ``JAX_COMPILATION_CACHE_DIR`` or else in the user's cache."""
     if CACHE_VARIABLE not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
         directory = cache_directory()
         if directory is None:
@@ -300,7 +303,7 @@ def check_device(platform: str) -> None:
 
 
 def machine_facts() -> dict[str, str]:
-    """Gives what must be the same in every process for the same bits: instruction set, versions, device."""
+    """Returns what must be the same in every process for the same bits: instruction set, versions, device."""
     import gymnasium
 
     return {

@@ -1,4 +1,4 @@
-"""Devices that needn't be there: XLA's compilers know a TPU slice or a host of H100s from a description."""
+"""Describes devices that needn't be present: XLA's compilers can compile for a TPU slice or a host of H100s."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 s
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 8 }
 device_description_str: "NVIDIA H100 80GB HBM3" """
-"""What XLA's CUDA compiler must know of an H100."""
+"""XLA's description of an H100, for its CUDA compiler."""
 
 VARIABLES = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TPU_SKIP_MDS_QUERY": "1"}
-"""What lets the compilers start where their devices aren't; to be set before JAX is imported."""
+"""Variables that let the compilers start without their devices; must be set before JAX is imported."""
 OPTIONS = {"tpu": None, "cuda": {"xla_gpu_autotune_level": 0}}
-"""What the compilers are told: a GPU's would like to try kernels on the device."""
+"""Compiler options: autotuning is off for GPUs, because it would run kernels on the device."""
 
 
 class DescribedDevices(NamedTuple):
-    """Devices that are only described, in a topology's order, and what compiles for them, in words."""
+    """Devices that are only described, in a topology's order, and the kind that a compiler compiles for."""
 
     platform: str
     devices: list[Any]
@@ -30,10 +30,10 @@ class DescribedDevices(NamedTuple):
 
 
 def described_devices(platform: str, shape: str) -> DescribedDevices:
-    """Describes devices of a ``tpu`` (``v5e:2x4``) or of ``cuda`` (hosts x GPUs x 1, H100s).
+    """Returns described devices of a ``tpu`` (``v5e:2x4``) or of ``cuda`` (hosts x GPUs x 1, H100s).
 
     Raises:
-        ValueError: there is no compiler for them here, or no such topology; one line.
+        ValueError: if there is no compiler for them here, or no such topology; the message is one line.
     """
     from jax.experimental import topologies
 
@@ -45,7 +45,7 @@ def described_devices(platform: str, shape: str) -> DescribedDevices:
             found = topologies.get_topology_desc(
                 platform="cuda", topology_name="h100", target_config=H100, topology=shape
             )
-    except Exception as error:  # of XLA's own kinds, which differ by version
+    except Exception as error:  # XLA's own exceptions, which differ by version
         raise ValueError(f"no compiler for {platform} {shape} here ({str(error).splitlines()[0]})") from None
     devices = list(found.devices)
     return DescribedDevices(platform, devices, str(devices[0].device_kind))

@@ -1,1 +1,1 @@
-"""Building blocks of what is computed shard by shard: keys, blocks, permutations, packed columns, normalisers."""
+"""Building blocks for computing shard by shard: keys, blocks, permutations, packed columns, normalisers."""

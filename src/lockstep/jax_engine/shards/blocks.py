@@ -1,10 +1,10 @@
-"""A device's shards as blocks: each by itself (reduction exact), or several of them as one (fast).
+"""Groups a device's shards into blocks: one shard each (reduction exact), or several (fast).
 
-A function of one block is all that rollout, advantages, moments and gradients consist of. In ``exact`` a block is one
-shard and the function is called shard by shard in a loop whose body is compiled once, whatever number of shards a
-device owns: a loop of a length known beforehand would be inlined for one shard, and the same lines then round
-otherwise. In ``fast`` an accelerator has one block; on a CPU, where large ones leave the cache, only shards of few
-environments are put together.
+Rollout, advantages, moments and gradients are functions of one block. With ``exact`` a block is one shard. The function
+is called shard by shard, in a loop whose body is compiled once, whatever number of shards a device owns. If the loop's
+length were known beforehand, the compiler would inline it for one shard, and the same lines would round differently.
+With ``fast`` an accelerator has one block. On a CPU, where large blocks leave the cache, only shards of few
+environments are joined.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 CPU_BLOCK_ENVS = 64
-"""Shards are put together on a CPU until a block has that many environments."""
+"""Shards are joined on a CPU until a block has this many environments."""
 
 
 def shards_together(shards: int, rows: int, device: str) -> int:
-    """Shards of a block in ``fast``: all of a device, or on a ``cpu`` the fewest that make a block large enough."""
+    """Returns the shards of a block in ``fast``: all of a device, or on a ``cpu`` the fewest that make a large one."""
     if device != "cpu":
         return shards
     large = (n for n in range(1, shards) if shards % n == 0 and n * rows >= CPU_BLOCK_ENVS)
@@ -36,12 +36,12 @@ Trees = TypeVarTuple("Trees")
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the shards of one device are grouped.
+    """Says how the shards of one device are grouped.
 
     Attributes:
-        shards: of the device; ``rows`` environments in each.
-        exact: whether sums are kept by block, and functions always called in a loop.
-        together: shards of a block, side by side; 1 in ``exact``, and where devices own different numbers.
+        shards: of the device; ``rows`` are the environments of each.
+        exact: whether sums are kept by block, and functions are always called in a loop.
+        together: shards in a block, side by side; 1 with ``exact``, and if devices own different numbers.
         even: whether all devices own equally many; else ``shards`` is the most that one owns.
     """
 
@@ -53,17 +53,17 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        """Blocks of the device."""
+        """Number of blocks of the device."""
         return self.shards // self.together
 
     @property
     def loops(self) -> bool:
-        """Whether functions are called in a loop over blocks; a single one in ``fast`` needs none."""
+        """Whether functions are called in a loop over blocks; a single block in ``fast`` needs none."""
         return self.exact or self.count > 1 or not self.even
 
     @property
     def size(self) -> int:
-        """Environments of a block."""
+        """Number of environments in a block."""
         return self.rows * self.together
 
     def merge(self, tree: Tree, axis: int = 1) -> Tree:
@@ -89,9 +89,9 @@ class Blocks:
         return jax.tree.map(of, tree)
 
     def merge_indices(self, index: Array) -> Array:
-        """Turns indices into each shard's units ``[shards, …, n]`` into those of a block's, ``[blocks, …, shards·n]``.
+        """Converts indices of shards' units ``[shards, …, n]`` to those of their blocks', ``[blocks, …, together·n]``.
 
-        A unit is a sample or a sequence; they lie time-major, ``chunk·rows + environment``.
+        A unit is a sample or a sequence. Units are time-major: ``chunk·rows + environment``.
         """
         if self.together == 1:
             return index
@@ -101,9 +101,9 @@ class Blocks:
         return moved.reshape(self.count, *index.shape[1:-1], self.together * index.shape[-1])
 
     def spread(self, values: Array, n: int) -> Array:
-        """Repeats a number of each shard ``[shards, …]`` for its ``n`` units in a block, ``[blocks, …, together·n]``.
+        """Repeats each shard's number ``[shards, …]`` for its ``n`` units in a block, ``[blocks, …, together·n]``.
 
-        Of blocks of one shard it is left at one: ``[blocks, …, 1]``.
+        If a block is one shard, the number stays single: ``[blocks, …, 1]``.
         """
         if self.together == 1:
             return values[..., None]
@@ -111,10 +111,10 @@ class Blocks:
         return jnp.repeat(moved, n, axis=-1)
 
     def each(self, function: Callable[[*Trees], Result], owned: Array, *trees: *Trees) -> Result:
-        """Calls a function of one block's arrays for each of ``[blocks, …]``; gives its results ``[blocks, …]``.
+        """Calls a function of one block's arrays for each of ``[blocks, …]``; returns its results ``[blocks, …]``.
 
-        ``owned`` is the number of this device's shards, int32: an argument of the program, so that the compiler doesn't
-        know it.
+        ``owned`` is the number of this device's shards, int32. It is an argument of the program, so that the compiler
+        doesn't know it.
         """
         if not self.loops:
             return jax.tree.map(lambda x: x[None], function(*_at(trees, 0)))
@@ -123,7 +123,7 @@ class Blocks:
     def sum_parts(self, function: Callable[[*Trees], Result], parts: int, owned: Array, *trees: *Trees) -> Result:
         """Calls a function of one part of a block for each of ``[blocks·parts, …]``, and sums its results in order.
 
-        Gives sums over each block's parts ``[blocks, …]`` in ``exact``, over all parts ``[1, …]`` in ``fast``.
+        Returns sums over each block's parts ``[blocks, …]`` with ``exact``, over all parts ``[1, …]`` with ``fast``.
         """
         if not self.exact and self.even and self.count * parts == 1:
             return self.each(function, owned, *trees)
@@ -152,10 +152,10 @@ class Blocks:
 
 
 def traced_once(function: Callable[[*Trees], Result]) -> Callable[[*Trees], Result]:
-    """Makes of a function one that is traced once for arguments of one shape, and leaves the same operations.
+    """Returns a function that is traced once for arguments of one shape, and adds the same operations to the program.
 
-    To ask for its results' shapes first costs nothing then; of loops in loops all would be traced twice at each level.
-    The function is of this call alone: a collective in it has a number of its own.
+    Asking for its results' shapes first then costs nothing; else each level of nested loops would trace all twice. The
+    function must be used for one loop only, because a collective in it has a number of its own.
     """
 
     def once(*arguments: *Trees) -> Result:
@@ -167,8 +167,8 @@ def traced_once(function: Callable[[*Trees], Result]) -> Callable[[*Trees], Resu
 def each_shard(function: Callable[[*Trees], Result], count: int, owned: Array, *trees: *Trees) -> Result:
     """Calls a function of one shard's arrays for each of ``[count, …]``, in a loop that is never unrolled.
 
-    A single shard lies in arrays of two, of which one is looked at: a loop that reads and writes the whole of an array
-    is not compiled as one that reads and writes parts of it, and sums come out otherwise.
+    A single shard is put in arrays of two, of which only one is used. A loop that reads and writes a whole array is
+    compiled differently from one that reads and writes parts of it, and its sums round differently.
     """
     function = traced_once(function)
     shapes = jax.eval_shape(function, *_at(trees, 0))
@@ -188,7 +188,7 @@ def _at(trees: tuple[*Trees], i: Array | int) -> tuple[*Trees]:
 
 
 def _never_one(trees: Tree) -> Tree:
-    """Lays single rows out in arrays of two; the second, which is never looked at, is zeros."""
+    """Puts single rows in arrays of two; the second row, which is never used, is zeros (for keys, the same key)."""
 
     def of(x: Array) -> Array:
         if len(x) > 1:

@@ -1,4 +1,4 @@
-"""Normalises inside the program, by moments frozen during an iteration; twin of lockstep.core.normalizers."""
+"""Normalises inside the program with moments frozen during an iteration; twin of lockstep.core.normalizers."""
 
 from __future__ import annotations
 
@@ -39,26 +39,29 @@ def merged(moments: Moments, count: Array, mean: Array, m2: Array) -> Moments:
 
 
 class Scale(NamedTuple):
-    """What normalises during an iteration: the mean is subtracted, then it is multiplied; float32 ``[size]``."""
+    """The scale of an iteration: the mean is subtracted, then the inverse multiplied; float32 ``[size]``."""
 
     mean: Array
     inverse_std: Array
 
 
 def scale_of(moments: Moments) -> Scale:
-    """Computes mean and inverse standard deviation; 0 and 1 as long as there are no samples."""
+    """Computes mean and inverse standard deviation; 0 and 1 while there are no samples."""
     with jax.enable_x64(True):
         variance = jnp.where(moments.count > 0, moments.m2 / jnp.maximum(moments.count, 1.0), 1.0)
         return Scale(moments.mean.astype(jnp.float32), (1.0 / jnp.sqrt(variance + EPSILON)).astype(jnp.float32))
 
 
 def frozen(moments: Moments | None) -> Scale | None:
-    """Computes the scale of an iteration, of a normaliser or of none."""
+    """Computes the scale of an iteration from a normaliser's moments, or returns None."""
     return None if moments is None else scale_of(moments)
 
 
 def normalized(layout: ObservationLayout, rows: Array, scale: Scale | None, clip: float) -> Array:
-    """Normalises the vectors of observation rows ``[…, width]``, within ``±clip``; None leaves the rows as they are."""
+    """Normalises the vectors of observation rows ``[…, width]``, clipped to ``±clip``.
+
+    Returns them as they are without a ``scale``.
+    """
     if scale is None:
         return rows
     size = layout.vector_size
@@ -71,7 +74,7 @@ def normalized(layout: ObservationLayout, rows: Array, scale: Scale | None, clip
 
 
 def vectors_of(layout: ObservationLayout, rows: Array) -> Array:
-    """Takes the numbers ``[…, vector_size]`` out of observation rows ``[…, width]``."""
+    """Extracts the numbers ``[…, vector_size]`` from observation rows ``[…, width]``."""
     size = layout.vector_size
     if not layout.image_bytes:
         return rows[..., :size]
@@ -79,5 +82,5 @@ def vectors_of(layout: ObservationLayout, rows: Array) -> Array:
 
 
 def scaled_rewards(rewards: Array, scale: Scale | None, clip: float) -> Array:
-    """Divides rewards by the standard deviation of the discounted return, within ``±clip``."""
+    """Divides rewards by the standard deviation of the discounted return, clipped to ``±clip``; None leaves them."""
     return rewards if scale is None else jnp.clip(rewards * scale.inverse_std[0], -clip, clip)

@@ -1,4 +1,4 @@
-"""Where shards lie in arrays over the mesh: every device has as many rows as the one that owns most shards."""
+"""Says where shards lie in arrays over the mesh: every device has as many rows as the one that owns most shards."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from lockstep.core.tree import Tree
 
 @dataclass(frozen=True)
 class ShardRows:
-    """The rows of all devices, of which some belong to nobody where shards don't divide over devices.
+    """The rows of all devices; some belong to no shard if shards don't divide over devices.
 
     Attributes:
-        tree: who owns which shards.
+        tree: says who owns which shards.
     """
 
     tree: Tree
 
     @property
     def count(self) -> int:
-        """Rows of all devices."""
+        """Number of rows of all devices."""
         return len(self.tree.owned) * self.tree.most_shards
 
     @cached_property
     def owned(self) -> np.ndarray:
-        """How many shards each device owns, int32 ``[devices]``."""
+        """Number of shards that each device owns, int32 ``[devices]``."""
         return np.array([len(own) for own in self.tree.owned], np.int32)
 
     @cached_property
@@ -39,13 +39,13 @@ class ShardRows:
 
     @cached_property
     def shard_of_row(self) -> np.ndarray:
-        """A shard for each row, int64 ``[rows]``: its own, or where no shard is one of the same device."""
+        """The shard of each row, int64 ``[rows]``; for a row without one, the device's first."""
         out = np.repeat([own.start for own in self.tree.owned], self.tree.most_shards)
         out[self.of_shards] = np.arange(self.tree.num_shards)
         return out
 
     def laid_out(self, x: np.ndarray, devices: Sequence[int] | None = None, axis: int = 0) -> np.ndarray:
-        """Lays shards ``[shards, …]`` out as rows, zeros where no shard is; ``devices`` are those whose they are."""
+        """Lays shards ``[shards, …]`` out as the rows of ``devices`` (None: all), with zeros where no shard is."""
         if self.tree.even:
             return x
         shape = list(x.shape)
@@ -56,7 +56,7 @@ class ShardRows:
         return out
 
     def shards_alone(self, x: np.ndarray, devices: Sequence[int] | None = None, axis: int = 0) -> np.ndarray:
-        """Takes the shards out of rows: the reverse of :meth:`laid_out`."""
+        """Extracts the shards from rows; the reverse of :meth:`laid_out`."""
         return x if self.tree.even else np.take(x, self._places(devices), axis)
 
     def _places(self, devices: Sequence[int] | None) -> np.ndarray:

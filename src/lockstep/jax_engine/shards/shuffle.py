@@ -1,8 +1,8 @@
-"""Permutations without sorting: an invertible hash of the index, and a walk back where it leaves the range.
+"""Permutes without sorting, by an invertible hash of the index that is repeated where it leaves the range.
 
-A bijection of the numbers below a power of two, made of keyed invertible rounds, is followed until it lands below
-``n`` (cycle walking), which makes it a bijection of those (Mitchell et al. 2022, "Bandwidth-optimal random shuffling
-for GPUs", sections 3 and 4, with a cheaper cipher). It is cheaper than a sort of random numbers.
+A bijection of the numbers below a power of two, made of keyed invertible rounds, is applied until the result lies below
+``n`` (cycle walking), which makes it a bijection of the numbers below ``n`` (Mitchell et al. 2022, "Bandwidth-optimal
+random shuffling for GPUs", sections 3 and 4, with a cheaper cipher). It is cheaper than sorting random numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROUNDS = 8
 
 
 def permutation(key: Array, n: int) -> Array:
-    """Makes a permutation of ``0 … n-1``, int32 ``[n]``, decided by a key."""
+    """Makes the permutation of ``0 … n-1`` that a key decides, int32 ``[n]``."""
     bits = max(1, (n - 1).bit_length())
     keys = jax.random.bits(key, (2, ROUNDS), jnp.uint32)
     index = _mixed(jnp.arange(n, dtype=jnp.uint32), keys, bits)

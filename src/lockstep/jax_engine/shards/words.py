@@ -1,4 +1,4 @@
-"""Several arrays of the same rows as one matrix of words: one copy moves them all, where each copy costs a call."""
+"""Packs arrays with the same rows into one matrix of words, so that one copy moves them all."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 WIDE = {"bool": jnp.int32, "int8": jnp.int32, "int16": jnp.int32}
-"""Types that take a word each, and as what."""
+"""Dtypes whose elements take a word each, and the dtype that they are stored as."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Where arrays ``[n, …]`` lie in a matrix ``[n, words]``: the shapes of one row of each, and dtypes, by name."""
+    """The layout of arrays ``[n, …]`` in a matrix ``[n, words]``: shape of one row and dtype of each, by name."""
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, np.dtype]
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> Words:
-        """Gives the layout of arrays (or their shapes); bytes must come in fours."""
+        """Makes the layout of arrays (or of their shapes); a row's bytes (uint8) must be a multiple of four."""
         named = arrays.items()
         return cls({name: tuple(x.shape[1:]) for name, x in named}, {name: np.dtype(x.dtype) for name, x in named})
 
     def pack(self, arrays: Mapping[str, Array]) -> Array:
-        """Gives the matrix, uint32 ``[n, words]``; its bits are the arrays', so nothing rounds and no NaN is lost."""
+        """Packs arrays into a matrix, uint32 ``[n, words]``, bit by bit: nothing is rounded and NaNs are kept."""
         return jnp.concatenate([_words(arrays[name]) for name in self.shapes], 1)
 
     def unpack(self, words: Array) -> dict[str, Array]:
-        """Arrays ``[…, *shape]`` by name, of a matrix ``[…, words]`` with rows of this layout."""
+        """Unpacks arrays ``[…, *shape]`` by name from a matrix ``[…, words]`` with rows of this layout."""
         out = {}
         for name, columns in self._columns:
             shape, dtype, part = self.shapes[name], self.dtypes[name], words[..., columns]
@@ -46,7 +46,7 @@ class Words:
         return out
 
     def on_host(self, words: np.ndarray) -> dict[str, np.ndarray]:
-        """Arrays ``[n, *shape]`` by name, of a matrix ``[n, words]`` on the host."""
+        """Unpacks arrays ``[n, *shape]`` by name from a matrix ``[n, words]`` on the host."""
         out = {}
         for name, columns in self._columns:
             dtype, part = self.dtypes[name], np.ascontiguousarray(words[:, columns])
@@ -56,7 +56,7 @@ class Words:
 
     @cached_property
     def _columns(self) -> list[tuple[str, slice]]:
-        """Says which columns of the matrix each array takes."""
+        """The columns of the matrix that each array takes."""
         out, start = [], 0
         for name, shape in self.shapes.items():
             dtype, size = self.dtypes[name], math.prod(shape)

@@ -1,1 +1,1 @@
-"""Starts the ranks of a run on a Ray cluster; Ray is imported nowhere else, and here only once it is asked for."""
+"""Starts the ranks of a run on a Ray cluster; only this package imports Ray, and only if a run asks for it."""

@@ -1,4 +1,4 @@
-"""One rank's keeper on its node of a Ray cluster: starts the process, and answers the launcher's questions."""
+"""Keeps one rank on a node of a Ray cluster: starts its process, and answers the launcher's questions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lockstep.launch import native_errors
 
 CHUNK = 1 << 16
 MOST = 1 << 20
-"""Bytes of a stream in one answer."""
+"""Most bytes of a stream in one answer, give or take a chunk."""
 
 
 class Place(NamedTuple):
-    """Where an actor is: its node, the node's address, and the GPUs that Ray gave to the actor, by their ids."""
+    """Where an actor is: its node, the node's address, and the ids of the GPUs that Ray gave to the actor."""
 
     node: str
     address: str
@@ -32,14 +32,14 @@ class Place(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What an actor knows of its rank since it was last asked.
+    """What a rank has written since the last poll, and how it ended if it has.
 
     Attributes:
-        stdout: what the rank wrote there.
-        stderr: likewise.
-        native: what libraries wrote to standard error, see :mod:`lockstep.launch.native_errors`.
-        code: its exit code, ``-n`` if signal ``n`` killed it; None: it runs.
-        message: its message file, once it has ended; None: it left none.
+        stdout: what it wrote to standard output.
+        stderr: what it wrote to standard error.
+        native: what libraries wrote to standard error; see :mod:`lockstep.launch.native_errors`.
+        code: its exit code, ``-n`` if signal ``n`` killed it; None while it runs, or has more output.
+        message: its message file's content, once it has ended; None if it left none.
         done: whether it has said that it is done.
     """
 
@@ -52,7 +52,7 @@ class Told(NamedTuple):
 
 
 class RankActor:
-    """Holds one rank; the rank dies with the process of this actor, which dies with its node or with the launcher."""
+    """Holds one rank, which dies with this actor's process; that dies with its node or with the launcher."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +62,7 @@ class RankActor:
         self._done = DoneFile(None)
 
     def place(self) -> Place:
-        """Tells where this is, in a process of Ray's, which adopts from here on what its rank leaves behind."""
+        """Returns where this actor is, and makes its process adopt the processes that its rank leaves behind."""
         import ray
 
         adopt_orphans()
@@ -72,7 +72,7 @@ class RankActor:
         return Place(context.get_node_id(), ray.util.get_node_ip_address(), tuple(map(str, gpus)))
 
     def free_port(self, address: str) -> int:
-        """Finds a port of an address of this node on which nobody listens."""
+        """Finds a free port at an address of this node."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as found:
             found.bind((address, 0))
@@ -89,9 +89,9 @@ class RankActor:
 
         Args:
             assignment: what it is to do, as JSON.
-            own: its variables.
-            environment: all others; None: those of this process, which Ray made.
-            directory: where it works, if there is one of that name here; None: where this process does.
+            own: the rank's own variables.
+            environment: all other variables; None: those of this process, which Ray started.
+            directory: its working directory, if that exists here; None: this process's.
         """
         self._directory = self._stack.enter_context(temporary_directory())
         file = self._directory / "assignment.json"
@@ -103,7 +103,7 @@ class RankActor:
         self._done = DoneFile(self._message)
         self._stack.callback(self._done.close)
         reading, writing = os.pipe()
-        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which a child would inherit
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a child inherits the mask
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "lockstep.launch.rank", str(file)],
@@ -129,7 +129,7 @@ class RankActor:
         return self._directory / "rank.json"
 
     def poll(self) -> Told:
-        """Tells what is new of the rank, without waiting; one that has ended is gone with what it started."""
+        """Returns what is new of the rank, without waiting; if it has ended, kills what it has started."""
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
@@ -141,12 +141,12 @@ class RankActor:
         return Told(stdout, stderr, native, code, message, self._done.told())
 
     def send(self, number: int) -> None:
-        """Sends the rank a signal, if it runs."""
+        """Sends the rank a signal if it runs."""
         if self._process is not None and self._process.poll() is None:
             os.kill(self._process.pid, number)
 
     def end(self) -> None:
-        """Ends the rank and whatever it has started, and removes what it left here."""
+        """Ends the rank and everything that it has started, and removes its files here."""
         if self._process is not None:
             kill_session(self._process.pid)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,7 +157,7 @@ class RankActor:
 
 
 def _read(stream: int) -> bytes:
-    """Reads what is there, up to ``MOST`` bytes."""
+    """Reads what is there without waiting, up to about ``MOST`` bytes."""
     found = b""
     with contextlib.suppress(BlockingIOError, OSError):
         while len(found) < MOST and (chunk := os.read(stream, CHUNK)):

@@ -1,4 +1,4 @@
-"""The Ray cluster that a run's ranks start on: found or started, what it has, and what a run asks of it."""
+"""Finds or starts the Ray cluster for a run's ranks, and compares what it has with what the run needs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.temporary import temporary_directory
-from lockstep.core.topology import Topology, available_cores
+from lockstep.core.topology import Topology, available_cores, bound_cores
 from lockstep.launch.world import World, world_of
 
 RAY = "ray"
-"""What ``RunOptions.launcher`` calls it."""
+"""The value of ``RunOptions.launcher`` for Ray."""
 ADDRESS = "RAY_ADDRESS"
 LOCAL = "local"
 NOBODY = "Could not find any running Ray instance"
-"""How Ray says that this machine belongs to no cluster."""
+"""Part of Ray's message if this machine belongs to no cluster."""
 STORE_BYTES = 80 << 20
-"""Of the object store of a cluster of our own, through which nothing goes but words: what Ray takes at least."""
+"""Size of the object store of a cluster of our own: Ray's minimum, because only small messages go through it."""
 ANSWER_SECONDS = 1.0
 FREED_SECONDS = 2.0
-"""How long what ended ranks held may take to be free again, in the cluster's books."""
+"""How long the cluster may take to count the resources of ended ranks as free again."""
 _LONGEST_PATH = 40
-"""Of the folder of Ray's sockets, whose names may have 107 characters in all."""
+"""Longest path of the folder of Ray's sockets, whose full names may have 107 characters."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Node:
     """One node of the cluster.
 
     Attributes:
-        name: Ray's id of it.
-        address: by which others reach it.
-        port: where its raylet listens.
+        name: its id at Ray.
+        address: at which others reach it.
+        port: at which its raylet listens.
         total: its resources (``CPU``, ``GPU``).
-        free: those that nobody holds.
+        free: its resources that are free.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Node:
     free: Mapping[str, float]
 
     def answers(self) -> bool:
-        """Whether its raylet listens: the cluster itself takes 15 seconds to say that it doesn't."""
+        """Tells whether its raylet listens; the cluster itself takes many seconds to notice that one doesn't."""
         try:
             socket.create_connection((self.address, self.port), ANSWER_SECONDS).close()
         except OSError:
@@ -61,12 +61,12 @@ class Node:
 
 
 def places(resources: Iterable[Mapping[str, float]], needs: Mapping[str, float]) -> int:
-    """How many ranks that need so much each fit onto nodes with such resources."""
+    """Returns how many ranks with the same needs fit on nodes with the given resources."""
     return sum(int(min(has.get(name, 0.0) // each for name, each in needs.items())) for has in resources)
 
 
 def needs_of(config: Config, options: RunOptions) -> dict[str, float]:
-    """What Ray is asked for a process: a CPU for each thread or device of it, or its GPUs and one CPU."""
+    """Returns what a process needs of Ray: a CPU for each of its threads or CPU devices, or its GPUs and one CPU."""
     devices = options.devices or 1
     if config.device != "cpu":
         return {"GPU": float(devices), "CPU": 1.0}
@@ -74,28 +74,29 @@ def needs_of(config: Config, options: RunOptions) -> dict[str, float]:
 
 
 def with_devices(options: RunOptions, config: Config) -> RunOptions:
-    """Settles what each process of engine jax has: one device, unless more are asked for."""
+    """Gives each process of engine jax one device, unless the user asked for a number."""
     if config.engine == "torch" or options.devices is not None or options.simulate_devices is not None:
         return options
     return options.model_copy(update={"devices": 1})
 
 
 class Cluster:
-    """A cluster that this process is connected to, and is on a node of.
+    """The cluster to which this process is connected, from one of its nodes.
 
     Args:
-        note: what the user should know of how it was found, in a line.
+        note: a line for the user on how it was found; None if there is nothing to say.
+        own: whether it is the run's own, on this machine alone.
     """
 
-    def __init__(self, note: str | None = None) -> None:
+    def __init__(self, note: str | None = None, own: bool = False) -> None:
         import ray
 
-        self.note = note
+        self.note, self.own = note, own
         self.here: str = ray.get_runtime_context().get_node_id()
         self.working_dir: str | None = ray.get_runtime_context().runtime_env.get("working_dir")
 
     def nodes(self) -> list[Node]:
-        """Lists the nodes that are alive by the cluster's own account, this one first."""
+        """Lists the nodes that the cluster believes alive, this one first."""
         import ray
         from ray._private.state import available_resources_per_node
 
@@ -114,11 +115,11 @@ class Cluster:
         return sorted(found, key=lambda node: node.name != self.here)
 
     def silent(self) -> list[str]:
-        """Names nodes that the cluster believes alive, and that don't answer."""
+        """Lists the ids of nodes that the cluster believes alive but that don't answer."""
         return [node.name for node in self.nodes() if node.name != self.here and not node.answers()]
 
     def free_places(self, needs: Mapping[str, float]) -> int:
-        """How many ranks there are places for now, on nodes that answer; what has just ended may hold some yet."""
+        """Returns how many ranks fit now on nodes that answer; waits a little for what ended ranks still hold."""
         deadline = time.monotonic() + FREED_SECONDS
         while True:
             nodes = [node for node in self.nodes() if node.name == self.here or node.answers()]
@@ -127,8 +128,14 @@ class Cluster:
                 return free
             time.sleep(ANSWER_SECONDS / 10)
 
+    def unasked(self, found: int, needs: Mapping[str, float]) -> int:
+        """Limits ``found`` places if no number of ranks was asked for: on an own cluster to as many as without Ray."""
+        if not self.own or "GPU" in needs:
+            return found
+        return min(found, max(1, places([{"CPU": available_cores()}], needs)))
+
     def world(self, options: RunOptions, config: Config, topology: Topology) -> World:
-        """The ranks that a request asks for.
+        """Returns the ranks that a request asks for.
 
         Raises:
             ValueError: the cluster has too few CPUs or GPUs, or this node has none; one line.
@@ -142,18 +149,18 @@ class Cluster:
                 f"which has {nodes[0].total.get(what, 0):g} of Ray's {what}s, and a rank needs {needs[what]:g}; start "
                 "it on another node"
             )
-        world = world_of(options, config, topology, most)
+        world = world_of(options, config, topology, self.unasked(most, needs))
         if world.processes > most:
             has = sum(node.total.get(what, 0) for node in nodes)
             raise ValueError(
                 f"nproc: {world.processes} ranks need {world.processes * needs[what]:g} {what}s, and the Ray cluster "
-                f"has {has:g}; use --nproc {most}, or add nodes"
+                f"has {has:g}; use --nproc {most}{'' if self.own else ', or add nodes'}"
             )
         return replace(world, processes_here=min(here, world.processes))
 
 
 def check_ray(config: Config, topology: Topology) -> None:
-    """Raises a one-line ``ValueError`` if ranks can't be started on Ray, whatever the cluster has."""
+    """Raises a one-line ``ValueError`` if ranks can't be started on Ray, no matter what the cluster has."""
     if topology.launched:
         raise ValueError("launcher: ray, but another launcher started this process as one of its ranks; leave one out")
     if importlib.util.find_spec("ray") is None:
@@ -170,22 +177,23 @@ def check_ray(config: Config, topology: Topology) -> None:
 
 @contextlib.contextmanager
 def connected() -> Iterator[Cluster]:
-    """Connects to the cluster of ``RAY_ADDRESS``, or of this machine, or else to one of its own, which it ends.
+    """Connects to the cluster at ``RAY_ADDRESS``, or to this machine's, or to one that it starts and ends itself.
 
     Raises:
-        ValueError: there is none at that address, or this machine's can't be joined; one line.
+        ValueError: there is no cluster at that address, or this machine's can't be joined; one line.
     """
     import ray
     import ray._private.worker as worker
 
-    worker.print_to_stdstream = lambda *_, **__: None  # notes of raylets; what matters of them is said here
+    worker.print_to_stdstream = lambda *_, **__: None  # silences notes of raylets; what matters is said here
     before = signal.getsignal(signal.SIGTERM)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     with contextlib.ExitStack() as stack:
         stack.callback(ray.shutdown)
         address, note = os.environ.get(ADDRESS) or None, None
+        own = address == LOCAL
         try:
-            if address == LOCAL:
+            if own:
                 _start_own(stack, quiet)
             else:
                 ray.init(address="auto", **quiet)
@@ -193,17 +201,18 @@ def connected() -> Iterator[Cluster]:
             if address is not None or NOBODY not in str(error):
                 raise ValueError(_not_joined(address, error)) from None
             _start_own(stack, quiet)
+            own = True
             note = (
-                f"launcher ray: this machine belongs to no cluster; one of its own has its {available_cores()} cores "
+                f"launcher ray: this machine belongs to no cluster; one of its own has its {bound_cores()} cores "
                 "alone, and ends with the run"
             )
         finally:
-            signal.signal(signal.SIGTERM, before)  # Ray would exit with another code
-        yield Cluster(note)
+            signal.signal(signal.SIGTERM, before)  # Ray's handler would exit with another code
+        yield Cluster(note, own)
 
 
 def _not_joined(address: str | None, error: Exception) -> str:
-    """Says why the cluster that is to be joined can't be; ``address`` is what the user gave."""
+    """Says why the cluster can't be joined; ``address`` is what the user gave."""
     why = " ".join(f"{error}{'' if error.__cause__ is None else f': {error.__cause__}'}".split())
     if address == LOCAL:
         return f"launcher: ray: no cluster can be started here: {why[:200]}"
@@ -227,7 +236,7 @@ def _start_own(stack: contextlib.ExitStack, quiet: Mapping[str, Any]) -> None:
     stack.callback(ray.shutdown)
     ray.init(
         address=LOCAL,
-        num_cpus=available_cores(),
+        num_cpus=bound_cores(),  # a container's limit makes ranks slow, not wrong
         include_dashboard=False,
         object_store_memory=STORE_BYTES,
         _node_ip_address="127.0.0.1",

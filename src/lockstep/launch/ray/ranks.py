@@ -1,4 +1,4 @@
-"""The launcher's side of ranks on a Ray cluster: what :class:`~lockstep.launch.spawn.RankServer` is on one machine."""
+"""Starts and watches ranks on a Ray cluster, as :class:`~lockstep.launch.spawn.RankServer` does on one machine."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ from lockstep.launch.ray.cluster import Cluster, Node, needs_of, places
 from lockstep.launch.world import available_processes
 
 PLACES_SECONDS = 60.0
-"""How long ranks wait for places that others hold."""
+"""How long ranks wait for places that others occupy."""
 START_SECONDS = 120.0
 POLL_SECONDS = 0.1
 SILENT_SECONDS = 1.0
-"""After which an actor's node is asked whether it is there."""
+"""Seconds without an answer after which an actor's node is checked."""
 END_SECONDS = 5.0
 KILLED = -signal.SIGKILL
 
 
 def order_of(found: Sequence[Place], here: str) -> list[int]:
-    """Orders actors as ranks: those of this node first, then node by node."""
+    """Returns the actors' indices in the order of their ranks: those on this node first, then node by node."""
     nodes = [here, *dict.fromkeys(place.node for place in found if place.node != here)]
     return sorted(range(len(found)), key=lambda actor: (nodes.index(found[actor].node), actor))
 
 
 def gpus_of(ranks: Sequence[Place], node: str) -> str | None:
-    """``CUDA_VISIBLE_DEVICES`` of every rank of a node, of which the i-th takes the i-th share; None: no GPUs.
+    """Returns ``CUDA_VISIBLE_DEVICES`` for every rank on a node; None without GPUs.
 
-    They are all that Ray gave to the run there: NCCL and ``cuda:{local_rank}`` want to see the others' too.
+    It names all GPUs that Ray gave to the run there, and the i-th rank uses the i-th share: NCCL and
+    ``cuda:{local_rank}`` need to see the other ranks' GPUs too.
     """
     gpus = {gpu for place in ranks if place.node == node for gpu in place.gpus}
     by_number = sorted(gpus, key=lambda gpu: (not gpu.isdecimal(), int(gpu) if gpu.isdecimal() else 0, gpu))
@@ -51,7 +52,7 @@ def gpus_of(ranks: Sequence[Place], node: str) -> str | None:
 
 
 def variables_of(ranks: Sequence[Place], master: tuple[str, int]) -> list[dict[str, str]]:
-    """The variables by which ranks, at such places in their order, know their own and meet at ``master``."""
+    """Returns each rank's variables, given the ranks' places in order and the address and port where they meet."""
     found = []
     for rank, place in enumerate(ranks):
         local = [other for other, theirs in enumerate(ranks) if theirs.node == place.node]
@@ -64,12 +65,12 @@ def variables_of(ranks: Sequence[Place], master: tuple[str, int]) -> list[dict[s
 
 
 class RayServer:
-    """Starts ranks as actors of a placement group.
+    """Starts ranks as actors in a placement group.
 
     Args:
-        cluster: where.
-        config: of the run.
-        options: likewise; they decide what Ray is asked for each rank.
+        cluster: to start them on.
+        config: of the run; with ``options``, it decides what each rank needs of Ray.
+        options: of the run.
     """
 
     def __init__(self, cluster: Cluster, config: Config, options: RunOptions) -> None:
@@ -81,15 +82,16 @@ class RayServer:
         self.closed = False
 
     def another(self) -> RayServer:
-        """Makes one that takes this one's place."""
+        """Makes a server to replace this one."""
         return RayServer(self._cluster, self._config, self._options)
 
     def places(self) -> int:
-        """How many ranks there are places for now, and the run has shards for."""
-        return available_processes(self._config, self._cluster.free_places(self._needs))
+        """Returns how many ranks there are places for now, up to the number of shards."""
+        free = self._cluster.free_places(self._needs)
+        return available_processes(self._config, self._cluster.unasked(free, self._needs))
 
     def check(self, module: str, function: str, **arguments: Any) -> bool:
-        """Calls nothing: there is no process beside this one in which to look at the environment."""
+        """Returns False: there is no other process in which the environment could be checked."""
         return False
 
     def start(
@@ -117,7 +119,7 @@ class RayServer:
                 here = place.node == self._cluster.here
                 directory = os.getcwd() if here or self._cluster.working_dir is None else None
                 variables = {**changed, **(environment or {}), **own}
-                words = assignment if here else elsewhere  # whoever doesn't see this disk gets the state from rank 0
+                words = assignment if here else elsewhere  # other nodes get the state from rank 0, not from this disk
                 asked.append(actor.start.remote(words, variables, dict(os.environ) if here else None, directory))
             self._ask(asked)
         except (RayError, TimeoutError) as error:
@@ -133,7 +135,7 @@ class RayServer:
         return ray.get(references, timeout=START_SECONDS)
 
     def _make_group(self, nproc: int) -> None:
-        """Reserves a place for every rank, the first on this node, and starts their actors there."""
+        """Reserves a place for every rank, the first on this node, and starts the ranks' actors there."""
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -156,7 +158,7 @@ class RayServer:
             self._actors.append(ray.remote(RankActor).options(scheduling_strategy=strategy, **options).remote())
 
     def end_ranks(self) -> bool:
-        """Ends every rank, its actor, and the placement group; returns whether others can be started."""
+        """Ends every rank and its actor, and removes the placement group; returns whether others can be started."""
         import ray
         from ray.exceptions import RayError
         from ray.util.placement_group import remove_placement_group
@@ -190,7 +192,10 @@ class RayServer:
 
 
 class RayRanks:
-    """The ranks of a run on a cluster; what is asked of them within a signal handler is done at the next look."""
+    """The ranks of a run on a cluster.
+
+    :meth:`send` and :meth:`kill`, which signal handlers call, take effect at the next :meth:`exit_codes`.
+    """
 
     def __init__(
         self, server: RayServer, actors: list[Any], nodes: list[Node | None], ranks: list[Place], log_dir: Path
@@ -206,7 +211,7 @@ class RayRanks:
         self._done = [DoneFile(self.message_file(rank)) for rank in range(len(actors))]
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Exit code of each rank, None while it runs, ``-n`` if signal ``n`` killed it; first the first to end."""
+        """Returns ranks' exit codes in the order of their ends: None while a rank runs, ``-n`` for signal ``n``."""
         self._obey()
         now, running = time.monotonic(), [rank for rank in range(len(self._actors)) if rank not in self._codes]
         for rank in running:
@@ -227,7 +232,7 @@ class RayRanks:
         return {**self._codes, **{rank: None for rank in running if rank not in self._codes}}
 
     def _answers(self) -> list[tuple[int, Told | None]]:
-        """What actors have told that were asked; None: there is no such actor any more."""
+        """Returns the ranks whose actors have answered a poll, with their answers; None if an actor is gone."""
         import ray
         from ray.exceptions import RayError
 
@@ -263,7 +268,7 @@ class RayRanks:
             self._done[rank].tell()
 
     def _leave(self, rank: int, content: str) -> None:
-        """Writes a rank's message where the launcher reads it, or says it, where somebody has tidied that up."""
+        """Writes a rank's message where the launcher reads it; prints it if that directory was removed."""
         try:
             Path(self.message_file(rank)).write_text(content)
         except OSError:
@@ -271,7 +276,7 @@ class RayRanks:
                 say(f"{ERROR_PREFIX}{failure[0]}")
 
     def _take_native(self, rank: int, text: bytes) -> None:
-        """Puts what a rank's libraries have written to that of the others; it may be more than a pipe holds."""
+        """Feeds what a rank's libraries have written through its pipe, even if it is more than a pipe holds."""
         os.set_blocking(self._native[rank], False)
         while text:
             with contextlib.suppress(BlockingIOError):
@@ -279,7 +284,7 @@ class RayRanks:
             self._errors.read(self._errors.descriptors)
 
     def _lost(self, rank: int) -> None:
-        """Notes a rank whose actor is gone as one that was killed."""
+        """Notes a rank whose actor is gone as killed."""
         node, address = self._nodes[rank], self._ranks[rank].address
         gone = node is None or not node.answers()
         how = f"was lost with its Ray node {address}" if gone else f"was lost with its Ray actor on {address}"
@@ -290,7 +295,7 @@ class RayRanks:
         self._errors.ended(rank, KILLED)
 
     def _obey(self) -> None:
-        """Does what was asked for since the last look."""
+        """Sends the signals and kills that were asked for since the last call."""
         while self._signals:
             number = self._signals.pop(0)
             for rank, actor in enumerate(self._actors):
@@ -303,19 +308,19 @@ class RayRanks:
             self._asked.clear()
 
     def message_file(self, rank: int) -> str:
-        """Where a failing rank leaves its message."""
+        """Returns the file in which a failing rank's message is left."""
         return str(self._log_dir / f"rank_{rank}.json")
 
     def send(self, number: int) -> None:
-        """Sends a signal to every rank that runs."""
+        """Sends a signal to every running rank at the next :meth:`exit_codes`."""
         self._signals.append(number)
 
     def kill(self) -> None:
-        """Ends every rank at once, at the next look or with the server."""
+        """Ends every rank at the next :meth:`exit_codes`, or with the server."""
         self._kill = True
 
     def end(self) -> None:
-        """Ends every rank, and whatever it started; the server can start others."""
+        """Ends every rank, and everything that it has started; the server can start others."""
         for descriptor in self._native:
             os.close(descriptor)
         self._native.clear()

@@ -1,1 +1,1 @@
-"""Several seeds: in one program where that can be, else a group of runs in processes of their own."""
+"""Checks requests for several seeds, and trains seeds that can't share one program, each in its own process."""

@@ -1,4 +1,4 @@
-"""Several seeds: which are asked for, and whether they can share one program."""
+"""Checks that the seeds of a request fit its other options, and the group that it resumes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def check_seeds(request: RunRequest, topology: Topology) -> None:
 
 
 def check_resumed_seeds(path: Path, seeds: Sequence[int]) -> list[int]:
-    """Returns the seeds, in order, that a run is to be resumed with; a group that was killed early may have none yet.
+    """Returns the sorted seeds with which a group is resumed; a group that was killed early may have no runs yet.
 
     Raises:
-        ValueError: the run isn't a group of just these; one line.
+        ValueError: the run isn't a group of exactly these seeds; one line.
     """
     there = seeds_of(path)
     if sorted(seeds) != there and (there or not could_be_group(path, seeds)):

@@ -1,4 +1,4 @@
-"""Trains a group of seeds in processes of their own, side by side or in turn, each as a run of its own."""
+"""Trains a group of seeds side by side or in turn, each as a separate run in its own process."""
 
 from __future__ import annotations
 
@@ -55,22 +55,27 @@ PASSED = (
     "stop_at_step",
     "max_hours",
 )
-"""Options of the group that each of its runs gets; of ``max_hours`` what is left then."""
+"""Options of the group that each of its runs gets; of ``max_hours``, what is left when it starts."""
 
 
 def start_group(
     request: RunRequest, path: Path | None, world: World, why: str, command: Sequence[str] | None
 ) -> tuple[Path, int]:
-    """Trains the seeds that a request asks for, or goes on with those of the group at ``path``.
+    """Trains the seeds that a request asks for, or resumes the group at ``path``.
 
-    ``why`` says why they aren't agents of one program, ``command`` which words after ``lockstep`` asked.
+    Args:
+        request: with a complete config.
+        path: the group to resume; None for a new one.
+        world: of each run.
+        why: the reason why the seeds can't be agents of one program.
+        command: the words after ``lockstep`` on the command line; None if there was none.
 
     Returns:
-        The group's directory, and 0 or 128 + n of the signal that stopped it, or one of its seeds.
+        The group's directory, and the exit code: 0, or 128 + n if signal ``n`` stopped the group or one of its seeds.
 
     Raises:
-        ValueError: it can't be as asked; one line, and nothing was made.
-        RunError: some of the seeds failed; one line, and the others are done.
+        ValueError: the group can't be trained as asked; one line, and nothing was made.
+        RunError: some seeds failed; one line, and the others are done.
     """
     options, is_new = request.options, path is None
     named = names_in(request.config)
@@ -128,7 +133,7 @@ def _in_words(config: Config, paths: Sequence[Path], at_once: int) -> str:
 
 
 def side_by_side(options: RunOptions, config: Config, world: World) -> int:
-    """How many seeds train at a time: what is asked for, else what cores allow, and one on accelerators."""
+    """Returns how many seeds train at a time: the number asked for, else what cores allow, and one on accelerators."""
     if options.seeds_at_once is not None:
         return options.seeds_at_once
     return max(1, available_cores() // (world.ranks_here * config.threads)) if config.device == "cpu" else 1
@@ -136,19 +141,19 @@ def side_by_side(options: RunOptions, config: Config, world: World) -> int:
 
 @dataclass
 class Speed:
-    """Measures how fast the seeds of a group go together, with what passes while one of them starts up."""
+    """Measures the speed of all seeds of a group together; the time in which one starts up counts too."""
 
     _first: tuple[int, float] | None = None
     _last: int = 0
 
     def of(self, steps: int, now: float) -> float | None:
-        """Returns the mean speed since the first call, in steps a second; None where none have been taken since.
+        """Returns the mean speed since the first call, in steps a second; None if no steps were taken since.
 
-        It begins anew where steps are fewer than before: a resumed seed cuts the rows after its checkpoint.
+        It starts again if steps are fewer than before, because a resumed seed has cut the rows after its checkpoint.
 
         Args:
-            steps: that all seeds have taken by now, those of earlier sessions included.
-            now: in seconds, of a monotonic clock.
+            steps: that all seeds have taken so far, including earlier sessions.
+            now: seconds of a monotonic clock.
         """
         if self._first is None or steps < self._last:
             self._first = steps, now
@@ -164,10 +169,10 @@ class Group:
         directory: the group's, locked.
         paths: of its runs.
         settings: options for each of them.
-        words: returns the words after ``lockstep`` that train one run by itself; None: nobody typed any.
+        words: returns the words after ``lockstep`` that train one run alone; None if there was no command line.
         at_once: how many train at a time.
-        progress: shows how far all are.
-        named: what the group names and each of them may name.
+        progress: shows how far all of them are.
+        named: the names in the group's config, which each run may use.
     """
 
     def __init__(
@@ -186,16 +191,16 @@ class Group:
         self._speed = Speed()
 
     def train(self) -> int:
-        """Trains them all; returns 0, or 128 + n of the signal that stopped them, or else one of them alone.
+        """Trains all runs; returns 0, or 128 + n if signal ``n`` stopped them all or one of them.
 
         Raises:
-            ValueError: the first of them couldn't be started, nor any other; its line.
+            ValueError: every run that was started refused its input; the line of the first.
             RunError: some failed; the line of the first, once the others are done.
         """
         before = begin_group(self.directory, [run.path for run in self.runs])
         signalled = self._loop()
         failed = [run for run in self.runs if run.failed(signalled)]
-        others = [run for run in self.runs if run not in failed]  # which may have left one of an earlier session
+        others = [run for run in self.runs if run not in failed]  # failed ones may have an earlier session's summary
         ended = {run.path: summary for run in others if (summary := run.summary()) is not None}
         if ended:
             self._compare_losses()
@@ -213,7 +218,7 @@ class Group:
         raise RunError(f"{first.path.name}: {first.error}{more} (--resume {quoted(self.directory.path)} goes on)")
 
     def _compare_losses(self) -> None:
-        """Says if seeds were trained with different functions of one name, which was edited while they began."""
+        """Warns if seeds were trained with different losses of one name, which was edited while they started."""
         try:
             config = config_of(self.directory.path)
         except (OSError, UnreadableError):
@@ -224,7 +229,7 @@ class Group:
             self._progress.message(f"ppo.loss: it was edited while seeds began, and they aren't of one config: {each}")
 
     def _loop(self) -> int:
-        """Runs them, so many at a time; returns the number of the signal that stopped them, or 0."""
+        """Trains the runs, ``at_once`` at a time; returns the number of the signal that stopped them, or 0."""
         waiting, running, shown, passed_on = deque(self.runs), list[SeedRun](), 0.0, False
         adopt_orphans()
         with stop_requests() as request, ExitStack() as stack:
@@ -239,14 +244,14 @@ class Group:
                     waiting.clear()
                 doubtful = self._is_doubtful()
                 if doubtful and not running:
-                    waiting.clear()  # the others would be refused as well
+                    waiting.clear()  # the others would refuse as well
                 while waiting and len(running) < self._at_once and not doubtful:
-                    folder = stack.enter_context(temporary_directory())  # an earlier one may have been tidied up
+                    folder = stack.enter_context(temporary_directory())  # a cleanup may have removed an earlier one
                     running.append(self._start(waiting.popleft(), folder))
                 ended = [run for run in running if run.has_ended()]
                 running = [run for run in running if run not in ended]
                 if ended and not running:
-                    kill_children()  # what seeds, or an environment that was looked at here, have started and left
+                    kill_children()  # left by seeds, or by an environment that was made here
                 if time.monotonic() - shown > SHOW_SECONDS or ended:
                     shown = time.monotonic()
                     self._show()
@@ -254,9 +259,10 @@ class Group:
             return request.signal or 0
 
     def _is_doubtful(self) -> bool:
-        """Whether no other seed is to be started after what those said that were refused.
+        """Tells whether to start no other seed, because earlier ones refused their input for a common reason.
 
-        That is: two said the same, or one did what isn't about itself, and nothing of the group has been trained.
+        That is so if two gave the same message, or if nothing of the group has been trained and one gave a message that
+        doesn't name its own directory.
         """
         refused = [run for run in self.runs if run.code == EXIT_USER_ERROR]
         said = [run.error for run in refused if run.path.name not in run.error]
@@ -271,7 +277,7 @@ class Group:
         return run
 
     def _hours_left(self) -> float | None:
-        """What is left of ``max_hours``, which is the time that all of them have together; None: there is no limit."""
+        """Returns what is left of ``max_hours``, which all runs share; None without a limit."""
         limit = self._settings.get("max_hours")
         return None if limit is None else max(LEAST_HOURS, limit - (time.monotonic() - self._began) / 3600)
 
@@ -287,6 +293,6 @@ class Group:
 
 
 def settings_of(options: RunOptions) -> dict[str, Any]:
-    """Returns the options that each run of a group gets, as in a config file; its settings are in its own."""
+    """Returns the options that each run of a group gets, as in a config file; its own config has its settings."""
     given = {name: getattr(options, name) for name in PASSED if name in options.model_fields_set}
     return {**given, **({"trust": True} if options.trust else {})}

@@ -1,4 +1,4 @@
-"""The directories of a group's runs: what each has of the group's config, and how they are made and taken back."""
+"""Makes the directories and configs of a group's runs, and removes them again if the group can't begin."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lockstep.runs.trust import remember_names
 
 
 def place_of_seeds(group: Path, config: Config) -> str | None:
-    """Returns where on its mirror the runs of a group with ``config`` are: under its name; None without a mirror."""
+    """Returns the place on the mirror for a group's runs, ``MIRROR/GROUP``; None without a mirror in ``config``."""
     mirror = config.checkpoint.mirror
     return None if mirror is None else f"{mirror.rstrip('/')}/{group.resolve().name}"
 
 
 def config_of_seed(group: Path, config: Config, seed: int) -> Config:
-    """Returns the config of one seed's run in a group with ``config``; a mirror has a place for it."""
+    """Returns the config of one seed's run in a group with ``config``, with the group's place as its mirror."""
     place = place_of_seeds(group, config)
     if place is None:
         return config.model_copy(update={"seed": seed})
@@ -35,10 +35,10 @@ def config_of_seed(group: Path, config: Config, seed: int) -> Config:
 
 
 def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust: bool) -> list[Path]:
-    """Makes the directory of each seed's run that isn't there yet, with its config; returns those of all.
+    """Makes the missing directories of seeds' runs, with their configs; returns the paths of all.
 
-    The group remembers first which seeds it is of, and where it is mirrored. A config is remembered as what
-    this user has trained with, unless it is trusted for this once.
+    Before that, the group's seeds and its place on a mirror are written down. What a config names counts from then on
+    as what this user has trained with, unless it is trusted only this once.
     """
     place = place_of_seeds(group.path, config)
     remember_seeds(group, seeds, () if place is None else (place,))
@@ -53,24 +53,24 @@ def make_seeds(group: RunDirectory, config: Config, seeds: Sequence[int], trust:
 
 
 def has_trained(path: Path) -> bool:
-    """Tells whether anything is left of what a run, or a seed of a group, has trained."""
+    """Tells whether a run, or any seed of a group, has a checkpoint or a metrics record."""
     runs = (path, *seeds_in(path))
     return any(checkpoints_in(run / CHECKPOINTS) or last_record(run / METRICS_JSONL) for run in runs)
 
 
 def could_be_group(path: Path, seeds: Sequence[int]) -> bool:
-    """Tells whether a run that has trained nothing may be a group of these seeds that ended before it said so."""
+    """Tells whether a run may be a group of these seeds that was killed before it wrote them down."""
     if has_trained(path) or path in seeds_in(path.parent):
         return False
     return stored_config(path, warn=False).seed == seeds[0]
 
 
 def take_back(group: RunDirectory, before: Collection[str]) -> bool:
-    """Removes seeds, and files of a group, that a refused session has made, unless one of these seeds has trained.
+    """Removes the seeds and files that a refused session made in a group, unless one of these seeds has trained.
 
     Args:
-        group: locked.
-        before: names that stood in its directory when the session began.
+        group: its directory, locked.
+        before: names in the directory when the session began.
 
     Returns:
         Whether they were removed.
@@ -87,7 +87,7 @@ def take_back(group: RunDirectory, before: Collection[str]) -> bool:
 
 
 def remove_if_empty(group: RunDirectory) -> None:
-    """Leaves a group's directory to others, and removes it if nothing is there; a link to a directory stays."""
+    """Unlocks a group's directory, and removes it if it is empty; a link to a directory stays."""
     group.unlock()
     with contextlib.suppress(OSError):
         group.path.rmdir()

@@ -1,6 +1,7 @@
-"""Where on a mirror a seed of a group is copied to: the place that the group gives it, or one that it was given.
+"""Finds where a seed of a group is mirrored: in the group's place, or in one that the user gave to the seed.
 
-A group gives its seeds ``MIRROR/GROUP``. Their configs name it, so in a copy of the group they name the original's.
+The group's place is ``MIRROR/GROUP``. Seeds' configs name it; so in a copied or renamed group, they still name the
+original's place.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from lockstep.runs.trust import trusted_names
 
 
 def own_places_of(group: Path, seeds: Iterable[Config]) -> set[str]:
-    """Finds places on mirrors that are the group's, or its original's: by its record, else those that seeds share."""
+    """Returns the places on mirrors that are the group's or its original's: those recorded, else those seeds share."""
     if (recorded := places_of(group)) is not None:
         return set(recorded)
-    places = [stored.checkpoint.mirror for stored in seeds]  # read only here: one that can't be may lie beside others
+    places = [stored.checkpoint.mirror for stored in seeds]  # read only if needed: one seed may be unreadable
     return {place for place in places if place is not None and (places.count(place) > 1 or len(places) == 1)}
 
 
 def in_its_place(settings: dict[str, Any], before: str | None, now: str | None) -> dict[str, Any]:
-    """Adds a seed's place on the mirror where it is that of a group of another name: this one's, or an original's."""
+    """Adds the place ``now`` to a seed's settings if its place ``before`` differs in the group's name alone."""
     if not _is_renamed(before, now) or "mirror" in settings.get("checkpoint", {}):
         return settings
     return {**settings, "checkpoint": {**settings.get("checkpoint", {}), "mirror": now}}
 
 
 def _is_renamed(before: str | None, now: str | None) -> bool:
-    """Tells whether two places on one mirror differ, and that in the group's name alone."""
+    """Tells whether two places differ in the group's name alone."""
     if before is None or now is None or before == now:
         return False
     return before.rpartition("/")[0] == now.rpartition("/")[0]
 
 
 def keep_places(group: RunDirectory, config: Config) -> None:
-    """Writes down which places on mirrors are the group's, before a seed leaves one: then nobody could tell any more.
+    """Writes down which places on mirrors are the group's, before a seed leaves one and it can't be told any more.
 
     Args:
         group: its directory, locked.
-        config: of the group, as it goes on.
+        config: with which the group continues.
     """
     place = place_of_seeds(group.path, config)
     own_places = own_places_of(group.path, (stored_config(run, warn=False) for run in seeds_in(group.path)))
@@ -59,12 +60,12 @@ def keep_places(group: RunDirectory, config: Config) -> None:
 
 @dataclass(frozen=True)
 class Move:
-    """Where a seed is mirrored that goes on by itself in a group which was copied or renamed.
+    """The change of a seed's place on a mirror, because it resumes alone in a copied or renamed group.
 
     Attributes:
-        group: its directory.
-        before: the place of the group of before, which the seed's config still names.
-        now: the place that is the group's by its name.
+        group: the group's directory.
+        before: the original group's place, which the seed's config still names.
+        now: the group's place by its present name.
     """
 
     group: Path
@@ -73,15 +74,15 @@ class Move:
 
 
 def _move_of(run: Path) -> Move | None:
-    """Finds where a seed is to be mirrored; None: where it is, as any run that lies in no group, or has its own place.
+    """Finds the change of a run's place; None if it is in no group, has its own place, or is in the right one.
 
-    What can't be read of the group moves nothing.
+    If the group can't be read, the place doesn't change.
     """
-    run = run.resolve()  # not as it was spelled: what a link leads to is the original
+    run = run.resolve()  # a link leads to the original
     number = run.name.removeprefix(SEED)
     if not (run.name.startswith(SEED) and number.isdecimal()):
         return None
-    try:  # in which it fails where a seed lies that was brought from its mirror by itself: there is no group's config
+    try:  # fails if the seed was fetched from its mirror alone, without the group's config
         before = stored_config(run, warn=False).checkpoint.mirror
         now = place_of_seeds(run.parent, stored_config(run.parent, warn=False))
         if before is None or now is None or not _is_renamed(before, now):
@@ -95,10 +96,10 @@ def _move_of(run: Path) -> Move | None:
 def resumed_run(
     run: Path, overrides: dict[str, Any], trust: bool = False, warn: bool = True, named: Collection[str] = ()
 ) -> Config:
-    """Reads the config of a run that goes on by itself; arguments and errors as :func:`resumed_config`.
+    """Reads the config of a run that resumes alone; arguments and errors are those of :func:`resumed_config`.
 
-    A seed of a group that was copied or renamed has the group's place on its mirror, not its original's, as the single
-    run has that was copied; but where the user has just named the original's.
+    A seed of a copied or renamed group gets the group's present place on the mirror, as a single run that was copied
+    does, unless the user has just named the original's place.
     """
     move = _move_of(run)
     if move is not None and move.before not in named and (trust or move.before in trusted_names()):
@@ -107,13 +108,14 @@ def resumed_run(
 
 
 def say_move(run: Path, config: Config) -> None:
-    """Says where a seed is mirrored from here on that leaves its original's place, and writes that down in its group.
+    """Says where a seed is mirrored from here on if its place changes, and writes the places down in its group.
 
-    To be called before the config is written. Where it can't be written down, a warning says how the others follow.
+    It must be called before the config is written. If the places can't be written down, a warning says what to give
+    when the other seeds are resumed.
 
     Args:
         run: its directory, locked.
-        config: with which it goes on.
+        config: with which it continues.
     """
     move = _move_of(run)
     if move is None or config.checkpoint.mirror != move.now:

@@ -1,4 +1,4 @@
-"""What words given to a group that is resumed change in its runs: found and checked for all before any is written."""
+"""Applies the settings given for a resumed group to its runs; checks all of them before it writes any."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from lockstep.runs.trust import names_in
 from lockstep.training.limits import follows_length
 
 Change = tuple[Config, Config]
-"""A run's config as it is stored, and as it is to be."""
+"""A run's stored config, and the one that replaces it."""
 
 
 def settings_of_seeds(group: Path, config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what overrides of a group are to its runs, nested: each has its own seed, and its place on a mirror.
+    """Returns the settings that a group's overrides mean for its runs, nested: without the seed, with their mirror.
 
     Args:
         group: its directory.
-        config: of the group, under the overrides.
+        config: of the group, with the overrides applied.
         overrides: nested or dotted.
     """
     settings = nested({name: value for name, value in overrides.items() if name != "seed"})
@@ -38,24 +38,25 @@ def settings_of_seeds(group: Path, config: Config, overrides: Mapping[str, Any])
         mirror = config_of_seed(group, config, config.seed).checkpoint.mirror
         settings["checkpoint"] = {**settings["checkpoint"], "mirror": mirror}
     if "reference" in settings.get("grpo", {}):
-        settings["grpo"] = {**settings["grpo"], "reference": config.grpo.reference}  # found, whatever it is called
+        settings["grpo"] = {**settings["grpo"], "reference": config.grpo.reference}  # the path, not the name
     return settings
 
 
 def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], options: RunOptions) -> dict[Path, Change]:
-    """Finds the runs of a group whose configs its overrides change; arguments as :func:`settings_of_seeds`.
+    """Finds the runs of a group whose configs its overrides change; arguments are as in :func:`settings_of_seeds`.
 
     Raises:
-        ValueError: one of them can't be resumed so, or another process writes it; one line, and nothing was written.
+        ValueError: one of them can't be resumed with its new config, or another process writes it; one line, and
+            nothing was written.
     """
     asked, changed = settings_of_seeds(group, config, overrides), dict[Path, Change]()
     like = config_of_seed(group, config, config.seed)
-    named = names_in(like)  # which the group may name, it may
+    named = names_in(like)  # runs may name what the group names
     configs = {run: stored_config(run, warn=False) for run in seeds_in(group)}
     own_places = own_places_of(group, configs.values())
     for run, stored in configs.items():
         before = stored.checkpoint.mirror
-        is_own = before in own_places  # else it is one that this seed was given
+        is_own = before in own_places  # else the user gave it to this seed
         if not (settings := in_its_place(asked, before, like.checkpoint.mirror) if is_own else asked):
             continue
         own = resumed_config(run, settings, options.trust, warn=False, named=named)
@@ -63,13 +64,13 @@ def changed_seeds(group: Path, config: Config, overrides: Mapping[str, Any], opt
             continue
         if is_held(run / LOCK):
             raise ValueError(f"run {run} {written_by_another(run)}")
-        open_directory(own, options, run, None, writer=False)  # refuses what a single run would be refused
+        open_directory(own, options, run, None, writer=False)  # checks as for a single run
         changed[run] = stored, own
     return changed
 
 
 def write_changes(changed: Mapping[Path, Change], trust: bool) -> None:
-    """Writes configs of runs before any goes on, for one may be long in its turn, and says what they change."""
+    """Writes the runs' new configs, all before any run is resumed, and says what changes."""
     for line in dict.fromkeys(line for change in changed.values() for line in _in_words(*change)):
         say(f"lockstep: {line}")
     for run, (_, config) in changed.items():
@@ -77,14 +78,14 @@ def write_changes(changed: Mapping[Path, Change], trust: bool) -> None:
 
 
 def put_back(changed: Mapping[Path, Change]) -> None:
-    """Writes configs as they were, of runs that refused to go on."""
+    """Writes the old configs back, because the group can't be resumed."""
     for run, (stored, _) in changed.items():
-        with contextlib.suppress(ValueError):  # somebody goes on with it meanwhile
+        with contextlib.suppress(ValueError):  # another process has resumed it meanwhile
             open_run(run, stored, trust=True).unlock()
 
 
 def _in_words(stored: Config, config: Config) -> Iterable[str]:
-    """Says what a resumed run does otherwise from here on, as one that is resumed by itself."""
+    """Yields what a resumed run does differently from here on, in the words of a run that is resumed alone."""
     if stored.total_steps != config.total_steps:
         change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
         note = "schedules follow it, so a new run of this config.json is another run"

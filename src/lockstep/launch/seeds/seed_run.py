@@ -1,4 +1,4 @@
-"""One seed of a group: its run, and the process that trains it."""
+"""Starts and watches the process that trains one seed of a group."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from lockstep.training.audience import COMMAND_VARIABLE
 STOPPED = [128 + number for number in STOP_SIGNALS]
 """Exit statuses of a run that a signal has stopped, with a checkpoint."""
 READ_SECONDS = 2.0
-"""How long what a seed has said may take to be read, once it has ended and somebody else may hold its output open."""
+"""How long to read an ended seed's output, which another process may hold open."""
 
 
 @dataclass
 class SeedRun:
-    """One seed's run: its directory, and while it trains its process.
+    """One seed's run, and the process that trains it.
 
     Attributes:
+        path: its directory.
+        process: None until it is started.
         said: lines of its standard error.
         code: its exit status, once it has ended.
-        named: what its group names, and it may name.
+        named: the names in its group's config, which it may use.
     """
 
     path: Path
@@ -41,7 +43,7 @@ class SeedRun:
     _reader: threading.Thread | None = None
 
     def start(self, file: Path, command: Sequence[str] | None) -> None:
-        """Starts ``lockstep train FILE``; ``command`` are the words that would train it by itself."""
+        """Starts ``lockstep train FILE``; ``command`` holds the words that would train the seed alone."""
         variables = without_launcher() | handed_over(self.named) | {COMMAND_VARIABLE: json.dumps(command)}
         self.process = subprocess.Popen(
             command_that_ends_with_us("train", str(file)),
@@ -51,7 +53,7 @@ class SeedRun:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # signals are the group's to pass on
+            start_new_session=True,  # the group passes signals on
         )
         self._reader = threading.Thread(target=self._read, name=f"{self.path.name}-output", daemon=True)
         self._reader.start()
@@ -71,7 +73,7 @@ class SeedRun:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has been trained to its end, by its process here or in an earlier session."""
+        """Whether it has been trained to its end, here or in an earlier session."""
         if self.process is not None:
             return self.code == 0
         return (self.summary() or {}).get("status") == "finished"
@@ -82,26 +84,27 @@ class SeedRun:
         assert self._reader is not None
         if self.process.poll() is None:
             return False
-        kill_session(self.process.pid)  # what it has started, and left
+        kill_session(self.process.pid)  # ends what the process has left behind
         self._reader.join(READ_SECONDS)
         self.code = self.process.returncode
         return True
 
     def failed(self, signalled: int) -> bool:
-        """Whether it has ended otherwise than at its end, or stopped as a signal asked.
+        """Tells whether it has ended neither at its end nor because a signal stopped it.
 
         Args:
-            signalled: the signal that stopped the group, which may have met the run before it listened; 0: none did.
+            signalled: the signal that stopped the group, and may have killed the run before it handled signals; 0 if
+                there was none.
         """
         return self.code not in (None, 0, *STOPPED) and not (signalled and self.code == -signalled)
 
     @property
     def error(self) -> str:
-        """Why it failed, in a line."""
+        """The reason why it failed, in a line."""
         return said_error("".join(self.said), self.code or 0)
 
     def summary(self) -> dict[str, Any] | None:
-        """Returns what it left; None while no session has ended well."""
+        """Reads its ``summary.json``; None if there is none, or it can't be read."""
         try:
             return read_object(self.path / SUMMARY)
         except (OSError, UnreadableError):

@@ -1,4 +1,4 @@
-"""The words of a command line that train one seed of a group by itself."""
+"""Derives the command line that trains one seed of a group alone."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lockstep.config.run import AUTO, RunOptions
 from lockstep.runs.directory import SEED
 
 OF_THE_GROUP = ("seeds", "num_seeds", "seeds_at_once", "seed", "name")
-"""Settings that a command of one seed has none of, or others."""
+"""Settings that the command line of one seed leaves out or replaces."""
 NONE = {"seeds": "none", "num_seeds": "1", "name": "none"}
-"""What leaves one out that a config file gives."""
+"""Values that undo such a setting if a config file gives it."""
 
 
 def words_of_seed(command: Sequence[str], options: RunOptions, run: Path) -> list[str]:
-    """Returns the words that train a group's ``run`` by itself: it goes on where the group did, else it begins.
+    """Returns the words that train one run of a group alone; it resumes if the group did, else it begins.
 
     Args:
         command: the words after ``lockstep`` that asked for the group.
-        options: that they, and a config file that they name, gave.
+        options: from these words, and a config file that they name.
         run: its directory, inside the group's.
     """
     words, given, resumes = [*command[:1]], set[str](), False

@@ -1,1 +1,1 @@
-"""The process that starts ranks and looks after them, for a launcher on the same machine."""
+"""Starts ranks and watches them, in a separate process, for a launcher on the same machine."""

@@ -1,4 +1,4 @@
-"""Carries what a launcher and its server of ranks tell each other."""
+"""Carries messages between a launcher and its server of ranks."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from dataclasses import dataclass
 from typing import Any
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Libraries that are loaded with these start no threads, which a fork would lose."""
+"""Variables that keep libraries from starting threads, which a fork would lose."""
 
 FILE, STORE, PORT = "file", "store", "port"
-"""How ranks meet: in a file of this user's, in PyTorch's store that listens in the server, or at rank 0's port."""
+"""How ranks meet: in a private file, in PyTorch's store inside the server, or at rank 0's port."""
 
 
 class Channel:
-    """Exchanges JSON values, a line each, over a stream socket, which it closes."""
+    """Exchanges JSON values, one per line, over a stream socket, which it owns."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = b""
 
     def fileno(self) -> int:
-        """The socket's descriptor, for ``select``."""
+        """Returns the socket's descriptor, for ``select``."""
         return self._connection.fileno()
 
     def send(self, value: Any) -> None:
-        """Send a value; one that nobody is there to read any more is dropped."""
+        """Sends a value; drops it if the other side is gone."""
         with contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(value).encode() + b"\n")
 
     @property
     def pending(self) -> bool:
-        """Whether a whole value has been read from the socket and not been received yet."""
+        """Whether a whole value has been read from the socket and is yet to be received."""
         return b"\n" in self._buffer
 
     def receive(self, seconds: float | None = None) -> Any:
-        """Wait for the next value.
+        """Waits for the next value.
 
         Raises:
             TimeoutError: none came within ``seconds``.
@@ -60,7 +60,7 @@ class Channel:
         return json.loads(line)
 
     def close(self) -> None:
-        """Close the socket; the other side reads end-of-file."""
+        """Closes the socket; the other side reads end-of-file."""
         self._connection.close()
 
 
@@ -70,9 +70,9 @@ class ServerSettings:
 
     Attributes:
         parent: the launcher's process id.
-        engine: whose modules are loaded before anything is asked; None: none are.
-        forks: whether ranks may be forked from the server; else they are fresh processes.
-        meeting: how the ranks meet, by ``FILE``, ``STORE`` or ``PORT``.
+        engine: the server loads its modules before it answers anything; None: it loads none.
+        forks: whether ranks may be forked from the server; otherwise they are fresh processes.
+        meeting: how the ranks meet: ``FILE``, ``STORE`` or ``PORT``.
         environment: the launcher's values of the variables in ``ONE_THREAD``, which ranks get back.
     """
 

@@ -1,4 +1,4 @@
-"""Starts children of the server of ranks: forked ones, and fresh ones of Python."""
+"""Starts child processes for the server of ranks: forks, and fresh Python processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def fork(body: Callable[[], int]) -> int:
-    """Forks a child that runs ``body`` and ends with the exit code it returns; the child's process id.
+    """Forks a child that runs ``body`` and exits with the code that it returns; returns the child's process id.
 
-    The child leads a session of its own, dies with this process, reads nothing from standard input, and has the usual
-    signal handlers; a stop signal that reaches it before it has them waits.
+    The child leads a new session, dies with this process, reads nothing from standard input, and has the default signal
+    handlers. Stop signals are blocked until it has them.
     """
     parent = os.getpid()
     flush_output()
@@ -46,12 +46,12 @@ def _begin(parent: int) -> int:
     os.dup2(nothing, 0)
     os.close(nothing)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # as in a fresh process: not the same numbers in every rank
+        sys.modules["numpy"].random.seed()  # as in a fresh process; otherwise all ranks draw the same numbers
     return 0
 
 
 def _leave(body: Callable[[], int]) -> NoReturn:
-    """Ends this forked process with what ``body`` returns, without the server's own way out."""
+    """Ends this forked process with the code that ``body`` returns, and skips the server's exit handlers."""
     code = EXIT_FAILURE
     try:
         code = body()
@@ -71,7 +71,7 @@ def _leave(body: Callable[[], int]) -> NoReturn:
 def spawn(
     arguments: Sequence[str], environment: Mapping[str, str], stdin: int | None, passed: Sequence[int] = ()
 ) -> int:
-    """Starts a fresh process of ``python ARGUMENTS`` in a session of its own, with descriptors; its process id."""
+    """Starts ``python ARGUMENTS`` in a new session, with the descriptors ``passed``; returns its process id."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         env={**environment, PARENT_VARIABLE: str(os.getpid())},
@@ -84,6 +84,6 @@ def spawn(
 
 
 def one_thread() -> bool:
-    """Tells whether this process has one thread, so that a fork loses none."""
+    """Tells whether this process has only one thread, so that a fork loses none; False if that isn't known."""
     tasks = Path("/proc/self/task")
     return tasks.is_dir() and len(list(tasks.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""Makes what the ranks of one host meet by: memory and a file that nobody else can reach, or a port on loopback."""
+"""Makes what the ranks of one host meet by: private memory and a private file, or a port on loopback."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ MEETING_FILE = "meeting"
 
 @dataclass
 class Meeting:
-    """What the ranks of a run meet by, and the variables that tell them.
+    """What the ranks of a run meet by, and the environment variables that tell them so.
 
     Attributes:
         environment: the ranks' variables.
-        memory: descriptor of memory that ranks inherit, in which each begins with a line of its own; None: not here.
-        port: kept for rank 0, or listening for PyTorch's store.
+        memory: descriptor of shared memory that ranks inherit, which begins with a line for each rank; None without.
+        port: socket that reserves a port for rank 0, or listens for PyTorch's store; None without.
+        number: of that port.
     """
 
     environment: dict[str, str]
@@ -34,18 +35,22 @@ class Meeting:
 
     @classmethod
     def of(cls, meeting: str, nproc: int, directory: Path, shared: bool) -> Meeting:
-        """Makes them, as ``ServerSettings.meeting`` says, in a directory that is for this user alone.
+        """Makes what ``nproc`` ranks meet by.
 
-        ``shared``: with memory, for ranks that know what to do with it.
+        Args:
+            meeting: as in :class:`~lockstep.launch.serving.channel.ServerSettings`.
+            nproc: number of ranks.
+            directory: for the file; only this user can read it.
+            shared: whether ranks can use shared memory.
         """
         made = cls({})
         if meeting == FILE:
             made.environment[STORE_VARIABLE] = str(directory / MEETING_FILE)
-            made.environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(DEFAULT_PORT)}  # not what the shell says
+            made.environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(DEFAULT_PORT)}  # hides the shell's values
         else:
             made._keep_port(listens=meeting == STORE)
         if shared and hasattr(os, "memfd_create"):
-            with contextlib.suppress(OSError):  # of a sandbox: ranks meet in the file then
+            with contextlib.suppress(OSError):  # a sandbox may forbid it: ranks do without
                 made.memory = os.memfd_create("lockstep", os.MFD_CLOEXEC)
                 os.ftruncate(made.memory, nproc * LINE_BYTES)
                 made.environment[MEMORY_VARIABLE] = str(made.memory)
@@ -64,11 +69,11 @@ class Meeting:
 
     @property
     def passed(self) -> list[int]:
-        """Lists descriptors that a rank which is a fresh process inherits."""
+        """The descriptors to pass to a rank that is a fresh process."""
         return [] if self.memory is None else [self.memory]
 
     def close(self) -> None:
-        """Closes what is held for ranks that are no more."""
+        """Closes the port and the memory, once the ranks have ended."""
         self.leave_port()
         if self.memory is not None:
             os.close(self.memory)

@@ -1,8 +1,8 @@
 """Starts the ranks of a run on this machine, for a launcher that imports no framework: ``python -m … FD SETTINGS``.
 
-The launcher talks to this process by lines of JSON over a socket. Ranks are forked from it where that is safe (it has
-then imported their engine and computed nothing), else they are fresh processes. It ends when the launcher does, and
-takes along every process that its ranks have started.
+The launcher talks to this process by lines of JSON over a socket. Ranks are forked from it if that is safe (it has then
+imported their engine and computed nothing); otherwise they are fresh processes. It ends when the launcher does, and
+ends every process that its ranks have started.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ASSIGNMENT = "assignment.json"
 
 
 class Server:
-    """Answers a launcher: ``check``, ``start``, ``signal``, ``end`` (of ranks, after which others start), ``kill``."""
+    """Serves a launcher's requests: ``check``, ``start``, ``signal``, ``end`` (ranks only) and ``kill`` (all)."""
 
     def __init__(self, channel: Channel, settings: ServerSettings) -> None:
         self._channel, self._settings = channel, settings
@@ -64,7 +64,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self) -> None:
-        """Answers until the launcher has had enough, or is gone; then nothing is left of the ranks."""
+        """Serves until the launcher asks for the end, or is gone; then ends the ranks."""
         try:
             while os.getppid() == self._settings.parent:
                 watched = [self._channel, self._awake, *self._errors.descriptors]
@@ -86,7 +86,7 @@ class Server:
             self._end_ranks()
 
     def _end_ranks(self) -> None:
-        """Leaves nothing of the ranks, nor of what they have started and met by."""
+        """Ends the ranks and all that they have started, and closes what they met by."""
         for pid in self._ranks:
             kill_session(pid)
         self._ranks.clear()
@@ -126,7 +126,7 @@ class Server:
     # --- checks -------------------------------------------------------------------------------------------------
 
     def _in_child(self, check: Mapping[str, Any]) -> dict[str, str]:
-        """Runs ``module.function(**arguments)`` in a child; what it raised as ``{kind: message}``."""
+        """Runs ``module.function(**arguments)`` in a child; returns what it raised as ``{kind: message}``."""
         reading, writing = os.pipe()
 
         def body() -> int:
@@ -147,10 +147,10 @@ class Server:
         return {"RunError": f"a process that made the environment to look at it {how}"}
 
     def _hear(self, reading: int, pid: int) -> bytes:
-        """Reads what a child writes until it has ended, for what it leaves behind may hold the pipe open for longer.
+        """Reads what a child writes until the child has ended, because processes that it leaves may keep the pipe open.
 
         Raises:
-            EOFError: the launcher is gone, or wants no answer any more.
+            EOFError: the launcher is gone, or has sent another message instead of waiting.
         """
         said = b""
         while True:
@@ -176,10 +176,10 @@ class Server:
         log_dir: str,
         environment: Mapping[str, str],
     ) -> None:
-        """Starts ranks, of ``python ARGUMENTS`` or by ``assignment``, and tells the launcher their process ids."""
+        """Starts ranks that run ``python ARGUMENTS`` or train ``assignment``; sends the launcher their process ids."""
         meeting = Meeting.of(self._settings.meeting, nproc, Path(log_dir), shared=arguments is None)
         common = self._environment(nproc) | meeting.environment | dict(environment)
-        file = Path(log_dir) / ASSIGNMENT  # not on a command line, which every user of the machine can read
+        file = Path(log_dir) / ASSIGNMENT  # a command line would be readable for all users of the machine
         if assignment is not None:
             file.write_text(assignment, encoding="utf-8")
         for rank in range(nproc):
@@ -193,7 +193,7 @@ class Server:
                 pid = self._spawn_rank(common | own, rank, file, meeting)
             self._ranks[pid] = rank
         self._channel.send({"started": {str(rank): pid for pid, rank in self._ranks.items()}, "port": meeting.number})
-        if self._settings.meeting == STORE:  # after the forks: it has threads, and may have PyTorch to import
+        if self._settings.meeting == STORE:  # after the forks, because it starts threads and may import PyTorch
             assert meeting.port is not None
             listener = meeting.port.detach()
             threading.Thread(target=self._serve_store, args=(meeting.number, listener), daemon=True).start()
@@ -208,7 +208,7 @@ class Server:
         return pid
 
     def _serve_store(self, port: int, listener: int) -> None:
-        """Holds PyTorch's store; a failure ends the run, for ranks could only wait in vain."""
+        """Serves PyTorch's store; a failure ends the run, because the ranks would wait forever."""
         try:
             store = importlib.import_module("lockstep.torch_engine.distributed.store")
             self._kept.append(store.serve_store(LOOPBACK, port, listener))
@@ -242,7 +242,7 @@ class Server:
         os.close(self._wake)
 
     def _collect(self) -> None:
-        """Tells the launcher which ranks have ended, ends what they left behind, and reaps adopted orphans."""
+        """Tells the launcher which ranks have ended, kills what they left behind, and reaps adopted orphans."""
         while (ended := _next_ended()) is not None:
             pid, status = ended
             if pid in self._ranks:
@@ -252,13 +252,13 @@ class Server:
 
 
 def _next_ended() -> tuple[int, int] | None:
-    """Reaps a child that has ended, after killing the rest of its session: its process id and status, or None."""
+    """Kills the session of a child that has ended, and reaps the child; returns its process id and status, or None."""
     with contextlib.suppress(ChildProcessError):
         if hasattr(os, "waitid"):
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
                 return None
-            kill_session(found.si_pid)  # before the number can be given to another process
+            kill_session(found.si_pid)  # before its id can be reused
             return os.waitpid(found.si_pid, 0)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
@@ -268,7 +268,10 @@ def _next_ended() -> tuple[int, int] | None:
 
 
 def _failure_of(check: Mapping[str, Any]) -> dict[str, str]:
-    """What ``module.function(**arguments)`` raises, as ``{kind: message}``: an error of the user's, or a traceback."""
+    """Calls ``module.function(**arguments)``; returns what it raises as ``{kind: message}``, or ``{}``.
+
+    The message is the error's own for errors meant for the user, and a traceback for all others.
+    """
     try:
         getattr(importlib.import_module(check["module"]), check["function"])(**check["arguments"])
     except (ValueError, OSError, RunError) as error:
@@ -298,13 +301,13 @@ def main() -> None:
         except Exception as error:
             channel.send({"failed": f"engine: {settings.engine} can't be loaded: {_in_one_line(error)}"})
             return
-        gc.freeze()  # so that a collection in a rank copies none of the pages that all share
+        gc.freeze()  # so that garbage collection in a rank copies none of the shared pages
     server = Server(channel, replace(settings, forks=settings.forks and one_thread()))
-    for number in (signal.SIGTERM, signal.SIGINT):  # the launcher's death is seen by its number; its children get
-        signal.signal(number, lambda *_: None)  # the default back, which they would not of an ignored signal
+    for number in (signal.SIGTERM, signal.SIGINT):  # getppid shows the launcher's death; children get the default
+        signal.signal(number, lambda *_: None)  # back, as they wouldn't if the signals were ignored
     server.serve()
     flush_output()
-    os._exit(0)  # the store's thread may be in the middle of an import
+    os._exit(0)  # the store's thread may be importing
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""A copy of a run elsewhere: in a bucket, or any place that fsspec knows; hosts without its directory go on from it."""
+"""Mirrors a run to a bucket, or any place that fsspec knows, so that hosts without its directory can resume it."""

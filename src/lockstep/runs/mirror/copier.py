@@ -1,4 +1,4 @@
-"""Copies a run to its mirror while it trains: what is committed, in the background; what fails is tried again."""
+"""Copies a run to its mirror in the background while it trains, and tries again what fails."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from lockstep.runs.mirror.lease import LEASE, Lease
 from lockstep.runs.mirror.place import MirrorError, Place, one_line
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the run's directory."""
+"""Seconds between two looks at the run's directory."""
 BACKOFF = (1.0, 60.0)
-"""Seconds after the first failure, doubled after each one that follows, and at most."""
+"""Seconds to wait after the first failure, doubled after each further one, and the most to wait."""
 SHARE = 0.1
-"""Of the time may go into copies, but for the last one: they share a processor with whoever trains."""
+"""Share of the time that copying may take, except for the last copy: it shares a processor with training."""
 LAST_SECONDS, FAILED_SECONDS = 60.0, 10.0
-"""Seconds that the last copy may take, with all that failed before; of a run that failed, and may be started again."""
+"""Seconds that the last copy may take, with all that failed before; the second, if the run failed and may restart."""
 LINES = {".jsonl", ".csv"}
-"""Files that end with a line, which may be half written."""
+"""Suffixes of files whose last line may be half written."""
 
 
 class LeaseLostError(MirrorError):
-    """Another process writes this run on the mirror now."""
+    """Raised if another process now writes this run on the mirror."""
 
 
 class Mirror:
@@ -41,11 +41,11 @@ class Mirror:
     Args:
         run: the run's directory.
         place: the run's place on the mirror.
-        lease: taken.
+        lease: on that place, already taken.
 
     Attributes:
         failures: how often copying failed.
-        error: of the last failure, None since it last went well.
+        error: the last failure in one line; None if the last copy succeeded.
     """
 
     def __init__(self, run: Path, place: Place, lease: Lease) -> None:
@@ -59,21 +59,21 @@ class Mirror:
         self.error: str | None = None
 
     def start(self) -> None:
-        """Copies what is there, and whatever is committed from now on."""
+        """Copies what is there, and from now on everything that is committed."""
         self._thread.start()
 
     @property
     def step(self) -> int | None:
-        """Global step of the newest checkpoint that is on the mirror as a whole; None: there is none."""
+        """Global step of the newest checkpoint that is whole on the mirror; None if there is none."""
         steps = [step for name in list(self._manifests) if (step := step_of(Path(name))) is not None]
         return max(steps, default=None)
 
     def state(self) -> dict[str, Any]:
-        """Returns what ``summary.json`` says of the mirror."""
+        """Returns the state of the mirror for ``summary.json``."""
         return {"url": self._place.url, "step": self.step, "failures": self.failures, "error": self.error}
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
-        """Copies for the last time, for so many seconds at most; the summary gets the mirror's state, and goes last."""
+        """Copies for the last time, for about ``seconds``; the summary gets the mirror's state, and is copied last."""
         deadline = time.monotonic() + seconds
         self._over.set()
         self._thread.join(max(0.0, deadline - time.monotonic()))
@@ -109,7 +109,7 @@ class Mirror:
     # --- the thread -------------------------------------------------------------------------------------------------
 
     def _copy_on(self) -> None:
-        """Copies whenever something was committed, and once more at the end; waits longer after each failure."""
+        """Copies whenever a checkpoint was committed, and once more at the end; waits longer after each failure."""
         wait, seen, again = BACKOFF[0], None, 0.0
         while True:
             over = self._over.wait(LOOK_SECONDS)
@@ -135,7 +135,7 @@ class Mirror:
                 return
 
     def _failed(self, error: Exception) -> bool:
-        """Takes note of a failure, and warns of the first of several; returns whether it is of no use to try again."""
+        """Records a failure, and warns of the first in a row; returns whether to give up."""
         self.failures += 1
         self._lost = isinstance(error, LeaseLostError)
         if self.error is None:
@@ -145,13 +145,13 @@ class Mirror:
         return self._lost
 
     def _stamp(self) -> list[str]:
-        """Returns what changes when something is committed."""
+        """Returns the names of checkpoints, which change when one is committed."""
         return [path.name for path in checkpoints_in(self._run / CHECKPOINTS)]
 
     # --- copying ----------------------------------------------------------------------------------------------------
 
     def copy(self) -> None:
-        """Brings the mirror up to date: config, logs, then checkpoints, each one's manifest last; then removes.
+        """Updates the mirror: config, logs, then checkpoints, each one's manifest last; then removes what is gone here.
 
         Raises:
             MirrorError: something can't be read or written there, or another process writes it.
@@ -165,7 +165,7 @@ class Mirror:
         try:
             self._copy()
         except Exception:
-            self._there = None  # nobody knows what has arrived
+            self._there = None  # unknown what has arrived
             raise
 
     def _copy(self) -> None:
@@ -180,7 +180,7 @@ class Mirror:
         self._remove_gone()
 
     def _files(self) -> list[str]:
-        """Lists what is copied besides checkpoints and the summary, which comes last."""
+        """Lists the files to copy, without checkpoints and the summary, which have their own turns."""
         left_out = {LOCK, WANDB, CHECKPOINTS, SUMMARY}
         found = []
         for top in sorted(OWN_NAMES - left_out):
@@ -190,7 +190,7 @@ class Mirror:
         return [name for name in found if not Path(name).name.startswith(".")]
 
     def _copy_file(self, name: str) -> None:
-        """Copies a file that has changed since it was copied last."""
+        """Copies a file if it has changed since it was last copied."""
         path = self._run / name
         try:
             status = path.stat()
@@ -208,7 +208,7 @@ class Mirror:
             self._there.add(name)
 
     def _copy_checkpoint(self, one: Held | None) -> None:
-        """Copies a checkpoint that isn't there yet; one that isn't held, and is removed meanwhile, was too old."""
+        """Copies a checkpoint that isn't there yet; skips one that is removed meanwhile, because it was too old."""
         if one is None or self._there is None or self._manifests.get(one.path.name) == one.manifest:
             return
         folder = f"{CHECKPOINTS}/{one.path.name}"
@@ -231,9 +231,9 @@ class Mirror:
         self._manifests[one.path.name] = one.manifest
 
     def _remove_gone(self) -> None:
-        """Removes what isn't in the run's directory any more, of checkpoints the manifests first.
+        """Removes from the mirror what isn't in the run's directory any more, manifests of checkpoints first.
 
-        The newest checkpoint goes when a newer one is there, or comes after what the run has gone on from.
+        The mirror's newest checkpoint stays until a newer one is there, unless the run has resumed from an earlier one.
         """
         assert self._there is not None
         steps = {path.name: step_of(path) or 0 for path in checkpoints_in(self._run / CHECKPOINTS)}
@@ -244,7 +244,7 @@ class Mirror:
         owned = {n for n in self._there if n.split("/")[0] in OWN_NAMES - {CHECKPOINTS, WANDB}}
         gone |= owned - kept - {LEASE}
         if not steps_on(sorted(self._there - gone)) and steps_on(sorted(gone)):
-            return  # the last checkpoint goes when there is another
+            return  # the last checkpoint stays until there is another
         ordered = sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST}"))
         self._place.remove(ordered)
         self._there -= gone

@@ -1,4 +1,4 @@
-"""Brings a run from its mirror to this host's disk, where it goes on as any run does."""
+"""Fetches a run from its mirror to this host's disk, where it can be resumed like any run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lockstep.runs.mirror.place import MirrorError, Place
 
 
 def steps_on(names: list[str]) -> list[int]:
-    """Finds the steps of checkpoints that are there whole among a mirror's files, newest first."""
+    """Returns the steps of the checkpoints that are whole among a mirror's files, newest first."""
     found = [n.split("/")[1] for n in names if n.startswith(f"{CHECKPOINTS}/") and n.endswith(f"/{MANIFEST}")]
     return sorted({step for name in found if (step := step_of(Path(name))) is not None}, reverse=True)
 
@@ -45,13 +45,17 @@ def fetch_config(place: Place, directory: Path) -> None:
 
 
 def fetch_run(place: Place, run: Path) -> int | None:
-    """Brings a run's files into its directory, over what is there; returns the newest checkpoint's step.
+    """Fetches a run's files into its directory, over existing ones; returns the newest checkpoint's step.
 
-    Logs come before the checkpoints that count on them, those from the oldest on, the config last: who is interrupted
-    begins again. A checkpoint that is damaged is passed over with a warning.
+    Logs come before the checkpoints that rely on them, checkpoints from the oldest to the newest, and the config last,
+    so that an interrupted fetch starts over. Damaged checkpoints are passed over with a warning.
+
+    Returns:
+        The step; None if the mirror has no checkpoint.
 
     Raises:
-        MirrorError: there is no such run, no checkpoint of it is valid, or it can't be read or written here.
+        MirrorError: there is no such run, none of its checkpoints is valid, a newer version wrote a later one, the
+            mirror can't be read, or ``run`` can't be written.
     """
     names = place.names()
     if not has_run(names):
@@ -68,7 +72,7 @@ def fetch_run(place: Place, run: Path) -> int | None:
                 newest = step
         if newest is None and steps_on(names):
             raise MirrorError(f"resume: no checkpoint at {place.url} is whole")
-        check_none_newer_there(place, newest)  # behind a damaged one
+        check_none_newer_there(place, newest)  # which would be behind a damaged one
         if CONFIG in wanted:
             _bring(place, CONFIG, run)
     except OSError as error:
@@ -77,12 +81,12 @@ def fetch_run(place: Place, run: Path) -> int | None:
 
 
 def check_none_newer_there(place: Place, brought: int | None = None) -> None:
-    """Refuses to bring a run whose newest checkpoint is of a newer version: what isn't brought is removed there.
+    """Refuses a run whose newest checkpoint is of a newer version, because a resumed run would remove it there.
 
-    It looks as far as the first that could be read, or the one that was ``brought``.
+    Checkpoints are looked at from the newest to the first readable one, or to the step that was ``brought``.
 
     Raises:
-        MirrorError: one line that names it.
+        MirrorError: one line that names the checkpoint.
     """
     for step in steps_on(place.names()):
         if step == brought:
@@ -97,7 +101,7 @@ def check_none_newer_there(place: Place, brought: int | None = None) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Tells whether a name is one of a run's own files, below its directory."""
+    """Tells whether a name is that of a run's own file, and doesn't lead out of its directory."""
     parts = name.split("/")
     return parts[0] in OWN_NAMES and not any(not part or part.startswith(".") or "\0" in part for part in parts)
 
@@ -114,7 +118,7 @@ def _bring(place: Place, name: str, run: Path) -> None:
 
 
 def _bring_checkpoint(place: Place, step: int, run: Path) -> bool:
-    """Brings one checkpoint, unless it is here; returns whether it is whole."""
+    """Fetches one checkpoint unless it is here already; returns whether it is whole."""
     final, name = run / CHECKPOINTS / f"step_{step}", f"{CHECKPOINTS}/step_{step}"
     text = place.read(f"{name}/{MANIFEST}")
     manifest = parsed_manifest(text or b"")

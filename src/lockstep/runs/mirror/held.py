@@ -1,4 +1,4 @@
-"""Keeps a checkpoint's files readable until they are copied, whatever is removed of the run meanwhile."""
+"""Keeps a checkpoint's files readable until they are copied, even if the run removes them meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, parsed_manifest, strange_name
 
 MOST_BYTES = 1 << 26
-"""Of a checkpoint that is held in memory; a larger one is held by further names of its files."""
+"""Largest checkpoint that is held in memory; a larger one is held by hard links to its files."""
 
 
 class Held(NamedTuple):
@@ -20,10 +20,10 @@ class Held(NamedTuple):
 
     Attributes:
         path: where it was.
-        manifest: its bytes.
-        files: digests by relative path.
-        contents: what is in memory.
-        links: directory with further names of the rest; None: they are read where they were.
+        manifest: the manifest's bytes.
+        files: sha256 by relative path.
+        contents: of the files that are held in memory.
+        links: directory of hard links to the files; None if there are none, and files are read at ``path``.
     """
 
     path: Path
@@ -41,13 +41,13 @@ class Held(NamedTuple):
         if name in self.contents:
             return self.contents[name]
         if self.links is not None:
-            with contextlib.suppress(FileNotFoundError):  # ranks that start tidy up
+            with contextlib.suppress(FileNotFoundError):  # starting ranks tidy links up
                 return (self.links / name).read_bytes()
         return (self.path / name).read_bytes()
 
 
 def found(path: Path) -> Held | None:
-    """Finds a checkpoint, of which nothing is held; None: there is none, or it was removed meanwhile."""
+    """Reads a checkpoint's manifest, and holds no file; None if there is no valid one, or it is removed meanwhile."""
     file = path / MANIFEST
     if file.is_symlink() or not file.is_file():
         return None
@@ -60,10 +60,16 @@ def found(path: Path) -> Held | None:
 
 @contextlib.contextmanager
 def holding(directory: Path, known: Mapping[str, bytes]) -> Iterator[tuple[list[Path], Held | None]]:
-    """Lists a run's checkpoints, newest first, and holds the newest of them while the block runs; None: there is none.
+    """Lists a run's checkpoints, newest first, and holds the newest valid one while the block runs.
 
-    One that is removed before it can be held has a newer one after it, which is looked for. ``known`` are manifests,
-    by their checkpoints' names, of those that needn't be held.
+    If the newest is removed before it can be held, there is a newer one, and the search starts again.
+
+    Args:
+        directory: of the checkpoints.
+        known: manifests, by checkpoint name, of those that needn't be held.
+
+    Yields:
+        The checkpoints' paths, and the newest valid one; None if there is none.
     """
     newest = None
     try:
@@ -85,7 +91,7 @@ def _let_go(one: Held | None) -> None:
 
 
 def _held(path: Path, known: Mapping[str, bytes]) -> Held | None:
-    """Holds a checkpoint, in memory or by links, which not every file system has; None: not all of it is there."""
+    """Holds a checkpoint: by hard links if it is large and links are supported, else in memory; None if incomplete."""
     one = found(path)
     if one is None or known.get(path.name) == one.manifest:
         return one
@@ -99,7 +105,7 @@ def _held(path: Path, known: Mapping[str, bytes]) -> Held | None:
 
 
 def _linked(one: Held) -> Path:
-    links = one.path.parent / f".{one.path.name}.mirror.tmp"  # which whoever writes the run removes as well
+    links = one.path.parent / f".{one.path.name}.mirror.tmp"  # the run's writer also removes this name
     shutil.rmtree(links, ignore_errors=True)
     try:
         for name in one.files:

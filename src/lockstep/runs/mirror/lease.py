@@ -1,4 +1,4 @@
-"""Keeps a run on a mirror to one writer: a file there that its holder renews; nobody's clock counts but one's own."""
+"""Keeps a run on a mirror to one writer by a file that its holder renews; no clock is compared with another host's."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from lockstep.runs.mirror.place import MirrorError, Place
 LEASE = "writer.json"
 RENEW_SECONDS = 5.0
 PATIENCE_SECONDS = 20.0
-"""A lease that doesn't change for so long is of a writer that is gone: it renews it four times in that."""
+"""A lease unchanged for so long belongs to a writer that is gone: a live one renews it four times in that time."""
 _POLL_SECONDS = 0.5
 _GIVE_BACK_SECONDS = 5.0
-"""For which the end of a process may wait for a mirror that doesn't answer."""
+"""Seconds for which an ending process waits for a mirror that doesn't answer."""
 _PID_SPACE = Path("/proc/self/ns/pid")
 
 
 def _machine() -> list[str]:
-    """What tells apart machines whose process ids mean something else."""
+    """Identifies the machine and the namespace in which process ids are valid; empty if unknown."""
     try:
         return [socket.gethostname(), BOOT.read_text().strip(), os.readlink(_PID_SPACE)]
     except OSError:
@@ -41,7 +41,8 @@ class Lease:
     Args:
         place: of the run.
         patience: seconds for which another's lease is watched before it counts as left behind.
-        clock: seconds by a monotonic clock; ``sleep`` waits for some.
+        clock: returns seconds of a monotonic clock.
+        sleep: waits for some seconds.
     """
 
     def __init__(
@@ -57,22 +58,22 @@ class Lease:
         self._over, self._writing = threading.Event(), threading.Lock()
 
     def take(self) -> None:
-        """Takes the lease, of a writer that is gone too.
+        """Takes the lease, if need be from a writer that is gone.
 
         Raises:
-            MirrorError: another process writes this run; or the mirror can't be reached.
+            MirrorError: another process writes this run, or the mirror can't be reached.
         """
         while not self._place.create(LEASE, self._content()):
             if self._left_behind():
                 self._place.write(LEASE, self._content())
-                self._sleep(_POLL_SECONDS)  # who has waited beside us may write it too: the last one has it
+                self._sleep(_POLL_SECONDS)  # others that waited may write it too: the last one has it
                 break
         if not self.is_ours():
             raise MirrorError(f"{self._place.url} is being written by another process, which came first")
         self._renewed = self._clock()
 
     def _left_behind(self) -> bool:
-        """Returns once whoever holds the lease is gone, and whether the lease is still there.
+        """Waits until the lease's holder is gone; returns whether the lease is still there.
 
         Raises:
             MirrorError: the holder renews it.
@@ -94,11 +95,11 @@ class Lease:
 
     def _renew_on(self) -> None:
         while not self._over.wait(RENEW_SECONDS / 2):
-            with contextlib.suppress(Exception):  # whoever copies says so
+            with contextlib.suppress(Exception):  # the copier reports it
                 self.renew()
 
     def renew(self) -> None:
-        """Shows others that the holder lives, if it is time to; a lease that another has taken stays that one's."""
+        """Rewrites the lease to show that its holder lives, if it is due and no other process has taken it."""
         with self._writing:
             if self._over.is_set() or self._clock() - self._renewed < RENEW_SECONDS or not self.is_ours():
                 return
@@ -107,11 +108,11 @@ class Lease:
             self._renewed = self._clock()
 
     def is_ours(self) -> bool:
-        """Tells whether nobody has taken the lease since."""
+        """Tells whether this process still has the lease."""
         return _parsed(self._place.read(LEASE)).get("token") == self._token
 
     def give_back(self) -> None:
-        """Lets others write the run; where the mirror doesn't answer soon, the lease counts as left behind later."""
+        """Removes the lease, so that others can write the run; if that takes too long, the lease is left behind."""
         self._over.set()
         thread = threading.Thread(target=self._remove, name="mirror-lease-end", daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""One run's place on a mirror: a few operations on whole files, each of which is there whole or not at all."""
+"""Reads and writes the files of one run's place on a mirror; each file is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ PACKAGES = {
     "sftp": "fsspec paramiko",
     "ssh": "fsspec paramiko",
 }
-"""What to install for a protocol, which brings fsspec where it isn't named."""
+"""The packages to install for a protocol; those without fsspec in their name depend on it."""
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"}
-"""Where a file appears once it is whole."""
+"""Protocols on which a file appears only once it is whole."""
 TEMPORARY = ".part"
 
 T = TypeVar("T")
 
 
 class MirrorError(ValueError):
-    """A mirror can't be had or reached; the message is one line that names it."""
+    """Raised if a mirror can't be used or reached; the message is one line that names it."""
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Splits the place of a run into the mirror and the run's name."""
+    """Splits the URL of a run's place into the mirror's URL and the run's name."""
     mirror, _, name = url.rstrip("/").rpartition("/")
     return mirror, name
 
 
 class Place:
-    """The files below a URL, by relative path; any number of threads may call it.
+    """Gives access to the files below a URL, by relative path, from any number of threads.
 
     Args:
-        url: ``scheme://…`` of anything that fsspec knows; credentials and end points are those of its environment.
+        url: ``scheme://…`` of anything that fsspec knows, which takes credentials and end points from the environment.
 
     Attributes:
-        url: as it may be shown, without a password.
+        url: without a password, fit to be shown.
 
     Raises:
-        MirrorError: the scheme is unknown, its package isn't installed, it can't be reached, or the URL is one that was
-            shown without its password.
+        MirrorError: the scheme is unknown, its package isn't installed, the place can't be reached, or the URL was
+            copied from a message that hid its password.
     """
 
     def __init__(self, url: str) -> None:
@@ -75,25 +75,25 @@ class Place:
         except ImportError:
             raise MirrorError(f"{self.url}: needs fsspec; {how_to_install(scheme)}") from None
         missing = f"{self.url}: fsspec has no package for {scheme}; {how_to_install(scheme)}"
-        try:  # with a cache of listings: paramiko knows no such option, and ossfs reads back what it puts there
+        try:  # caches listings, as paramiko has no option against it, and ossfs relies on the cache
             return fsspec.url_to_fs(self._asked, skip_instance_cache=True)
         except ImportError:
             raise MirrorError(missing) from None
         except ValueError as error:
-            unknown = scheme in PACKAGES and scheme not in fsspec.available_protocols()  # until its package names it
+            unknown = scheme in PACKAGES and scheme not in fsspec.available_protocols()  # its package adds it
             raise MirrorError(missing if unknown else f"{self.url}: {self._said(error)}") from None
-        except Exception as error:  # of those that connect at once
+        except Exception as error:  # from file systems that connect at once
             raise MirrorError(f"can't reach {self.url}: {self._said(error)}") from error
 
     @property
     def _connection(self) -> Any:
-        """What this thread's next call goes by; None: a new one."""
+        """The connection for this thread's next call; None if it needs a new one."""
         return self._shared or getattr(self._own, "fs", None)
 
     def _file_system(self) -> Any:
-        """Connects this thread, or all where calls are for any number of threads; what was listed before is forgotten.
+        """Returns this thread's connection, or the shared one if the library allows it, with its listings forgotten.
 
-        Most libraries' connections are for one thread: a lease is renewed while a file is sent.
+        Most libraries' connections serve one thread, and a lease is renewed while a file is sent.
         """
         fs = self._connection
         if fs is None:
@@ -106,7 +106,7 @@ class Place:
         return fs
 
     def _failed(self, what: str, error: BaseException) -> MirrorError:
-        """Makes an error of a library's one that names the mirror; the next call connects anew, by new credentials."""
+        """Turns a library's error into one that names the mirror; the next call reconnects with new credentials."""
         self._shared = self._own.fs = None
         return MirrorError(f"{what} {self.url}: {self._said(error)}")
 
@@ -114,7 +114,7 @@ class Place:
         return f"{self._root}/{name}"
 
     def _said(self, error: BaseException) -> str:
-        """An error of a library's as one line, which may quote what it was asked for."""
+        """Returns a library's error in one line without secrets, because it may quote the URL."""
         text = shown_url(one_line(error))
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
@@ -126,14 +126,14 @@ class Place:
             return action(fs)
         except FileNotFoundError:
             raise
-        except Exception as error:  # of any library: what they raise has no common type
+        except Exception as error:  # libraries' errors have no common type
             raise self._failed(what, error) from error
 
     def _ask(self, what: str, action: Callable[[Any], T]) -> T:
-        """Calls what changes nothing, and once more by a new connection if one of an earlier call fails.
+        """Calls a read, and calls it again by a new connection if it fails by an existing one.
 
-        Between two checkpoints a connection is idle, which servers and firewalls cut. What writes isn't called again:
-        its failure may have taken so long that another process has the lease.
+        Servers and firewalls cut connections that are idle between two checkpoints. Writes aren't repeated: a failure
+        may have taken so long that another process has the lease.
         """
         if self._connection is not None:
             with contextlib.suppress(MirrorError):
@@ -141,17 +141,17 @@ class Place:
         return self._call(what, action)
 
     def read(self, name: str) -> bytes | None:
-        """Returns a file's content, None if there is none."""
+        """Returns a file's content; None if there is no such file."""
         try:
             return self._ask("can't read", lambda fs: fs.cat_file(self._path(name)))
         except FileNotFoundError:
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file, over one that is there."""
+        """Writes a file; replaces an existing one."""
         try:
             self._call("can't write", lambda fs: self._write(fs, self._path(name), content))
-        except FileNotFoundError as error:  # of a bucket that isn't there
+        except FileNotFoundError as error:  # the bucket doesn't exist
             raise self._failed("can't write", error) from error
 
     def _write(self, fs: Any, path: str, content: bytes) -> None:
@@ -163,7 +163,7 @@ class Place:
         fs.mv(path + TEMPORARY, path)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Writes a file that isn't there yet; returns whether it was, where the place can tell."""
+        """Writes a file if there is none yet; returns whether it did. Only some places can do so atomically."""
         if not self._whole:
             return self._create_after_a_look(name, content)
         fs = self._file_system()
@@ -184,7 +184,7 @@ class Place:
         return True
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files, and the directories below the place that they leave empty; what isn't there is no error."""
+        """Removes files, and directories below the place that they leave empty; ignores files that aren't there."""
         folders = set()
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -194,12 +194,12 @@ class Place:
             return
         fs = self._file_system()
         for folder in sorted(folders, key=len, reverse=True):
-            with contextlib.suppress(Exception):  # of whatever type: it is gone, or stays
-                if not fs.ls(self._path(folder), detail=False):  # some remove what is in it as well
+            with contextlib.suppress(Exception):  # either it is gone, or it stays
+                if not fs.ls(self._path(folder), detail=False):  # some libraries remove full directories too
                     fs.rmdir(self._path(folder))
 
     def names(self) -> list[str]:
-        """Lists the files, by relative path, sorted; none where there is nothing."""
+        """Lists the files' relative paths, sorted; an empty list if there is nothing."""
         try:
             found = self._ask("can't list", lambda fs: fs.find(self._root))
         except FileNotFoundError:
@@ -209,7 +209,7 @@ class Place:
 
 
 def how_to_install(scheme: str) -> str:
-    """Names the command that installs what a scheme needs."""
+    """Returns the command that installs what a scheme needs."""
     return " ".join(["pip install", *(f"'{package}'" for package in PACKAGES.get(scheme, "fsspec").split())])
 
 

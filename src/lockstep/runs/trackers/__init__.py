@@ -1,7 +1,7 @@
-"""Sends a run's metrics to its own record (JSON lines, CSV) and to the optional trackers beside it.
+"""Sends a run's metrics to its own record (JSON lines, CSV) and to the optional trackers.
 
 A metrics record is a flat dict in a fixed order: ``iteration``, ``global_step``, then ``rollout/…``, ``train/…``,
-``time/…`` and now and then ``eval/…``. A value may be ``None`` or NaN: not known this time.
+``time/…`` and now and then ``eval/…``. A value is ``None`` or NaN if it is unknown in this iteration.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ METRICS_JSONL = "metrics.jsonl"
 METRICS_CSV = "metrics.csv"
 TENSORBOARD = "tensorboard"
 OWN_FILES = {METRICS_JSONL, METRICS_CSV, TENSORBOARD, TRACKERS_JSON}
-"""What trackers leave in a run's directory."""
+"""Names that trackers leave in a run's directory."""
 
 
 def _tensorboard(run: TrackedRun) -> Tracker:
-    from lockstep.runs.trackers.tensorboard import TensorBoardTracker  # slow to import: only where it is used
+    from lockstep.runs.trackers.tensorboard import TensorBoardTracker  # slow to import
 
     return TensorBoardTracker(run.directory / TENSORBOARD)
 
@@ -44,19 +44,19 @@ OPTIONAL_TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
     "trackio": partial(_service, "trackio", "TrackioTracker"),
     "mlflow": partial(_service, "mlflow", "MlflowTracker"),
 }
-"""Name of each optional tracker, also its key in the config's ``log``, and how to open it for a run."""
+"""Opens each optional tracker for a run, by its name, which is also its key in the config's ``log``."""
 
 EXTRAS = {"wandb": ("wandb",), "trackio": ("trackio",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
-"""Trackers that need an extra of their own name, and the modules that it brings."""
+"""The modules that the extra of a tracker's name installs, by tracker."""
 
 
 def wanted_trackers(log: LogConfig) -> list[str]:
-    """Names of the optional trackers that a config asks for."""
+    """Returns the names of the optional trackers that a config asks for."""
     return [name for name in OPTIONAL_TRACKERS if getattr(log, name)]
 
 
 def check_trackers(log: LogConfig) -> None:
-    """Raises a one-line ``ValueError``, with the command that installs it, if what a tracker needs is missing."""
+    """Raises a one-line ``ValueError`` if a package that a tracker needs is missing, with the command to install it."""
     for name in wanted_trackers(log):
         for module in EXTRAS.get(name, ()):
             spec = importlib.util.find_spec(module)
@@ -65,12 +65,21 @@ def check_trackers(log: LogConfig) -> None:
 
 
 class RunTrackers(Tracker):
-    """All trackers of one run.
+    """Hands a run's records to all of its trackers.
 
-    ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: when one cannot be written, ``log`` raises. The
-    optional trackers (``names``, keys of ``available``) and a second ``metrics.jsonl`` (``extra_jsonl``) are company:
-    one that fails after the start costs a warning line and is dropped. At the start any failure stops the run, by a
-    one-line ``ValueError``. ``started``, which :func:`start_services` has started already, are taken out.
+    ``metrics.jsonl`` and ``metrics.csv`` are the run's own record: if one can't be written, ``log`` raises. The others
+    are optional: one that fails after the start is dropped with a warning.
+
+    Args:
+        directory: the run's.
+        names: of the optional trackers, keys of ``available``.
+        extra_jsonl: a second ``metrics.jsonl``, which is optional too.
+        available: opens each optional tracker.
+        config: of the run.
+        started: trackers that :func:`start_services` has started; those in ``names`` are taken out of it.
+
+    Raises:
+        ValueError: a tracker can't start; one line.
     """
 
     def __init__(
@@ -110,14 +119,14 @@ class RunTrackers(Tracker):
             raise
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Hand ``record`` to every tracker; an ``OSError`` if the run's own record can't be written."""
+        """Hands ``record`` to every tracker; raises an ``OSError`` if the run's own record can't be written."""
         self.log_all([record])
 
     def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Hand records to every tracker, in order; an ``OSError`` if the run's own record can't be written.
+        """Hands records to every tracker, in order; raises an ``OSError`` if the run's own record can't be written.
 
-        One by one where a service is told: the run's own record, by which a resumed run knows what services have been
-        sent, is never more than one ahead of them.
+        If there is a service, records go one by one. So the run's own record, which tells a resumed run what services
+        were sent, is at most one record ahead of them.
         """
         if len(records) > 1 and not all(tracker.writes_files for tracker in self._optional.values()):
             for record in records:
@@ -133,22 +142,22 @@ class RunTrackers(Tracker):
         self._try_optional(lambda tracker: tracker.log_all(plain))
 
     def text(self, tag: str, text: str) -> None:
-        """Hand ``text`` to the optional trackers; for a new run only, or it stands there twice."""
+        """Hands ``text`` to the optional trackers; only for a new run, or they would have it twice."""
         self._try_optional(lambda tracker: tracker.text(tag, text))
 
     def video(self, tag: str, path: Path, global_step: int) -> None:
-        """Hand an mp4 file to the optional trackers."""
+        """Hands an mp4 file to the optional trackers."""
         self._try_optional(lambda tracker: tracker.video(tag, path, global_step))
 
     def places(self) -> list[str]:
-        """Tells where to look at the trackers outside the run directory, a line each."""
+        """Returns a line for each tracker outside the run directory, which says where to look at it."""
         return [f"{name}: {tracker.place}" for name, tracker in self._optional.items() if tracker.place]
 
     def close(self) -> None:
-        """Close every tracker; a second call does nothing.
+        """Closes every tracker; a second call does nothing.
 
         Raises:
-            OSError: the run's own record cannot be finished (the others are closed all the same).
+            OSError: the run's own record can't be finished (the others are closed all the same).
         """
         for tracker in self._optional.values():
             tracker.ending = self.ending
@@ -159,7 +168,7 @@ class RunTrackers(Tracker):
                 stack.callback(tracker.close)
 
     def _try_optional(self, action: Callable[[Tracker], None]) -> None:
-        """Do ``action`` with each optional tracker; warn of one that fails, and drop it."""
+        """Calls ``action`` with each optional tracker; drops one that fails, with a warning."""
         for name, tracker in list(self._optional.items()):
             try:
                 action(tracker)
@@ -178,13 +187,20 @@ def start_services(
     records: Iterable[str] = (),
     last_iteration: int = 0,
 ) -> dict[str, Tracker]:
-    """Starts the trackers that aren't files of the run, and sees that its records can be cut and written.
+    """Starts the tracking services, and checks that the run's records can be cut and written.
 
-    Whatever may refuse does so here, before a run that is resumed from ``last_iteration`` loses anything: it is noted
-    how far services were sent, too. ``records`` are further files of the run with JSON lines.
+    Everything that may refuse does so here, before a resumed run loses anything. How far services were sent is noted
+    here too, because the records are cut later.
+
+    Args:
+        directory: the run's.
+        config: of the run.
+        extra_jsonl: a second ``metrics.jsonl``.
+        records: names of the run's other JSON lines files.
+        last_iteration: the one that the run resumes from.
 
     Returns:
-        The trackers, by name.
+        The services' trackers, by name.
 
     Raises:
         ValueError: one can't start, or a file is damaged; one line.
@@ -209,9 +225,9 @@ def start_services(
 
 
 def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, extra_jsonl: Path | None = None) -> None:
-    """Remove what a run's trackers hold beyond a checkpoint; a ``ValueError`` if a file is damaged before its end.
+    """Removes what a run's files hold after a checkpoint; raises a ``ValueError`` if one is damaged before its end.
 
-    A ``metrics.csv`` that has lost rows of ``metrics.jsonl`` gets them back, with a warning.
+    If ``metrics.csv`` lacks rows of ``metrics.jsonl``, it gets them back, with a warning.
     """
     rows = cut_jsonl(directory / METRICS_JSONL, last_iteration)
     table = cut_csv(directory / METRICS_CSV, last_iteration)
@@ -237,6 +253,6 @@ def _starting(name: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Puts what went wrong on one line; the class too where the message alone says little (``KeyError: 'loss'``)."""
+    """Returns an error in one line, with its class if the message alone says little (``KeyError: 'loss'``)."""
     text = " ".join(str(error).split())
     return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Writes metrics as a CSV table: one row an iteration, one column a metric."""
+"""Writes metrics as a CSV table: one row per iteration, one column per metric."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lockstep.runs.trackers.service import Tracker
 
 
 class CsvTracker(Tracker):
-    """Appends one row a record, which is in the file on return.
+    """Appends one row per record, which is in the file on return.
 
-    The header is the first record's keys. A record with new keys (the first evaluation, say) has the file rewritten
-    with further columns at the right. What a record lacks, and ``None``, NaN and infinities, are empty cells.
-    An existing file is continued with its header.
+    The header has the first record's keys, or those of an existing file. A record with new keys, such as the first
+    evaluation, makes the tracker rewrite the file with further columns at the right. Missing values, ``None``, NaN and
+    infinities become empty cells.
     """
 
     writes_files = True
@@ -34,11 +34,11 @@ class CsvTracker(Tracker):
         self._rows = _writer(self._file)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append ``record`` as a row."""
+        """Appends ``record`` as a row."""
         self.log_all([record])
 
     def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append records as rows, in order."""
+        """Appends records as rows, in order."""
         for record in map(PlainRecord.of, records):
             if list(record) == self._header:
                 self._rows.writerow(record.cells)
@@ -51,11 +51,11 @@ class CsvTracker(Tracker):
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
     def _extend(self, columns: Sequence[str]) -> None:
-        """Rewrite the file with ``columns`` added at the right of the header."""
+        """Rewrites the file with ``columns`` added at the right."""
         self._file.close()
         header = [*self._header, *columns]
         with self._path.open(encoding="utf-8", newline="") as old:
@@ -67,10 +67,10 @@ class CsvTracker(Tracker):
 
 
 def cut_csv(path: Path, last_iteration: int) -> set[int]:
-    """Remove the rows of iterations after ``last_iteration`` and a torn last row, atomically; the header stays.
+    """Removes the rows of iterations after ``last_iteration`` and a torn last row, atomically; the header stays.
 
-    Of broken rows as :func:`~lockstep.runs.trackers.jsonl.cut_jsonl`, but without a warning: see :func:`mend_csv`. A
-    header with zeros in it goes with all rows. A file that doesn't exist is left alone.
+    Broken rows are treated as in :func:`~lockstep.runs.trackers.jsonl.cut_jsonl`, but without a warning, which
+    :func:`mend_csv` gives. If the header has zeros in it, all is removed. A file that doesn't exist is left alone.
 
     Returns:
         The iterations whose rows stay.
@@ -87,23 +87,25 @@ def cut_csv(path: Path, last_iteration: int) -> set[int]:
 
 
 def check_csv(path: Path, last_iteration: int) -> None:
-    """Raises a ``ValueError`` where :func:`cut_csv` would."""
+    """Raises a ``ValueError`` if :func:`cut_csv` would."""
     if path.is_file():
         with path.open("rb") as file:
             deque(_rows_until(path, *_whole_rows(path, file), last_iteration, set()), maxlen=0)
 
 
 def mend_csv(path: Path, records: Path, there: set[int], wanted: set[int]) -> str | None:
-    """Write the table anew from the JSON lines ``records`` where it lacks a row that they have: the very same bytes.
+    """Rewrites the table, byte for byte, from the JSON lines in ``records`` if it lacks a row that they have.
+
+    A table that also has rows that they don't have is left as it is.
 
     Args:
-        path: the table; made, where it is missing.
-        records: the file of JSON lines, without a broken one.
-        there: iterations that the table has.
-        wanted: iterations that the records have.
+        path: the table; made if it is missing.
+        records: the file of JSON lines, none of which is broken.
+        there: iterations in the table.
+        wanted: iterations in ``records``.
 
     Returns:
-        What to say of it, in one line; None: nothing is missing. A table that has other rows as well is left as it is.
+        A line for the user; None if nothing is missing.
     """
     missing = len(wanted - there)
     if not missing or (path.exists() and not path.is_file()):
@@ -125,13 +127,13 @@ def _cells(header: Sequence[str], record: PlainRecord) -> list[Any]:
 
 
 def _whole_rows(path: Path, file: Iterable[bytes]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """The header, and each row that has no zeros in it with the number of its line."""
+    """Reads the header, and each row without zeros in it together with the number of its line."""
     at = 0
 
     def lines() -> Iterator[str]:
         nonlocal at
         for at, line in enumerate(read_through(file), start=1):
-            if b"\0" not in line and line.endswith(b"\n"):  # only the last can lack its end
+            if b"\0" not in line and line.endswith(b"\n"):  # only the last line can lack its end
                 yield line.decode(errors="replace")
             elif at == 1:
                 yield "\n"
@@ -155,7 +157,7 @@ def _read_header(path: Path) -> list[str]:
 def _rows_until(
     path: Path, header: list[str], rows: Iterable[tuple[int, list[str]]], last_iteration: int, stay: set[int]
 ) -> Iterator[list[str]]:
-    """Yields the rows that stay, whose iterations ``stay`` takes."""
+    """Yields the rows that stay, and adds their iterations to ``stay``."""
     reached = 0
     for number, row in rows:
         cell = row[header.index("iteration")] if len(row) == len(header) else ""
@@ -177,7 +179,7 @@ def _rewrite(path: Path, header: list[str], rows: Iterable[list[str]]) -> None:
             _writer(text).writerow(header)
         _writer(text).writerows(rows)
         text.flush()
-        text.detach()  # the binary file stays open: it is synchronised and renamed by its owner
+        text.detach()  # keeps the binary file open for its owner, which syncs and renames it
 
 
 def _writer(file: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Serves the trackers that write files: plain values, opening to continue, atomic replacement."""
+"""Gives the trackers that write files plain values, files opened to append, and atomic replacement."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from lockstep.core.files import sync_path
 from lockstep.core.life import life
 
 REWRITTEN = ".rewrite-"
-"""Begins the names of files that are to take another's place."""
+"""Prefix of temporary files that are going to replace another."""
 
 
 BUFFER_BYTES = 1 << 16
-"""Holds the lines of several iterations, which reach a file by one write then."""
+"""Buffer for the lines of several iterations, so that one write sends them to the file."""
 
 NUMBERS = frozenset({int, float})
-"""Types, exactly, of what JSON and CSV write alike: as Python does."""
+"""The exact types of values that JSON and CSV write alike, as Python's ``repr`` does."""
 
 Row = TypeVar("Row")
 
 
 def plain_value(value: Any) -> Any:
-    """A metric as a plain Python value: NumPy scalars unwrapped, NaN and infinities as ``None``.
+    """Returns a metric as a plain Python value: unwraps NumPy scalars, and turns NaN and infinities into ``None``.
 
-    JSON has no token for a number that isn't finite, and the three formats should agree on what is missing.
+    JSON has no token for a number that isn't finite, and all file formats should agree on what is missing.
     """
     if type(value) is int:
         return value
@@ -45,39 +45,39 @@ def plain_value(value: Any) -> Any:
 
 
 class PlainRecord(dict[str, Any]):
-    """A metrics record of plain values; one that already is one stays it, so that several trackers share the work."""
+    """A metrics record of plain values, which is made once and shared by all trackers."""
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> PlainRecord:
-        """The record, every value made plain by :func:`plain_value`."""
+        """Makes every value of a record plain by :func:`plain_value`; returns a plain record itself."""
         if isinstance(record, cls):
             return record
         return cls({key: x if type(x) is float and math.isfinite(x) else plain_value(x) for key, x in record.items()})
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """The values as JSON: floats with every digit of a float64, which is most of the work of writing a record."""
+        """The values as JSON, floats with every digit of a float64; cached, because this is most of the work."""
         return tuple([repr(v) if type(v) in NUMBERS else json.dumps(v, allow_nan=False) for v in self.values()])
 
     @cached_property
     def cells(self) -> list[Any]:
-        """The values for a CSV writer, which writes numbers as JSON does: those as text."""
+        """The values for a CSV writer; numbers are those of :attr:`texts`, because both formats write them alike."""
         return [text if type(v) in NUMBERS else v for v, text in zip(self.values(), self.texts, strict=True)]
 
 
 def read_through(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yields rows of a file; each counts as progress, for other ranks wait while the writer of a run reads millions."""
+    """Yields rows and reports progress at each, because other ranks wait while the run's writer reads millions."""
     for row in rows:
         life.progressed()
         yield row
 
 
 def open_to_append(path: Path) -> TextIO:
-    """Open a text file of whole lines to write more of them; its directory is made when missing.
+    """Opens a text file to append whole lines; makes its directory if that is missing.
 
     Raises:
-        ValueError: the file ends in half a line (a crash while writing), onto which the next line would be glued.
-        OSError: the file cannot be opened.
+        ValueError: the file ends in half a line, as a crash leaves it, to which the next line would be appended.
+        OSError: the file can't be opened.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.stat().st_size:
@@ -91,7 +91,7 @@ def open_to_append(path: Path) -> TextIO:
 
 
 def check_writable(path: Path) -> None:
-    """Raises an ``OSError`` where :func:`open_to_append` can't write; a pipe, say, is not opened to find out."""
+    """Raises an ``OSError`` if :func:`open_to_append` can't write; doesn't open the file, which may be a pipe."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         path.touch()
@@ -101,8 +101,8 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write the new content of an existing file; it takes the old one's place on leaving, whole or not at all."""
-    path = path.resolve()  # behind a link, the file is replaced, not the link
+    """Opens a temporary file for a file's new content; on exit it replaces the file, wholly or not at all."""
+    path = path.resolve()  # replaces the file behind a link, not the link
     descriptor, temporary = tempfile.mkstemp(prefix=REWRITTEN, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""Writes metrics as JSON lines: one object an iteration."""
+"""Writes, cuts and reads metrics as JSON lines: one object per iteration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LARGEST = 2**63 - 1
 
 
 class JsonlTracker(Tracker):
-    """Appends one JSON object a line, which is in the file on return, with every digit of a float64.
+    """Appends one JSON object per record as a line, which is in the file on return.
 
-    A value that is ``None``, NaN or infinite is written as ``null``.
+    Floats have every digit of a float64; ``None``, NaN and infinities are written as ``null``.
     """
 
     writes_files = True
@@ -27,14 +27,14 @@ class JsonlTracker(Tracker):
     def __init__(self, path: Path) -> None:
         self._file = open_to_append(path)
         self._keys: tuple[str, ...] = ()
-        self._line = "{}\n"  # of these keys, to be filled in with the values' texts
+        self._line = "{}\n"  # a template with these keys for the values' texts
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Append ``record``, keys in its own order."""
+        """Appends ``record``, with its keys in their order."""
         self.log_all([record])
 
     def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append records, in order."""
+        """Appends records, in order."""
         self._file.write("".join([self._line_of(PlainRecord.of(record)) for record in records]))
         self._file.flush()
 
@@ -46,22 +46,23 @@ class JsonlTracker(Tracker):
         return self._line % record.texts
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
 def cut_jsonl(path: Path, last_iteration: int) -> set[int]:
-    """Remove the lines of iterations after ``last_iteration`` and a torn last line, atomically.
+    """Removes the lines of iterations after ``last_iteration`` and a torn last line, atomically.
 
-    Where the rows up to ``last_iteration`` stand before the first broken line, all that follows is removed. A line
-    before that with zeros in it, as a power loss leaves them, is removed with a warning. A file that doesn't exist (or
-    isn't a regular one, such as a pipe) is left alone.
+    If ``last_iteration`` comes before the first broken line, everything from that line on is removed. An earlier line
+    with zeros in it, as a power loss leaves them, is removed with a warning. A file that doesn't exist (or isn't a
+    regular one, such as a pipe) is left alone.
 
     Returns:
         The iterations whose lines stay.
 
     Raises:
-        ValueError: another line before the last is no metrics record; the line names it, and nothing is changed.
+        ValueError: another line before the last is no metrics record; the message gives its number, and the file is
+            unchanged.
     """
     stay: set[int] = set()
     if not path.is_file():
@@ -76,14 +77,14 @@ def cut_jsonl(path: Path, last_iteration: int) -> set[int]:
 
 
 def check_jsonl(path: Path, last_iteration: int) -> None:
-    """Raises a ``ValueError`` where :func:`cut_jsonl` would."""
+    """Raises a ``ValueError`` if :func:`cut_jsonl` would."""
     if path.is_file():
         with path.open("rb") as lines:
             deque(_until(path, lines, last_iteration, []), maxlen=0)
 
 
 def _until(path: Path, lines: Iterable[bytes], last_iteration: int, zeros: list[int]) -> Iterator[tuple[int, bytes]]:
-    """Yields the records that stay with their iterations; ``zeros`` takes the numbers of lines with zeros in them."""
+    """Yields the iterations and lines that stay; appends to ``zeros`` the numbers of lines with zeros in them."""
     broken = reached = 0
     for number, line in enumerate(read_through(lines), start=1):
         if broken:
@@ -102,7 +103,7 @@ def _until(path: Path, lines: Iterable[bytes], last_iteration: int, zeros: list[
 
 
 def _warn_of_zeros(path: Path, lines: Sequence[int]) -> None:
-    """Says which lines of a file were removed because a power loss has left zeros in them."""
+    """Warns which lines of a file were removed because a power loss has left zeros in them."""
     if lines:
         shown = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5} more" if len(lines) > 5 else "")
         word, were = ("line", "was") if len(lines) == 1 else ("lines", "were")
@@ -110,13 +111,13 @@ def _warn_of_zeros(path: Path, lines: Sequence[int]) -> None:
 
 
 def read_jsonl(path: Path, *integers: str) -> list[dict[str, Any]]:
-    """The records of a file; a torn last line, of a run that goes on or was killed, is left out.
+    """Reads the records of a file, without a torn last line, which a killed or running writer leaves.
 
-    Rows with the same keys share them: else most of the memory that a long run's records take would be their names.
+    Records with the same keys share the key strings, which would otherwise take most of a long run's memory.
 
     Args:
         path: the file.
-        integers: keys that each record has, with whole numbers.
+        integers: keys that every record must have, with whole numbers.
 
     Raises:
         ValueError: another line is no such record; one line names it.
@@ -133,7 +134,7 @@ def read_jsonl(path: Path, *integers: str) -> list[dict[str, Any]]:
             if record is not None and all(_is_whole(record.get(key)) for key in integers):
                 keys = tuple(record)
                 found.append(dict(zip(known.setdefault(keys, keys), record.values(), strict=True)))
-            elif not line.endswith(b"\n"):  # torn, or being written: the rest of it may be there by now
+            elif not line.endswith(b"\n"):  # torn, or still being written
                 break
             else:
                 broken = number
@@ -141,12 +142,12 @@ def read_jsonl(path: Path, *integers: str) -> list[dict[str, Any]]:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a value is a whole number that arrays hold too: JSON's may have any size."""
+    """Tells whether a value is a whole number that fits into int64; JSON's may have any size."""
     return isinstance(value, int) and abs(value) <= LARGEST
 
 
 def records_differ(path: Path, other: Path) -> bool:
-    """Whether two files have a whole record of the same iteration that isn't the same."""
+    """Tells whether two files have whole but different records of the same iteration."""
     known = dict(_records(other))
     return any(known.get(iteration, line) != line for iteration, line in _records(path))
 
@@ -159,13 +160,13 @@ def _records(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def iterations_of(path: Path) -> set[int]:
-    """The iterations that have a whole record."""
+    """Returns the iterations of a file's whole records."""
     with path.open("rb") if path.is_file() else nullcontext([]) as lines:
         return {number for line in read_through(lines) if (number := _integer(line, "iteration")) is not None}
 
 
 def last_global_step_of(path: Path) -> int | None:
-    """``global_step`` of the last whole record, ``None`` when there is none."""
+    """Returns ``global_step`` of the last whole record; None if there is none."""
     last = None
     with path.open("rb") if path.is_file() else nullcontext([]) as lines:
         for line in read_through(lines):

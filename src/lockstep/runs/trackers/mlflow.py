@@ -1,4 +1,4 @@
-"""Sends metrics, parameters and videos to MLflow: a database beside the runs, or the server of its variables."""
+"""Sends metrics, parameters and videos to MLflow: a database beside the runs, or the server in its variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.config.redact import shown_url
 from lockstep.runs.trackers.service import Ending, TrackedRun, Tracker, flattened, metrics_of
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: nothing goes out unasked
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: nothing is sent unasked
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
@@ -22,18 +22,18 @@ from mlflow.exceptions import MlflowException
 
 SERVICE, DATABASE = "mlflow", "mlflow.db"
 UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
-MAX_PARAMS = 100  # of one request
-MAX_NAME = 240  # of the 250 letters that one may have; others than the first of a kind get a number
+MAX_PARAMS = 100  # per request
+MAX_NAME = 240  # of the 250 letters allowed; the rest is for the number that makes a name unique
 ODD = re.compile(r"[^/\w.\- :]|(?<![^/])\.\.")
 STATUS = {Ending.FINISHED: "FINISHED", Ending.STOPPED: "KILLED", Ending.FAILED: "FAILED"}
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 class MlflowTracker(Tracker):
-    """One MLflow run in the experiment ``log.project``; a resumed run goes on under the same id, if that is known here.
+    """Logs to one MLflow run in the experiment ``log.project``; a resumed run keeps its id if MLflow knows it.
 
-    Without ``MLFLOW_TRACKING_URI`` it goes to the SQLite file ``mlflow.db`` beside the run directory (of a group's seed
-    beside the group), files to ``mlartifacts/`` there. ``log`` returns when the metrics are stored.
+    Without ``MLFLOW_TRACKING_URI``, metrics go to the SQLite file ``mlflow.db`` beside the run directory (for a group's
+    seed, beside the group), and files to ``mlartifacts/`` there. ``log`` returns once the metrics are stored.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -53,13 +53,13 @@ class MlflowTracker(Tracker):
         run.remember(SERVICE, {"id": self._id})
         there = self._client.get_run(self._id).data
         self._describe(run, there.params)
-        # The run's own record may have lost its end meanwhile: it came from a mirror, or the power failed.
+        # The run's own record may end earlier than MLflow's if it came from a mirror, or if the power failed.
         self._names = TakenNames()
         self._until = max(run.logged_until(SERVICE), int(there.metrics.get("global_step", -1)))
         self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
 
     def _goes_on(self, run_id: str) -> bool:
-        """Go on with a run, if it is known here."""
+        """Marks an MLflow run as running again; returns False if MLflow doesn't know it."""
         try:
             self._client.update_run(run_id, "RUNNING")
         except MlflowException as error:
@@ -78,16 +78,16 @@ class MlflowTracker(Tracker):
             there = self._client.get_experiment_by_name(name)
             if there is None:
                 raise
-            return there.experiment_id  # which a run beside this one has made meanwhile
+            return there.experiment_id  # a run beside this one has made it meanwhile
 
     def _describe(self, run: TrackedRun, stored: Mapping[str, str]) -> None:
-        """Parameters and tags. A parameter never changes: what a resumed run changed becomes a tag."""
+        """Logs parameters and tags; settings that a resumed run changed become tags, as parameters can't change."""
         log = run.config.log
         wanted = {key: str(value) for key, value in flattened(run.settings).items()}
         names = taken_names(wanted)
         new = [Param(names[key], value) for key, value in wanted.items() if names[key] not in stored]
         tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
-        plain = flattened(run.config.model_dump(mode="json"))  # of versions that hid nothing
+        plain = flattened(run.config.model_dump(mode="json"))  # older versions stored secrets as they are
         tags |= {
             f"resumed.{names[key]}": value
             for key, value in wanted.items()
@@ -100,7 +100,7 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self._id, tags=[RunTag(names[key], value) for key, value in tags.items()])
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Log the record's numbers at its ``global_step``."""
+        """Logs the record's numbers at its ``global_step``."""
         step, now = int(record["global_step"]), int(1000 * time.time())
         if step > self._until:
             values = metrics_of(record)
@@ -109,30 +109,30 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self._id, metrics=metrics)
 
     def text(self, tag: str, text: str) -> None:
-        """Keep markdown as the artifact ``<tag>.md``."""
+        """Stores markdown as the artifact ``<tag>.md``."""
         self._client.log_text(self._id, text, f"{tag}.md")
 
     def video(self, tag: str, path: Path, global_step: int) -> None:
-        """Keep an mp4 file as an artifact under the tag; its own name says the step."""
+        """Stores an mp4 file, whose name gives the step, as an artifact under the tag."""
         self._client.log_artifact(self._id, str(path), tag)
 
     def close(self) -> None:
-        """End the MLflow run."""
+        """Ends the MLflow run."""
         self._client.set_terminated(self._id, STATUS[self.ending])
 
 
 class TakenNames:
-    """Gives metrics, parameters or tags names that MLflow takes; it refuses all of a request for one that it doesn't.
+    """Gives metrics, parameters or tags names that MLflow accepts; one other name makes it refuse a whole request.
 
     Attributes:
-        of: by their own names; no two are the same.
+        of: MLflow's names, all different, by the original ones.
     """
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
 
     def learn(self, names: Iterable[str]) -> None:
-        """Takes in names: what may keep its own does, whatever else falls together with it."""
+        """Adds names; of those added together, acceptable ones keep their name, and others may get a number."""
         new = [(name, plain_name(name)) for name in names if name not in self.of]
         for name, plain in sorted(new, key=lambda pair: pair[0] != pair[1]):
             taken, wanted, number = set(self.of.values()), plain, 1
@@ -143,20 +143,20 @@ class TakenNames:
 
 
 def taken_names(names: Iterable[str]) -> dict[str, str]:
-    """Returns what :class:`TakenNames` calls names that are known all at once."""
+    """Returns the names of :class:`TakenNames`, by the original ones, for names that are all known at once."""
     taken = TakenNames()
     taken.learn(names)
     return taken.of
 
 
 def plain_name(name: str) -> str:
-    """Writes ``_`` for what MLflow doesn't take in a name, as one path that leads nowhere else."""
+    """Replaces characters that MLflow doesn't accept by ``_``, and makes the name a plain relative path."""
     parts = ODD.sub("_", name)[:MAX_NAME].split("/")
     return "/".join(part for part in parts if part not in ("", ".")) or "_"
 
 
 def _runs_dir(run: TrackedRun) -> Path:
-    """Where the database of a run lies; a group in which an older version has made one keeps it."""
+    """Returns the directory of a run's database; a group keeps a database that an older version made inside it."""
     group = run.group
     if group is None or (group / DATABASE).is_file():
         return run.directory.resolve().parent
@@ -165,7 +165,7 @@ def _runs_dir(run: TrackedRun) -> Path:
 
 @contextlib.contextmanager
 def _few_retries() -> Iterator[None]:
-    """Lets a server that doesn't answer be known in seconds when a run begins; MLflow's own retries take minutes."""
+    """Reduces MLflow's retries, so that an unreachable server is reported within seconds when a run begins."""
     if RETRIES in os.environ:
         yield
         return
@@ -178,7 +178,7 @@ def _few_retries() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_migrations() -> Iterator[None]:
-    """The first use of a database reports its making line by line."""
+    """Silences MLflow's report on creating a database, which has a line for each step."""
     with contextlib.ExitStack() as stack:
         for logger in (logging.getLogger("mlflow"), logging.getLogger("alembic")):
             stack.callback(logger.setLevel, logger.level)

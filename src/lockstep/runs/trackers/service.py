@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is told of a run: a service's id for it is remembered in the run directory."""
+"""Defines the interface of trackers, and what a tracker knows of its run, whose ids at services the directory keeps."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Ending(Enum):
 
     FINISHED = auto()
     STOPPED = auto()
-    """By a signal: it may go on later."""
+    """By a signal; it may be resumed later."""
     FAILED = auto()
 
 
 class Tracker:
-    """Takes what a run has to tell; this one does nothing with it, as on every rank but the one that writes.
+    """The interface of trackers; this one does nothing, for all ranks except the one that writes.
 
     Attributes:
-        place: where to look at it, in one line, if that is outside the run directory.
-        writes_files: of the run, and several records at once.
-        ending: what a service is told when it is closed: that the run failed, unless somebody has said otherwise.
+        place: where to look at the tracker, in one line, if that is outside the run directory.
+        writes_files: whether it writes files of the run, and takes several records at once.
+        ending: how the run ended, which ``close`` tells a service; failed unless set otherwise.
     """
 
     place: str | None = None
@@ -43,29 +43,29 @@ class Tracker:
     ending = Ending.FAILED
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Take one metrics record."""
+        """Takes one metrics record."""
 
     def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Take metrics records, in order; one that writes files writes them at once."""
+        """Takes metrics records, in order; trackers that write files write them all at once."""
         for record in records:
             self.log(record)
 
     def text(self, tag: str, text: str) -> None:
-        """Keep markdown, the run's config, say, under ``tag``."""
+        """Stores markdown, such as the run's config, under ``tag``."""
 
     def video(self, tag: str, path: Path, global_step: int) -> None:
-        """Keep an mp4 file under ``tag`` at ``global_step``, before that step's record comes."""
+        """Stores an mp4 file under ``tag`` at ``global_step``, before that step's record is logged."""
 
     def places(self) -> list[str]:
-        """Tells where to look, a line each."""
+        """Returns lines that say where to look at trackers."""
         return []
 
     def close(self) -> None:
-        """Finish; nothing is logged afterwards."""
+        """Finishes; nothing is logged afterwards."""
 
 
 def close_all(trackers: dict[str, Tracker]) -> None:
-    """Closes trackers of a run that fails, whatever they say to it, and takes them out."""
+    """Closes the trackers of a run that fails, ignores their errors, and empties the dict."""
     while trackers:
         with contextlib.suppress(Exception):
             trackers.popitem()[1].close()
@@ -73,10 +73,10 @@ def close_all(trackers: dict[str, Tracker]) -> None:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as a tracker sees it, by its directory's name.
+    """A run as a tracker sees it: named after its directory.
 
-    ``trackers.json`` in the directory holds what each service calls the run, so that a resumed run goes on there, and
-    how far it had come there.
+    ``trackers.json`` in the directory holds the run's ids at each service, under which a resumed run continues, and the
+    last step that was sent there.
     """
 
     directory: Path
@@ -84,20 +84,20 @@ class TrackedRun:
 
     @property
     def group(self) -> Path | None:
-        """The directory of the group of seeds that the run is one of; None: of none."""
+        """The directory of the group of seeds that the run belongs to; None if it belongs to none."""
         path = self.directory.resolve()
         one_of_several = path.name.startswith("seed_") and (path.parent / "config.json").is_file()
         return path.parent if one_of_several else None
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """The run's name; for a seed of a group, ``<group>-seed_<n>``."""
         path, group = self.directory.resolve(), self.group
         return path.name if group is None else f"{group.name}-{path.name}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The run's config as JSON, for eyes that may be others': without what is secret in it."""
+        """The run's config as JSON, without secrets, because others may read it."""
         return shown_value(self.config.model_dump(mode="json"))
 
     @property
@@ -106,17 +106,17 @@ class TrackedRun:
         return self.config.log.project or DEFAULT_PROJECT
 
     def remembered(self, service: str) -> dict[str, Any]:
-        """Reads what :meth:`remember` kept of a service; empty when the run is new to it."""
+        """Reads what :meth:`remember` stored for a service; empty if the run is new to it."""
         return dict(_read(self.directory).get(service, {}))
 
     def remember(self, service: str, facts: Mapping[str, Any]) -> None:
-        """Keep what a service calls this run."""
+        """Stores this run's ids at a service."""
         memory = _read(self.directory)
         memory[service] = memory.get(service, {}) | dict(facts)
         _write(self.directory, memory)
 
     def begins_anew(self, service: str, where: str, known: str) -> None:
-        """Say that a service doesn't know the run there any more, and forget what it was sent."""
+        """Warns that a service doesn't know the run any more, and forgets what it was sent."""
         say(
             f"lockstep: warning: tracker {service}: {where} doesn't know the run {known}, which this one had there "
             "before it was moved; a new one begins, with the steps from here on"
@@ -124,16 +124,16 @@ class TrackedRun:
         self.remember(service, {"logged_until": -1})
 
     def logged_until(self, service: str) -> int:
-        """The last global step that the service was sent before a resume, or -1.
+        """Returns the last global step that the service was sent before a resume, or -1.
 
-        Services can't unwrite. A resumed run repeats the steps after its checkpoint with the same values, so what
-        was sent is not sent again, and nothing stands twice.
+        Services can't take records back. A resumed run repeats the steps after its checkpoint with the same values, so
+        that what was sent isn't sent again.
         """
         return int(self.remembered(service).get("logged_until", -1))
 
 
 def note_logged(directory: Path, last_global_step: int | None) -> None:
-    """Note for every service of a run how far it was sent, before the run's own record is cut."""
+    """Notes for every service of a run the last step it was sent, before the run's own record is cut."""
     memory = _read(directory)
     if last_global_step is None or not memory:
         return
@@ -143,7 +143,7 @@ def note_logged(directory: Path, last_global_step: int | None) -> None:
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted keys; lists and ``env.kwargs`` stay values."""
+    """Flattens nested settings to dotted keys; lists and mappings called ``kwargs`` stay values."""
     out: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and key != "kwargs":
@@ -154,7 +154,7 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def metrics_of(record: Mapping[str, Any]) -> dict[str, int | float]:
-    """The numbers of a metrics record; what is unknown or not finite is left out."""
+    """Returns the finite numbers of a metrics record."""
     return {key: value for key, value in PlainRecord.of(record).items() if isinstance(value, (int, float))}
 
 

@@ -1,7 +1,7 @@
-"""Writes metrics as TensorBoard event files, synchronously, and cuts them for real.
+"""Writes metrics as TensorBoard event files, synchronously, and removes events when a run is cut.
 
-TensorBoard's own writers hand events to a background thread: what it hasn't written when a process is killed is lost,
-and a thread is one more thing that a fork can hang on. Here an event is in the file when ``log`` returns.
+TensorBoard's own writers hand events to a background thread. What that hasn't written is lost when the process is
+killed, and a fork can hang on a thread's locks. Here an event is in the file when ``log`` returns.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lockstep.runs.trackers.service import Tracker
 
 EVENT_FILES = "events.out.tfevents.*"
 FLOAT32_LIMIT = 2.0**128 - 2.0**103
-"""What is as large rounds to infinity."""
+"""Values from here on round to infinity in float32."""
 
 
 class TensorBoardTracker(Tracker):
     """Writes every metric whose name has a ``/`` as a scalar, at the record's ``global_step``.
 
-    Each tracker starts an event file of its own after those already in ``directory``: TensorBoard reads them in the
-    order of their names, and one that is running moves on to the new file.
+    Each tracker starts a new event file after those already in ``directory``: TensorBoard reads them in the order of
+    their names, and moves on to the new file if it is running.
     """
 
     writes_files = True
@@ -44,17 +44,17 @@ class TensorBoardTracker(Tracker):
         self._write(_serialized(Event(file_version="brain.Event:2")))
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Write the record's scalars; a value that is missing, not finite or no number is left out."""
+        """Writes the record's scalars; leaves out values that are missing, not finite or no numbers."""
         self.log_all([record])
 
     def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write the scalars of records, in order; see :meth:`log`."""
+        """Writes the scalars of records, in order; see :meth:`log`."""
         self._write(*[event for record in records for event in self._events(record)])
 
     def _events(self, record: Mapping[str, Any]) -> Iterator[bytes]:
         step = int(record["global_step"])
         if self._continues:
-            # A TensorBoard that was open all along drops what it had read of the steps that were cut.
+            # Makes a TensorBoard that is still open drop what it has read of the steps that were cut.
             yield _serialized(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
             self._continues = False
         scalars = {tag: x for tag, x in PlainRecord.of(record).items() if "/" in tag and isinstance(x, (int, float))}
@@ -64,11 +64,11 @@ class TensorBoardTracker(Tracker):
         yield _serialized(Event(step=step)) + self._scalars.with_values(scalars.values())
 
     def text(self, tag: str, text: str) -> None:
-        """Write markdown (the run's config, say) for the text tab, at step 0: once, when the run is new."""
+        """Writes markdown, such as the run's config, for the text tab, at step 0; only for a new run."""
         self._write(_serialized(Event(summary=Summary.FromString(text_pb(tag, text).SerializeToString()))))
 
     def close(self) -> None:
-        """Close the event file."""
+        """Closes the event file."""
         self._file.close()
 
     def _write(self, *events: bytes) -> None:
@@ -77,9 +77,9 @@ class TensorBoardTracker(Tracker):
 
 
 class Scalars:
-    """The summary of an event with a scalar of each tag, as bytes in which only the values change.
+    """Serialises a summary of one scalar per tag, as bytes in which only the values change.
 
-    To fill in a message and to serialise it takes most of a record's time.
+    Building and serialising a message for each record would take most of a record's time.
     """
 
     def __init__(self, tags: Sequence[str]) -> None:
@@ -92,17 +92,17 @@ class Scalars:
         self._cells: list[Any] = [part for one in each for part in (one[:-4], 0.0)]
 
     def with_values(self, values: Iterable[float]) -> bytes:
-        """The summary, serialised, as the last fields of an event; a value beyond float32 is infinite."""
+        """Returns the serialised summary as the last fields of an event; values beyond float32 become infinite."""
         self._cells[1::2] = values
         try:
             return self._head + self._layout.pack(*self._cells)
-        except (OverflowError, struct.error):  # of a float, of an int
+        except (OverflowError, struct.error):  # by a float, by an int
             self._cells[1::2] = map(_float32, self._cells[1::2])
             return self._head + self._layout.pack(*self._cells)
 
 
 def _float32(value: float) -> float:
-    """The value, or infinity where it is too large for float32."""
+    """Returns the value, or infinity of its sign if it is too large for float32."""
     if abs(value) < FLOAT32_LIMIT:
         return value
     return math.inf if value > 0 else -math.inf
@@ -114,31 +114,31 @@ def _serialized(event: Event) -> bytes:
 
 
 def framed(data: bytes) -> bytes:
-    """A record as event files hold it: its length, and itself, each followed by a checksum.
+    """Frames a record for an event file: its length and its data, each followed by a checksum.
 
-    TensorBoard's own writer computes CRC-32C in Python, which takes most of a record's time.
+    TensorBoard's own writer computes CRC-32C in Python, which is slow.
     """
     length = struct.pack("<Q", len(data))
     return b"".join((length, _checksum(length), data, _checksum(data)))
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated and offset as TFRecord files want it."""
+    """Returns the CRC-32C, rotated and offset as TFRecord files want it."""
     crc = google_crc32c.value(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _next_number(directory: Path) -> int:
-    """One more than the highest number of an event file; others' writers put the time in seconds there."""
+    """Returns one more than the highest number of an event file; other writers put the time in seconds there."""
     numbers = [path.name.split(".")[3] for path in directory.glob(EVENT_FILES)]
     return max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
 
 
 def cut_tensorboard(directory: Path, last_global_step: int) -> None:
-    """Remove every event after ``last_global_step``, and torn ends, from the event files in ``directory``.
+    """Removes every event after ``last_global_step``, and torn ends, from the event files in ``directory``.
 
-    Each file is rewritten atomically with the events that stay, byte for byte. TensorBoard's own remedy, a marker
-    that has the reader drop later steps, leaves them in the file for every other reader.
+    Each file is rewritten atomically; the events that stay keep their bytes. TensorBoard's own way, a marker that tells
+    its reader to drop later steps, would leave them in the file for all other readers.
     """
     for path in sorted(directory.glob(EVENT_FILES)):
         with replacing(path) as file:
@@ -148,9 +148,9 @@ def cut_tensorboard(directory: Path, last_global_step: int) -> None:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """The whole records of one event file, up to its end or the first one that is torn; see :func:`framed`.
+    """Yields the records of one event file, up to its end or the first torn one; see :func:`framed`.
 
-    TensorBoard's own reader computes checksums in Python as well, which takes most of resuming a long run.
+    TensorBoard's own reader computes checksums in Python as well, which is slow for a long run.
     """
     size = path.stat().st_size
     with path.open("rb") as file:

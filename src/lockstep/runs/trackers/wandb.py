@@ -12,18 +12,18 @@ from typing import Any
 from lockstep.config.redact import without_secrets
 from lockstep.runs.trackers.service import Ending, TrackedRun, Tracker, metrics_of
 
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: crash reports go nowhere unasked
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: no crash reports are sent unasked
 
 import wandb
 
 SERVICE = "wandb"
 EXIT_CODES = {Ending.FINISHED: 0, Ending.STOPPED: 255, Ending.FAILED: 1}
-"""By which W&B says how a run ended; 255 is its own for one that Ctrl-C ends."""
+"""Tell W&B how a run ended; 255 is its own code for a run that Ctrl-C ends."""
 
 
 @contextlib.contextmanager
 def _shown_words() -> Iterator[None]:
-    """Lets W&B, which sends the command line, see it without what is secret in it."""
+    """Removes secrets from the command line that W&B sees, because W&B sends it."""
     words = sys.argv
     sys.argv = list(without_secrets(words))
     try:
@@ -33,7 +33,7 @@ def _shown_words() -> Iterator[None]:
 
 
 class WandbTracker(Tracker):
-    """One W&B run in the run directory's ``wandb/``; a resumed run goes on under the same id.
+    """Logs to one W&B run in the run directory's ``wandb/``; a resumed run keeps its id.
 
     ``WANDB_MODE``, ``WANDB_BASE_URL`` and the other variables of W&B apply.
     """
@@ -53,10 +53,10 @@ class WandbTracker(Tracker):
                 allow_val_change=True,
                 dir=str(run.directory),
                 reinit="create_new",
-                settings=wandb.Settings(silent=True, console="off"),  # the terminal is the progress display's
+                settings=wandb.Settings(silent=True, console="off"),  # the terminal belongs to the progress display
             )
         run.remember(SERVICE, {"id": self._run.id, "project": run.project})
-        # Online W&B itself knows how far it came; a killed process may have left the last records unsent.
+        # Online, W&B knows what arrived; a killed process may have left the last records unsent.
         self._until = run.logged_until(SERVICE) if self._run.offline else self._run.starting_step - 1
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
@@ -64,20 +64,20 @@ class WandbTracker(Tracker):
         self.place = local if self._run.offline else str(self._run.url)
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """Log the record's numbers at its ``global_step``."""
+        """Logs the record's numbers at its ``global_step``."""
         step = int(record["global_step"])
         if step > self._until:
             self._run.log(metrics_of(record), step=step)
 
     def text(self, tag: str, text: str) -> None:
-        """Keep markdown among the run's files, as ``<tag>.md``."""
+        """Stores markdown among the run's files, as ``<tag>.md``."""
         (Path(self._run.dir) / f"{tag}.md").write_text(text)
 
     def video(self, tag: str, path: Path, global_step: int) -> None:
-        """Log an mp4 file; it shares its step with the record that follows."""
+        """Logs an mp4 file; it shares its step with the record that follows."""
         if global_step > self._until:
             self._run.log({tag: wandb.Video(str(path), format="mp4")}, step=global_step)
 
     def close(self) -> None:
-        """Finish the W&B run: what is queued is sent first."""
+        """Sends what is queued, and finishes the W&B run."""
         self._run.finish(exit_code=EXIT_CODES[self.ending])

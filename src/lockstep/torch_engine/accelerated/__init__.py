@@ -1,1 +1,1 @@
-"""What is done otherwise where the policy is on an accelerator, so that it is waited for as seldom as can be."""
+"""What is done differently if the policy is on an accelerator, so that the host rarely waits for it."""

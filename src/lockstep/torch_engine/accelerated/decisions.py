@@ -1,4 +1,4 @@
-"""The decisions of an optimiser step, taken on the device from combined values: nothing here is looked at."""
+"""Takes the decisions of an optimiser step on the device, from combined values; the host reads nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from lockstep.training.limits import (
 
 
 def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, desired_kl: float) -> Tensor:
-    """Divides a rate ``[]`` by 1.5 above twice the desired KL, multiplies below half (Schwarke et al. 2025).
+    """Divides a rate ``[]`` by 1.5 if KL is above twice the desired one; multiplies it by 1.5 if below half of it.
 
-    A KL of rounding alone, :data:`KL_NOISE`, changes nothing.
+    The rule is rsl_rl's (Schwarke et al. 2025). A KL of rounding alone, up to :data:`KL_NOISE` of the desired one,
+    changes nothing.
     """
     low, high = LEARNING_RATE_LIMITS
     down = (learning_rate / LEARNING_RATE_FACTOR).clamp(min=low)
@@ -31,7 +32,7 @@ def adapted_learning_rate(learning_rate: Tensor, kl: Tensor, desired_kl: float) 
 
 
 def clip(vector: Tensor, norm: Tensor, max_norm: float | None) -> Tensor:
-    """Clips a gradient ``[P]``, whose memory is used up, by its global norm ``[]``; None: not."""
+    """Clips a gradient ``[P]`` in place by its global norm ``[]``; None: doesn't clip."""
     if max_norm is None:
         return vector
     limited = norm + CLIP_EPSILON
@@ -41,17 +42,17 @@ def clip(vector: Tensor, norm: Tensor, max_norm: float | None) -> Tensor:
 def decide(
     report: Report, rate: Tensor, terms: Tensor, norm: Tensor, number: Tensor, kl: int, ppo: PPOConfig
 ) -> Tensor:
-    """Takes a minibatch into the report and the rate, and tells whether its gradient is applied, bool ``[]``.
+    """Adds a minibatch to the report, adapts the rate, and returns whether its gradient is applied, bool ``[]``.
 
-    Nothing counts after a minibatch that stopped the update or wasn't finite. The rate follows one that stops it too.
+    Nothing counts after a minibatch that stopped the update or wasn't finite. The rate also follows one that stops it.
 
     Args:
         report: of the update so far; changed in place.
-        rate: float32 ``[]``, changed in place where the schedule is adaptive.
-        terms: the minibatch's loss terms ``[T]``; ``kl`` is the place of ``approx_kl`` among them.
-        norm: of the whole gradient ``[]``; not a finite number where the gradient isn't one.
+        rate: float32 ``[]``, changed in place if the schedule is adaptive.
+        terms: the minibatch's loss terms ``[T]``.
+        norm: of the whole gradient ``[]``; not finite if the gradient isn't.
         number: index of the minibatch in the update ``[]``.
-        kl: see ``terms``.
+        kl: index of ``approx_kl`` in ``terms``.
         ppo: limits and schedule.
     """
     terms, norm = terms.double(), norm.double()

@@ -1,8 +1,8 @@
-"""Collecting on an accelerator: what a step launches is captured once as a graph, and replayed.
+"""Collects on an accelerator by graphs: what a step launches is captured once, and replayed.
 
-A step of the policy is some dozen small operations, and with array environments some hundred, on tensors that stay
-where they are; the host's launches take most of its time. A graph reads and writes memory of its own: a step's
-observations and noise are copied there before, and what it gave from there after.
+A step of the policy launches some dozen small operations, and with array environments some hundred, always on the same
+memory; launching takes most of the host's time. A graph has memory of its own: a step's observations and noise are
+copied there before it, and its results from there after it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lockstep.torch_engine.state import TrainState
 
 
 class GraphedActor(Actor):
-    """Samples as another actor does, by replays; see :class:`lockstep.torch_engine.nets.functions.Actor`.
+    """Samples as another actor does, by replaying graphs; see :class:`lockstep.torch_engine.nets.functions.Actor`.
 
-    Where a step can't be captured all are launched, with one warning. ``asked`` is whether that is an error.
+    If a step can't be captured, all steps are launched, with one warning; if graphs were ``asked`` for, it is an error.
     """
 
     def __init__(self, inner: Actor, asked: bool) -> None:
@@ -43,7 +43,7 @@ class GraphedActor(Actor):
         return self._inner(observations, noise, part)
 
     def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
-        """See :meth:`Actor.tensors`; what is returned is overwritten by the next call for the same environments."""
+        """See :meth:`Actor.tensors`; the next call for the same environments overwrites the result."""
         key = None if part is None else part.start
         if key not in self._steps and not self._launched:
             self._steps[key] = _SampledStep(self._inner, observations, noise, part)
@@ -62,7 +62,7 @@ class GraphedActor(Actor):
 
 
 class _SampledStep:
-    """The sampling of actions for some environments, from observations and noise in memory of its own."""
+    """Samples actions for some environments, from observations and noise in memory of its own."""
 
     def __init__(self, actor: Actor, observations: Tensor, noise: Tensor, part: slice | None) -> None:
         self._actor, self._part = actor, part
@@ -70,7 +70,7 @@ class _SampledStep:
         self._replay: Callable[[], None] | None = None
 
     def captured(self, asked: bool) -> bool:
-        """Captures it, and tells whether that could be done."""
+        """Captures the sampling; returns whether it could be captured."""
         what, kept = "the sampling of actions", self._actor.carried()
         self._replay = captured(self._noise.device, self._step, kept, what, asked)
         return self._replay is not None
@@ -89,7 +89,7 @@ class _SampledStep:
 class GraphedCollector(TensorCollector):
     """Collects as :class:`TensorCollector` does, with the same operations in the same order.
 
-    Where a step can't be captured it launches them.
+    If a step can't be captured, it launches them.
     """
 
     def __init__(self, config: Config, plan: ShardPlan, state: TrainState, envs: TensorEnvs, actor: Actor) -> None:
@@ -109,7 +109,7 @@ class GraphedCollector(TensorCollector):
             super().take_steps(noise)
             return
         assert self._noise is not None
-        self._stay()  # where episodes were begun anew since the last rollout they lie elsewhere
+        self._stay()  # a reset since the last rollout has put the arrays elsewhere
         self._one.observations[1] = self._buffers.observations[0]
         for t in range(len(noise)):
             self._noise.copy_(noise[t])
@@ -130,7 +130,7 @@ class GraphedCollector(TensorCollector):
             group.move_to(memory)
 
     def _captured(self, noise: Tensor) -> Callable[[], None] | None:
-        """Captures a step, None where it can't be."""
+        """Captures a step; returns None if it can't be captured."""
         groups = self._envs.arrays
         self._noise, self._held = noise, [{name: x.clone() for name, x in group.memory.items()} for group in groups]
         self._stay()

@@ -1,4 +1,4 @@
-"""Work that is launched again and again, captured as a graph: what can't be captured is launched, with a warning."""
+"""Captures work that is launched again and again as a graph; warns if it can't be captured, and so must be launched."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lockstep.torch_engine.setup.accelerator import CaptureError, capture
 def captured(
     device: torch.device, work: Callable[[], None], kept: Sequence[Tensor], what: str, asked: bool
 ) -> Callable[[], None] | None:
-    """Captures what ``work()`` launches as one graph, and returns what replays it; None where it can't be.
+    """Captures what ``work()`` launches as one graph; returns a function that replays it, or None if it can't.
 
-    ``kept`` is the memory that it changes and that somebody looks at: what warms up, and the capture, leave no trace
-    there. ``what`` says in words what can't be captured.
+    ``kept`` is the memory that the work changes and others read: warm-up and capture leave no trace there. ``what``
+    names the work in messages.
 
     Raises:
-        ValueError: it can't be captured, and graphs were ``asked`` for; one line.
+        ValueError: if it can't be captured and graphs were ``asked`` for; the message is one line.
     """
     before = [x.clone() for x in kept]
     replay, failed = None, None

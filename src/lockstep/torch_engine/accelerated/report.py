@@ -1,4 +1,4 @@
-"""What an update on an accelerator did, in one small vector there, which the host reads when it comes to it."""
+"""Reports what an update on an accelerator did, in one small vector there that the host reads later."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Report:
     """Counts what an update does, float64 on its device; every number is a view of one vector ``[2 T + 6 + …]``.
 
     Attributes:
-        terms: sums of the loss terms over the minibatches that were evaluated ``[T]``.
+        terms: sums of the loss terms over the evaluated minibatches ``[T]``.
         failed_terms: those of the first minibatch whose loss or gradient was not finite ``[T]``.
-        evaluated: number of evaluated minibatches; the one that stopped the update is among them.
-        grad_norm: sum over optimiser steps; ``steps`` their number.
+        evaluated: number of evaluated minibatches, the one that stopped the update included.
+        grad_norm: sum of the gradient's norms over optimiser steps; ``steps`` is their number.
         stopped: 1 once the KL stop has ended the update.
         failed: index of the first minibatch that was not finite, or -1; nothing was applied from it on.
         learning_rate: as the last step left it.
@@ -34,17 +34,17 @@ class Report:
         self._buffer = host_buffer((len(self._vector),), torch.float64, device)
 
     def clear(self) -> None:
-        """Starts over, for the next update."""
+        """Resets all numbers for the next update."""
         self._vector.zero_()
         self.failed.fill_(NOTHING_FAILED)
 
     def send(self) -> Download:
-        """Begins to copy the vector to the host; what was sent before must have been read."""
+        """Begins to copy the vector to the host; the last copy must have been read."""
         return Download(self._vector, self._buffer)
 
 
 class Sent:
-    """Reads a report that was sent, on the host."""
+    """Holds a report that was sent to the host."""
 
     def __init__(self, vector: Tensor, terms: int) -> None:
         self.terms, self.failed_terms = (part.numpy().copy() for part in vector[: 2 * terms].split(terms))

@@ -1,7 +1,7 @@
-"""Collecting from environments on the host with a policy on an accelerator: one copy up and one down a step.
+"""Collects from environments on the host with a policy on an accelerator: a step has one copy up and one down.
 
-The rollout's noise is drawn and copied before its first step. What went up stays there, so that nothing of observations
-and actions is copied again when the rollout is complete.
+The rollout's noise is drawn and copied before its first step. What went up stays there, so that observations and
+actions need no other copy when the rollout is complete.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from lockstep.torch_engine.setup.accelerator import Download, Mark, host_buffer,
 from lockstep.torch_engine.state import TrainState
 
 ALIGNMENT = 64
-"""Bytes at multiples of which a step's observations begin."""
+"""A step's observations begin at multiples of this many bytes."""
 
 
 class _Stage:
-    """Holds what some environments of a rank send up and get down, at the same place of the host's memory every step.
+    """Holds what some environments of a rank send up and get down, in the same host memory at every step.
 
     Attributes:
         observations: on the device, ``[T+1, n, width]``; ``actions`` likewise, ``[T, n, …]``.
-        ends: marks, on the device, of episodes that ended before each step, bool ``[T+1, n]``.
-        step: the next one.
+        ends: on the device, bool ``[T+1, n]``, whether an episode ended before each step.
+        step: index of the next step.
     """
 
     def __init__(self, rows: Tensor, actions: Tensor, num_steps: int, device: torch.device) -> None:
@@ -49,30 +49,30 @@ class _Stage:
         self._sent: Mark | None = None
 
     def begin(self) -> None:
-        """Starts over with the first step, once what went up last has arrived."""
+        """Starts over with the first step, once the last copy up has arrived."""
         if self._sent is not None:
             self._sent.wait()
         self.step, self._ended[:] = 0, False
 
     def end(self, ended: np.ndarray) -> None:
-        """Marks ends of episodes, bool ``[n]``, which go up with the next observations."""
+        """Marks ends of episodes, bool ``[n]``; the marks go up with the next observations."""
         self._ended[:] = ended
 
     def send(self, observations: np.ndarray) -> None:
-        """Copies a step's observations and marks up, from memory that the copy before was done with.
+        """Copies a step's observations and marks up, from memory that the last copy no longer reads.
 
-        Within a rollout it was when its actions came down; :meth:`begin` waits for the last one.
+        Within a rollout that copy was over when its actions came down; :meth:`begin` waits for the last one.
         """
         self._rows[...] = observations
         self._above[self.step].copy_(self._up, non_blocking=True)
 
     def finish(self, observations: np.ndarray) -> None:
-        """Copies up what followed the last step, for which no actions come down."""
+        """Copies up the observations after the last step, for which no actions come down."""
         self.send(observations)
         self._sent = Mark(self._device)
 
     def receive(self, actions: Tensor) -> np.ndarray:
-        """Keeps a step's actions, and copies them down to where the next ones will be."""
+        """Stores a step's actions and copies them down, to where the next step's will be too."""
         self.actions[self.step] = actions
         self.step += 1
         return Download(self.actions[self.step - 1], self._down).wait().numpy()
@@ -81,8 +81,8 @@ class _Stage:
 class StagedActor(Actor):
     """Samples a rank's actions on an accelerator for environments on the host; see :class:`.nets.functions.Actor`.
 
-    A step's observations go up together with the marks of episodes that ended before it, in one copy, to where the
-    update will look for them. Environments that are stepped in parts go up and down part by part.
+    A step's observations go up in one copy with the marks of episodes that ended before it, to where the update reads
+    them. Environments that are stepped in parts are copied part by part.
     """
 
     def __init__(self, inner: Actor, envs: HostEnvs, num_steps: int, device: torch.device) -> None:
@@ -106,7 +106,7 @@ class StagedActor(Actor):
             self._inner.begin(recurrent_state)
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
-        """See :meth:`Actor.__call__`; ``noise`` has gone up before, and what is returned is overwritten by the next."""
+        """See :meth:`Actor.__call__`; uses the noise that went up before, and the next call overwrites the result."""
         stage = self._stage(part)
         with torch.inference_mode(False), torch.no_grad():
             step, own = stage.step, slice(None) if part is None else part
@@ -124,7 +124,7 @@ class StagedActor(Actor):
         self._stage(part).end(done.numpy())
 
     def finish(self, observations: np.ndarray) -> None:
-        """Copies what followed the last step up, rows ``[E, width]``."""
+        """Copies up the observations after the last step, rows ``[E, width]``."""
         with torch.no_grad():
             for part, stage in self._parts:
                 stage.finish(observations[part])
@@ -148,7 +148,7 @@ class StagedRollout(Rollout):
         return self.staged.kept()
 
     def final_rows(self, places: np.ndarray) -> Tensor:
-        """See :meth:`Rollout.final_rows`; on the device, and not waited for."""
+        """See :meth:`Rollout.final_rows`; copies them to the device without waiting."""
         return upload(super().final_rows(places), self.staged.device)
 
 

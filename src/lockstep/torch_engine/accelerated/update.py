@@ -1,7 +1,7 @@
-"""The update on an accelerator: static in shape, every decision taken there, nothing read until the next iteration.
+"""Takes the update on an accelerator: shapes are static, decisions stay there, the host reads them an iteration later.
 
-One optimiser step is a function of tensors that stay where they are: which minibatch it takes is a counter on the
-device. So it may be captured once as a graph and replayed for every step of every update.
+One optimiser step is a function of tensors that stay where they are; a counter on the device says which minibatch it
+takes. So it can be captured once as a graph and replayed for every step of every update.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class AwaitedUpdate:
-    """An update that was launched; see :class:`lockstep.torch_engine.update.UpdateResult` for what it did."""
+    """Holds an update that was launched; :meth:`result` waits for it."""
 
     def __init__(self, update: AcceleratedUpdate, shared: Shared, coefficients: Mapping[str, float]) -> None:
         self._update, self._shared, self._iteration = update, shared, update.state.iteration + 1
@@ -40,10 +40,10 @@ class AwaitedUpdate:
         self._copy = update.report.send()
 
     def result(self) -> UpdateResult:
-        """Waits for the update, and takes what it did into the state's counters and the iteration's statistics.
+        """Waits for the update, and stores what it did in the state and in the iteration's statistics.
 
         Raises:
-            NonFiniteError: on every rank, after an update of which nothing was applied from that minibatch on.
+            NonFiniteError: on every rank, if a minibatch was not finite; nothing was applied from that one on.
         """
         config, state, report = self._update.config, self._update.state, self._update.report
         sent = Sent(self._copy.wait(), report.size)
@@ -71,9 +71,9 @@ class AwaitedUpdate:
 class AcceleratedUpdate:
     """Takes the optimiser steps of an iteration on an accelerator.
 
-    ``graphed`` steps are captured as one graph at the first update, and replayed from then on; what they read lies in
-    memory of its own then, into which each rollout is copied. They are the same operations in the same order. Steps
-    that can't be captured are launched, with a warning, unless ``cuda_graphs`` is true.
+    If ``graphed``, the steps are captured as one graph at the first update and replayed from then on. They then read
+    memory of their own, into which each rollout is copied, and do the same operations in the same order. Steps that
+    can't be captured are launched, with a warning; if ``cuda_graphs`` is true, it is an error.
     """
 
     def __init__(
@@ -90,12 +90,13 @@ class AcceleratedUpdate:
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, batch: Batch, indices: Tensor, statistics: MinibatchStatistics, shared: Shared) -> AwaitedUpdate:
-        """Launches the optimiser steps on one rollout; nothing is waited for.
+        """Launches the optimiser steps on one rollout, and waits for nothing.
 
         The indices are those of :func:`.minibatches.minibatch_indices`, on the device.
 
         Raises:
-            ValueError: at the first call, a step can't be captured and ``cuda_graphs`` is true; one line.
+            ValueError: at the first call, if a step can't be captured and ``cuda_graphs`` is true; the message is one
+                line.
         """
         config, state = self.config, self.state
         coefficients = begin_update(state, config)
@@ -114,7 +115,7 @@ class AcceleratedUpdate:
         return AwaitedUpdate(self, shared, coefficients)
 
     def _hold(self, batch: Batch, indices: Tensor, statistics: MinibatchStatistics) -> None:
-        """Lays out what the steps read: samples ``[k · n, …]``, and of every minibatch its indices and statistics."""
+        """Lays out what the steps read: samples ``[k · n, …]``, and each minibatch's indices and statistics."""
         shards, samples = batch.advantages.shape[:2]
         first = torch.arange(shards, device=self._device).mul_(samples).unsqueeze(1)
         held = {name: x.reshape(shards * samples, *x.shape[2:]) for name, x in batch.columns().items()}
@@ -131,7 +132,7 @@ class AcceleratedUpdate:
                 self._held[name].copy_(x)
 
     def _minibatch(self, number: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Takes the minibatch that the counter says, and its count; the host's ``number`` is for dropout alone."""
+        """Returns the minibatch that the counter points to, and its count; the host's ``number`` only keys dropout."""
         now = {name: self._held[name].index_select(0, self._number)[0] for name in self._per_minibatch()}
         index, count = now.pop("index"), now.pop("count")
         columns = {name: x[index] for name, x in self._held.items() if name not in self._per_minibatch()}
@@ -147,17 +148,17 @@ class AcceleratedUpdate:
         return [name for name in ("index", "count", "mean", "scale") if name in self._held]
 
     def _step(self, number: int) -> None:
-        """Takes one optimiser step, or none where the update is over."""
+        """Takes one optimiser step, or none if the update is over."""
         columns, count = self._minibatch(number)
         gradient = self._source(columns, count)
         norm = torch.as_tensor(gradient.norm)
         applied = decide(self.report, self._rate, gradient.terms, norm, self._number[0], self._kl, self.config.ppo)
         vector = clip(gradient.vector, norm, self.config.ppo.max_grad_norm)
         self.state.optimizer.step(vector, self._rate, (~applied).float())
-        self._number.add_(1).remainder_(len(self._held["index"]))  # those that warm up may be more than there are
+        self._number.add_(1).remainder_(len(self._held["index"]))  # warm-up may take more steps than there are
 
     def _captured(self) -> Callable[[], None] | None:
-        """Captures a step, None where it can't be; what warms up, and the capture, leave no trace in the state."""
+        """Captures a step, None if it can't be captured; warm-up and capture leave no trace in the state."""
         optimizer = self.state.optimizer
         kept = [optimizer.parameters(), *optimizer.moments().values(), self._rate]
         asked = self.config.cuda_graphs is True

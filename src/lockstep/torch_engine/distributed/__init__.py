@@ -1,1 +1,1 @@
-"""The only place that touches `torch.distributed`."""
+"""The only place that exchanges tensors with `torch.distributed`."""

@@ -1,4 +1,4 @@
-"""The few collectives that a run needs, by shared memory or by PyTorch's process group."""
+"""The few collectives that a run needs, through shared memory or PyTorch's process group."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 
 class Communicator:
-    """Makes the collectives of one rank. Every float that meets another shard's passes through here.
+    """Makes the collectives of one rank; every float that meets another shard's passes through here.
 
-    A script of a user's has no plan. Tensors on an accelerator travel by ``own_backend``, else through the host;
-    ``group`` is of all ranks, or None for the process group's own.
+    A user's script has no plan. Tensors on an accelerator travel by ``own_backend``, or else through the host.
+    ``group`` is a group of all ranks; None: the process group's default.
 
     Attributes:
         durations: seconds of each collective since the last :meth:`take_durations`.
-        traffic: bytes that this rank sent in collectives so far, and that it received; ``calls`` their number.
-        waits: whether the accelerator is waited for around a collective, which measures it; else it is launched.
+        traffic: bytes that this rank has sent and received in collectives; ``calls`` is their number.
+        waits: whether a collective waits for the accelerator before and after, so that it can be measured.
         sums: how the largest sum travelled: by ``gather``, ``slices`` or the backend's ``all-reduce``; None: none did.
-        slots: shared memory, by which tensors on the CPU travel; ``no_slots`` why there is none, once looked for.
+        slots: shared memory for tensors on the CPU; ``no_slots`` says why there is none, once looked for.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Communicator:
         self._store: Any = None
 
     def join(self, config: Config) -> None:
-        """Joins the other ranks: through memory that the launcher gave them, where that is enough, else by a backend.
+        """Joins the other ranks: through memory from the launcher if that is enough, else through a backend.
 
-        From here on nobody waits longer than config allows while no rank makes progress.
+        From here on no rank waits longer than the config allows while no rank makes progress.
 
         Raises:
-            RankMismatchError: the others didn't come; one line.
+            RankMismatchError: if the others don't come; the message is one line.
         """
         if self.alone:
             return
@@ -91,32 +91,32 @@ class Communicator:
             self._open_backend(config)
 
     def _open_backend(self, config: Config) -> None:
-        """Joins the ranks in PyTorch's process group, whose own limit is none: the ranks watch one another."""
+        """Joins the ranks in PyTorch's process group, without its time limit, because the ranks watch one another."""
         store: Any = meet(self.topology, datetime.timedelta(seconds=config.silence))
         self._store = store
 
         names = [sign_name(rank) for rank in range(self.topology.world_size)]
 
-        def get() -> dict[int, str]:  # they are all there since the ranks have met
+        def get() -> dict[int, str]:  # all are set once the ranks have met
             return {rank: text.decode() for rank, text in enumerate(store.multi_get(names))}
 
-        marked = self.own_backend is None  # what is launched is waited for wherever the host looks next
+        marked = self.own_backend is None  # the host waits for a backend's launches wherever it looks next
         self._watch = watch(self.topology, config.silence, store.set, get, marked)
         with life.waiting():
             own = store.clone()
-            own.set_timeout(WITHOUT_LIMIT)  # by which a backend waits for the first rank's part in its first collective
+            own.set_timeout(WITHOUT_LIMIT)  # a backend waits this long for rank 0 in its first collective
             join_process_group(self.topology, self.own_backend, WITHOUT_LIMIT, own)
 
     @property
     def alone(self) -> bool:
-        """Tells whether this is the only rank."""
+        """Whether this is the only rank."""
         return self.topology.world_size == 1
 
     def share_memory(self, config: Config) -> None:
-        """Exchanges tensors on the CPU through memory from here on, if all ranks run on this host and config allows it.
+        """Exchanges CPU tensors through memory from here on, if all ranks run on this host and the config allows it.
 
         Raises:
-            ValueError: on every rank, where config demands what can't be had.
+            ValueError: on every rank, if the config demands it and there is none.
         """
         if self.alone or config.collectives == "backend":
             return
@@ -129,7 +129,7 @@ class Communicator:
             raise NoSharedMemoryError(f"collectives: shared can't be had: {self.no_slots}; use collectives auto")
 
     def open_slots(self, timeout: datetime.timedelta) -> None:
-        """Finds memory that all ranks share, or notes in ``no_slots`` why there is none."""
+        """Opens memory that all ranks share, or says in ``no_slots`` why there is none."""
         rank, world_size = self.topology.rank, self.topology.world_size
         self._take(open_shared_slots(rank, world_size, self.gather_json, timeout.total_seconds()))
 
@@ -141,7 +141,7 @@ class Communicator:
 
     @property
     def transport(self) -> str:
-        """Names how tensors travel between ranks: ``none``, ``shared memory``, ``gloo``, ``nccl`` or ``xccl``."""
+        """The name of how tensors travel between ranks: ``none``, ``shared memory``, ``gloo``, ``nccl`` or ``xccl``."""
         if self.alone:
             return "none"
         if self.own_backend is not None:
@@ -149,7 +149,7 @@ class Communicator:
         return "gloo" if self.slots is None else "shared memory"
 
     def close(self) -> None:
-        """Leaves the memory that the ranks share, and the store once nobody needs this rank's."""
+        """Leaves the memory that the ranks share, and leaves the store once no rank needs this one's."""
         if self.slots is not None:
             self.slots.close()
         if self._watch is not None:
@@ -158,8 +158,8 @@ class Communicator:
                 leave(self._store, self.topology)
 
     def _timed(self, moved: Traffic, device: torch.device, operation: Callable[..., Any], *args: Any) -> Any:
-        """Calls a collective of tensors on a device, in which this rank sends and receives so much."""
-        life.wait()  # already in what is under way: collectives of DDP's and FSDP's own
+        """Runs a collective on tensors of a device, and adds its time and the bytes that it ``moved`` to the totals."""
+        life.wait()  # before synchronising, because DDP's and FSDP's collectives may be under way
         if self.waits:
             accelerator.synchronize(device)
         started = time.perf_counter()
@@ -168,7 +168,7 @@ class Communicator:
             if self.waits:
                 accelerator.synchronize(device)
         except (PeerFailureError, torch.OutOfMemoryError, torch.AcceleratorError):
-            raise  # what a device says of itself isn't that others are gone
+            raise  # a device's own error doesn't mean that peers are gone
         except RuntimeError as error:
             said = " ".join(str(error).split()) if isinstance(error, dist.DistError) else str(error).splitlines()[0]
             raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {said}") from error
@@ -179,12 +179,12 @@ class Communicator:
         return result
 
     def _moved(self, x: Tensor) -> Traffic:
-        """What a rank sends and receives where all get a tensor of each."""
+        """Returns what a rank sends and receives if every rank gets every rank's tensor."""
         size = x.numel() * x.element_size()
         return Traffic(size, size * (self.topology.world_size - 1))
 
     def gather_ranks(self, x: Tensor) -> Tensor:
-        """Gathers ``[…]`` of every rank, in rank order: ``[world_size, …]``; all must have one shape."""
+        """Gathers ``[…]`` of every rank, in rank order: ``[world_size, …]``; all shapes must be equal."""
         x = x.contiguous()
         if self.alone:
             return x.unsqueeze(0)
@@ -215,11 +215,11 @@ class Communicator:
         return self.plan.tree
 
     def sum_shards(self, x: Tensor) -> Tensor:
-        """Sums over all shards of ``[local shards, …]``; the same bits for every world size.
+        """Sums ``[local shards, …]`` over all shards; the same bits for every world size.
 
         The shards meet in one fixed binary tree in shard order: a rank adds the nodes inside its own range, and the
-        ranks finish the tree together; see :mod:`.ordered`. A large sum may lie in the memory of ``x``, whose values
-        are lost.
+        ranks finish the tree together; see :mod:`.ordered`. A large sum may be written into the memory of ``x``, whose
+        values are lost.
         """
         return self._sum(ordered.own_nodes(x, self._shards, self.topology.rank), self._shards, reused=True)
 
@@ -228,9 +228,9 @@ class Communicator:
         return self._sum(x.unsqueeze(0), tree_of(self.topology.world_size, self.topology.world_size))
 
     def _sum(self, nodes: Tensor, tree: Tree, reused: bool = False) -> Tensor:
-        """Sums the nodes ``[k, …]`` of all ranks, ``reused``: maybe in their memory, which is there already.
+        """Sums the nodes ``[k, …]`` of all ranks; if ``reused``, maybe into their memory.
 
-        What is new costs as much as the sum: the system fills it with zeros, page by page.
+        New memory costs as much as the sum, because the system fills it with zeros, page by page.
         """
         if self.alone:
             return nodes[0]
@@ -252,9 +252,10 @@ class Communicator:
         return total if nodes.dim() == 2 else total.view(nodes.shape[1:])
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sums over ranks in an order that depends on their number (``fast`` only), maybe in the memory of ``x``.
+        """Sums over ranks in an order that depends on their number (``fast`` only), maybe into the memory of ``x``.
 
-        Tensors on the CPU of one host: gathered through shared memory and added. Others: the backend's own all-reduce.
+        Tensors on the CPU of one host are gathered through shared memory and added; others use the backend's
+        all-reduce.
         """
         if self.alone:
             return x
@@ -268,7 +269,7 @@ class Communicator:
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Returns what the first rank holds: the same bytes, in memory of its own."""
+        """Returns the first rank's tensor, in new memory."""
         x = x.contiguous()
         if self.alone:
             return x.clone()
@@ -305,10 +306,10 @@ class Communicator:
         return taken
 
     def data_parallel(self, module: nn.Module, find_unused_parameters: bool = False) -> nn.Module:
-        """Returns the module behind DDP, or itself for a single rank.
+        """Wraps a module in DDP; returns it as it is for a single rank.
 
-        DDP's all-reduce goes through :meth:`all_reduce`, so that it is measured and, on one host, goes through memory;
-        NCCL's own overlaps with the backward pass and is left alone.
+        DDP's all-reduce goes through :meth:`all_reduce`, so that it is measured and, on one host, goes through memory.
+        NCCL's own is kept, because it overlaps with the backward pass.
         """
         if self.alone:
             return module
@@ -324,9 +325,10 @@ class Communicator:
     def shard(
         self, module: nn.Module, parameters: FlatParameters, options: dict[str, Any]
     ) -> tuple[ShardedParameters, ShardedAdam]:
-        """Puts a module behind FSDP2 in place, its collectives through this interface unless they are NCCL's own.
+        """Shards a module in place by FSDP2; its collectives go through this object, unless they are NCCL's own.
 
-        The memory of ``parameters``, a whole copy of the module's, is freed; ``options`` are PyTorch's of Adam.
+        The memory of ``parameters``, a whole copy of the module's, is freed. ``options`` are Adam's, by PyTorch's
+        names.
         """
         from lockstep.torch_engine.distributed.sharded import ShardedAdam, ShardedParameters  # slow to import
 
@@ -335,14 +337,14 @@ class Communicator:
 
 
 def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """Averages a bucket of gradients over ranks, as DDP's communication hook; the factor is DDP's convention."""
+    """Averages a bucket of gradients over ranks, as DDP expects of a communication hook."""
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(communicator.all_reduce(gradients).div_(communicator.topology.world_size))
     return done
 
 
 def check_ranks_alike(communicator: Communicator, config: Config) -> None:
-    """Raises a ``RankMismatchError`` on every rank if machines, versions or configs differ."""
+    """Raises ``RankMismatchError`` on every rank if machines, versions or configs differ."""
     facts = machine_facts(communicator.device)
     facts["config"] = config_digest(config)[:16]
     check_facts_alike(communicator.gather_json(facts))

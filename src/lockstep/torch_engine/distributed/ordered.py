@@ -1,9 +1,9 @@
-"""Sums over shards in the order of the one fixed tree, whatever the number of ranks: by one gather, or by slices.
+"""Sums over shards in the order of one fixed tree, whatever the number of ranks: by one gather, or by slices.
 
-A rank adds the nodes of the tree inside its own range of shards. What is small then travels whole: one gather, one
-latency, and every rank finishes the tree. What is large travels at the price of a ring: slice ``j`` of every node goes
-to rank ``j``, which finishes the tree for its slice, and the slices are gathered. No element meets another, so that
-neither can show in the bits.
+A rank adds the nodes of the tree inside its own range of shards. A small sum then travels whole: one gather, one
+latency, and every rank finishes the tree. A large sum travels at the cost of a ring all-reduce: slice ``j`` of every
+node goes to rank ``j``, which finishes the tree for its slice, and the slices are gathered. Each element is added by
+itself, so both ways give the same bits.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from lockstep.core.tree import Tree
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots
 from lockstep.torch_engine.nets.memory import on_host
 
-PIECE_ELEMENTS = 1 << 21  # of a sum by a backend: what is sent and added stays in memory that is warm
-CACHED_ELEMENTS = 1 << 16  # of each shard, that are summed at a time: what is between lies in a processor's cache
-LINE_ELEMENTS = 16  # slices begin at multiples of so many: no two ranks write one line of a processor's cache
+PIECE_ELEMENTS = 1 << 21  # of one piece of a backend's sum, so that its buffers stay in warm memory
+CACHED_ELEMENTS = 1 << 16  # of each shard summed at a time, so that sums between stay in a processor's cache
+LINE_ELEMENTS = 16  # slices begin at multiples of this, so that no two ranks write one cache line
 
 
 class Traffic(NamedTuple):
-    """Bytes that a rank sends in a sum, and that it receives."""
+    """Holds the bytes that a rank sends in a sum, and those that it receives."""
 
     sent: int
     received: int
@@ -42,9 +42,9 @@ def traffic(tree: Tree, rank: int, node_bytes: int) -> Traffic:
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """Sums over the first axis by a fixed binary tree of neighbours; what has no neighbour waits for the next round.
+    """Sums over the first axis by a fixed binary tree of neighbours; a row without one waits for the next round.
 
-    On a CPU by NumPy, which is faster there.
+    On a CPU NumPy adds, which is faster there.
     """
     if len(x) > 1 and on_host(x.device) and x.dtype in (torch.float32, torch.float64):
         total = x.new_empty(x.shape[1:])
@@ -56,9 +56,9 @@ def tree_sum(x: Tensor) -> Tensor:
     return x[0]
 
 
-@np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
+@np.errstate(all="ignore")  # the update reports what isn't finite
 def _sum_array(x: np.ndarray, out: np.ndarray) -> None:
-    """Does what :func:`tree_sum` does of more than one row."""
+    """Sums two rows or more as :func:`tree_sum` does, into ``out``."""
     while len(x) > 2:
         paired = x[0:-1:2] + x[1::2]
         x = np.concatenate([paired, x[-1:]]) if len(x) % 2 else paired
@@ -66,7 +66,7 @@ def _sum_array(x: np.ndarray, out: np.ndarray) -> None:
 
 
 def _sum_of_own(x: Tensor) -> Tensor:
-    """Does what :func:`tree_sum` does, of much on a CPU in the first row's memory, and a part of all rows at a time."""
+    """Sums as :func:`tree_sum` does; on a CPU large rows are added part by part, into the first row's memory."""
     if not on_host(x.device) or x.dim() != 2 or x.shape[1] <= CACHED_ELEMENTS:
         return tree_sum(x)
     for part in x.split(CACHED_ELEMENTS, 1):
@@ -75,7 +75,7 @@ def _sum_of_own(x: Tensor) -> Tensor:
 
 
 def own_nodes(x: Tensor, tree: Tree, rank: int) -> Tensor:
-    """Sums a rank's shards ``[local shards, …]`` to the nodes of the tree inside its range, ``[nodes, …]``.
+    """Sums a rank's shards ``[local shards, …]`` into the nodes of the tree inside its range, ``[nodes, …]``.
 
     Large sums may use the memory of ``x``, whose values are lost.
     """
@@ -87,7 +87,7 @@ def own_nodes(x: Tensor, tree: Tree, rank: int) -> Tensor:
 
 
 def finished(parts: Sequence[Tensor], tree: Tree, out: Tensor | None = None) -> Tensor:
-    """Finishes the tree with the nodes of all ranks, from left to right, in ``out``; the nodes stay as they are."""
+    """Finishes the tree with the nodes of all ranks, from left to right, in ``out``; no other memory is changed."""
     if tree.regular and out is None:
         return tree_sum(torch.stack(list(parts)))
     sums, last = list(parts), len(tree.additions) - 1
@@ -106,7 +106,7 @@ def bounds(size: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def gathered_sum(nodes: Tensor, tree: Tree, gather: Callable[[Tensor], Tensor]) -> Tensor:
-    """Sums nodes ``[k, n]`` by a gather of all, ``gather`` taking a tensor of one shape on every rank."""
+    """Sums nodes ``[k, n]`` by one gather of all; ``gather`` takes a tensor of the same shape on every rank."""
     short = tree.most_nodes - len(nodes)
     everyone = gather(torch.cat([nodes, nodes.new_zeros((short, nodes.shape[1]))]) if short else nodes)
     return finished([rows[i] for rows, count in zip(everyone, tree.counts, strict=True) for i in range(count)], tree)
@@ -133,7 +133,7 @@ def sliced_sum(nodes: Tensor, tree: Tree, group: dist.ProcessGroup | None, out: 
 
 
 def _gather_slices(own: Tensor, out: Tensor, cuts: list[tuple[int, int]], rank: int, group: Any) -> None:
-    """Gathers every rank's slice where it belongs in ``out``."""
+    """Gathers every rank's slice into its place in ``out``."""
     ranks = len(cuts)
     if dist.get_backend(group) != "gloo":
         length = cuts[0][1]
@@ -163,7 +163,7 @@ def _gather_slices(own: Tensor, out: Tensor, cuts: list[tuple[int, int]], rank: 
 def sum_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots, out: Tensor | None = None) -> Tensor:
     """Sums nodes ``[k, n]`` through the ranks' shared memory.
 
-    A sum that takes several pieces lies in ``out`` ``[n]``, if that is given; it may be one of the nodes.
+    A sum that takes several pieces or slices is written into ``out`` ``[n]``, if given; it may be one of the nodes.
     """
     size, capacity = nodes.shape[1], slots.capacity(nodes.dtype) // tree.most_nodes
     if tree.sliced(size * nodes.element_size()):
@@ -190,7 +190,7 @@ def _finished(rows: Tensor, tree: Tree, width: int, start: int, stop: int, out: 
 
 
 def _slices_in_memory(nodes: Tensor, tree: Tree, slots: SharedSlots, out: Tensor) -> Tensor:
-    """Sums piece by piece: beside the nodes of a piece lies this rank's finished slice of the piece before."""
+    """Sums piece by piece; each exchange also carries this rank's finished slice of the piece before."""
     ranks, size, most = len(tree.owned), nodes.shape[1], tree.most_nodes
     capacity = slots.capacity(nodes.dtype)
     step = (capacity - LINE_ELEMENTS) * ranks // (most * ranks + 1)

@@ -1,4 +1,4 @@
-"""PyTorch's process group: how ranks find one another, by what they talk, and how they leave."""
+"""Opens and leaves PyTorch's process group: how ranks find one another, and which backends they use."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from lockstep.core.topology import Topology
 from lockstep.training.rank_environment import apply, interface_settings, machine_class
 
 WITHOUT_LIMIT = datetime.timedelta(days=20)
-"""The backends' own limit where ranks watch one another; in milliseconds it still fits into 32 bits."""
+"""The backends' own time limit if ranks watch one another; in milliseconds it still fits into 32 bits."""
 
 LEAVE_SECONDS = 2.0
 ASK_SECONDS = 0.02
 
 DEVICE_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
-"""By PyTorch's type of an accelerator: the backend by which its tensors travel without the host."""
+"""By PyTorch's type of an accelerator: the backend that sends its tensors without the host."""
 
 
 def device_backend(kind: str) -> str | None:
-    """Names the backend of a type of accelerator, if this PyTorch has it."""
+    """Returns the name of the backend for a type of accelerator; None if this PyTorch doesn't have it."""
     name = DEVICE_BACKENDS.get(kind)
     return name if name is not None and dist.is_backend_available(name) else None
 
 
 def backends_of(own: str | None) -> str:
-    """Says to PyTorch that the host's tensors travel by gloo, and an accelerator's by ``own``, if it has one."""
+    """Returns PyTorch's setting by which the host's tensors travel by gloo, and an accelerator's by ``own``."""
     kinds = {backend: kind for kind, backend in DEVICE_BACKENDS.items()}
     return "gloo" if own is None else f"cpu:gloo,{kinds[own]}:{own}"
 
@@ -46,7 +46,7 @@ def backends_of(own: str | None) -> str:
 def join_process_group(
     topology: Topology, own: str | None, timeout: datetime.timedelta, store: Store | None = None
 ) -> None:
-    """Joins the ranks, over loopback when they all run on this host.
+    """Joins the ranks, over loopback if they all run on this host.
 
     ``timeout`` is how long a rank waits for the others in a collective; ``own`` is the accelerators' backend, or None.
     """
@@ -57,10 +57,10 @@ def join_process_group(
 
 
 def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
-    """Finds the store in which all ranks have said that they are there: our launcher's file, or over TCP.
+    """Returns the store in which all ranks have said that they are there: our launcher's file, or over TCP.
 
     Raises:
-        RankMismatchError: they didn't come in time; one line.
+        RankMismatchError: if they don't come in time; the message is one line.
     """
     rank, world_size = topology.rank, topology.world_size
     try:
@@ -83,11 +83,12 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
 
 
 def store_of_round(store: Store, topology: Topology, timeout: datetime.timedelta) -> Store:
-    """Finds a part of torchrun's store that is for the ranks which were started together, and returns it.
+    """Returns a part of torchrun's store that is only for the ranks which were started together.
 
-    The store outlives them, and what ranks that were killed left in it is not for the next. torchrun numbers its rounds
-    for itself alone: agents count their own restarts, which differ. So rank 0 makes a name, and answers whoever asks
-    for it under a name of its own, until all of this round have; what was asked before them is answered too.
+    The store outlives them, and the next ranks must not read what killed ranks left in it. torchrun doesn't tell its
+    ranks a number of the round: agents count their own restarts, which differ. So each other rank asks rank 0 for the
+    round's name, under a name of its own, and rank 0 answers until all ranks of this round have it. It also answers
+    what earlier ranks asked.
     """
     own, place, world_size = uuid.uuid4().hex, "lockstep/asks/{}", topology.world_size
     if not topology.names_round:
@@ -103,16 +104,16 @@ def store_of_round(store: Store, topology: Topology, timeout: datetime.timedelta
                 store.set(f"lockstep/answers/{name}", own)
                 answered.add(name)
         if time.monotonic() > deadline:
-            break  # the caller's own wait says so
+            break  # the caller's own wait raises
         time.sleep(ASK_SECONDS)
     return mine
 
 
 def own_backend(config: Config) -> str | None:
-    """Names the backend by which tensors on an accelerator travel; None: they go through the host, by gloo.
+    """Returns the backend by which tensors on an accelerator travel; None: they go through the host, by gloo.
 
     Raises:
-        ValueError: this PyTorch doesn't have the one that the config names; one line.
+        ValueError: if this PyTorch doesn't have the backend that the config names; the message is one line.
     """
     if config.device == "cpu" or config.backend == "gloo":
         return None
@@ -125,7 +126,7 @@ def own_backend(config: Config) -> str | None:
 
 @contextlib.contextmanager
 def left_at_the_end() -> Iterator[None]:
-    """Leaves the process group, if there is one, when the block is over; see :func:`close_process_group`."""
+    """Leaves the process group, if there is one, at the end of the block; see :func:`close_process_group`."""
     try:
         yield
     except BaseException:
@@ -137,8 +138,8 @@ def left_at_the_end() -> Iterator[None]:
 def close_process_group(failed: bool = False) -> None:
     """Leaves the process group, if there is one.
 
-    An accelerator's backend is left by all ranks together, each of which waits for what it has launched. So where this
-    rank has ``failed``, of which the others don't know, it isn't left: the process ends with it.
+    All ranks leave an accelerator's backend together, and each waits for what it has launched. If this rank has
+    ``failed``, the others don't know it, so it doesn't leave: the group ends with the process.
     """
     if not dist.is_initialized():
         return
@@ -148,12 +149,12 @@ def close_process_group(failed: bool = False) -> None:
 
 
 def needs_backend(config: Config) -> bool:
-    """Tells whether a run needs PyTorch's process group though its ranks share memory: for DDP, FSDP or a GPU."""
+    """Returns whether a run needs PyTorch's process group even if its ranks share memory: for DDP, FSDP or a GPU."""
     return config.device != "cpu" or config.reduction == "fast"
 
 
 def leave(store: Store | None, topology: Topology) -> None:
-    """Waits, briefly, in the rank that holds the store until the others have left it."""
+    """Says that this rank leaves the store; the rank that holds it waits briefly until all others have left."""
     with contextlib.suppress(RuntimeError):
         assert store is not None
         store.set(f"left/{topology.rank}", "")

@@ -1,4 +1,4 @@
-"""Ranks of a user's own script: its place, its process group, and whether PyTorch parallelises its modules already."""
+"""Ranks of a user's own script: their place, their process group, and whether PyTorch parallelises a module already."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from lockstep.torch_engine.setup import accelerator
 
 
 def script_topology() -> Topology:
-    """Finds this process's place: what the script's own process group says, or else the launcher's variables.
+    """Returns this process's place, as the script's own process group says, or else the launcher's variables.
 
     Raises:
-        ValueError: the variables are incomplete or contradict one another.
+        ValueError: if the variables are incomplete or contradict one another.
     """
     topology = from_environment()
     if not (dist.is_available() and dist.is_initialized()):
@@ -36,9 +36,9 @@ def script_topology() -> Topology:
 
 
 def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator:
-    """Joins the ranks of a script, in its own process group if it has one, and else in one that is opened here.
+    """Joins the ranks of a script, in its own process group if it has one, else in a new one.
 
-    In the first case the collectives go through a group of their own, so that the script's are none of their business.
+    In the first case the collectives use a group of their own, apart from the script's.
     """
     backend, group = None, None
     if accelerator.has_one_each(topology.local_world_size):
@@ -60,22 +60,22 @@ def join_script(topology: Topology, timeout: datetime.timedelta) -> Communicator
 
 
 def _leave() -> None:
-    """Leaves the process group at Python's end, which an exception may have brought about."""
+    """Leaves the process group when Python exits, maybe after an exception."""
     close_process_group(failed=getattr(sys, "last_value", None) is not None)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Takes what DDP wraps, if it wraps all of a module."""
+    """Returns the module that DDP wraps, or the module itself if DDP doesn't wrap all of it."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def ddp_in_forward() -> DistributedDataParallel | None:
-    """Finds the DDP in whose forward pass this process is."""
+    """Returns the DDP module whose forward pass this process is in, or None."""
     return DistributedDataParallel._active_ddp_module
 
 
 def parallel_wrapper(module: nn.Module) -> str | None:
-    """Names PyTorch's own data parallelism, if a module or a part of it is in its hands."""
+    """Returns the name of PyTorch's own data parallelism that handles a module or a part of it, or None."""
     for part in module.modules():
         classes = {cls.__name__ for cls in type(part).__mro__}  # by name: FSDP is slow to import
         if "FSDPModule" in classes:
@@ -86,17 +86,17 @@ def parallel_wrapper(module: nn.Module) -> str | None:
 
 
 def count_up(key: str) -> int:
-    """Adds one to a number that all ranks see, and returns it; no collective."""
+    """Adds one to a number that all ranks see, and returns it; not a collective."""
     return dist.distributed_c10d._get_default_store().add(key, 1)
 
 
 def counted(key: str) -> int:
-    """Tells how often :func:`count_up` was called for a key on any rank so far."""
+    """Returns how often :func:`count_up` was called for a key on any rank so far."""
     return dist.distributed_c10d._get_default_store().add(key, 0)
 
 
 def use_own_gpu() -> None:
-    """Makes this rank's GPU the one that is meant by ``cuda``, if the host has one for every rank."""
+    """Makes ``cuda`` mean this rank's own GPU, if the host has one for every rank."""
     topology = script_topology()
     if topology.local_world_size > 1 and accelerator.has_one_each(topology.local_world_size):
         accelerator.take_own(topology.local_rank)

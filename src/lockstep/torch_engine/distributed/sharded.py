@@ -26,7 +26,7 @@ Collective = Callable[[Tensor], Tensor]
 
 
 class _Allocating:
-    """Buffers of their own for FSDP's collectives."""
+    """Allocates the buffers of FSDP's collectives."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Makes an uninitialised tensor."""
@@ -34,7 +34,7 @@ class _Allocating:
 
 
 class _Gathering(_Allocating, AllGather):
-    """FSDP's all-gather by another way than the backend's."""
+    """Makes FSDP's all-gather by another collective than the backend's."""
 
     def __init__(self, gather: Collective) -> None:
         self._gather = gather
@@ -44,7 +44,7 @@ class _Gathering(_Allocating, AllGather):
 
 
 class _Scattering(_Allocating, ReduceScatter):
-    """FSDP's reduce-scatter by another way than the backend's."""
+    """Makes FSDP's reduce-scatter by another collective than the backend's."""
 
     def __init__(self, reduce: Collective, rank: int) -> None:
         self._reduce, self._rank = reduce, rank
@@ -57,14 +57,14 @@ class _Scattering(_Allocating, ReduceScatter):
 
 
 class ShardedParameters:
-    """One rank's slices of a module's parameters and of their Adam moments.
+    """Holds one rank's slices of a module's parameters; gathers and cuts slices of parameters and moments.
 
     The module's parameters, all of them float32 with one axis or more, are sharded in place. FSDP's collectives go
-    through the communicator as well, but for NCCL's own, which overlap with the computation.
+    through the communicator too, except NCCL's own, which overlap with the computation.
 
     Attributes:
-        module: what is called for the loss.
-        slices: this rank's part of each parameter, memory that the optimiser changes.
+        module: computes the loss.
+        slices: this rank's part of each parameter; the optimiser changes this memory.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
@@ -86,11 +86,11 @@ class ShardedParameters:
             self.slices: list[Tensor] = [p.to_local() for p in module.parameters()]  # pyright: ignore[reportAttributeAccessIssue]
 
     def _rows(self, shape: tuple[int, ...]) -> int:
-        """Rows of a parameter that a rank holds at most."""
+        """Returns the most rows of a parameter that a rank holds."""
         return -(-shape[0] // self._world_size)
 
     def full(self, slices: Sequence[Tensor]) -> Tensor:
-        """Gathers every rank's slices, of parameters or of a moment, to the whole vector ``[P]`` on all ranks."""
+        """Gathers every rank's slices, of parameters or of a moment, into the whole vector ``[P]`` on all ranks."""
         pieces = []
         for piece, shape in zip(slices, self.shapes, strict=True):
             padded = piece.new_zeros((self._rows(shape), *shape[1:]))
@@ -102,17 +102,17 @@ class ShardedParameters:
 
     @torch.no_grad()
     def take(self, slices: Sequence[Tensor], vector: Tensor) -> None:
-        """Reverses :meth:`full`: copies this rank's part of a whole vector ``[P]`` into its slices."""
+        """Copies this rank's part of a whole vector ``[P]`` into its slices: the reverse of :meth:`full`."""
         for piece, shape, part in zip(slices, self.shapes, torch.split(vector, self._sizes), strict=True):
             first = self._rank * self._rows(shape)
             piece.copy_(part.view(shape)[first : first + len(piece)])
 
     def reduce_after(self, backward: bool) -> None:
-        """Sets whether the next backward pass reduces the gradients, or keeps them for one that will."""
+        """Sets whether the next backward pass reduces the gradients, or keeps them for a later pass that does."""
         self._wrapped.set_requires_gradient_sync(backward)
 
     def take_gradient(self) -> Tensor:
-        """Takes this rank's part of the reduced gradient out of the module, one vector in the order of ``slices``."""
+        """Removes this rank's part of the reduced gradient from the module; returns it in the order of ``slices``."""
         parts = []
         for parameter, piece in zip(self.module.parameters(), self.slices, strict=True):
             gradient = parameter.grad
@@ -121,16 +121,17 @@ class ShardedParameters:
         return torch.cat([part.flatten() for part in parts])
 
     def combined(self, gradient: Tensor, terms: Tensor) -> tuple[Tensor, float]:
-        """Sums loss terms ``[T]`` over ranks, and takes the global norm of the gradient in the same collective."""
+        """Sums loss terms ``[T]`` over ranks, and computes the gradient's global norm in the same collective."""
         squares = gradient.double().square().sum()
         total = self._reduce(torch.cat([terms.double(), squares.unsqueeze(0)]))
         return total[:-1].to(terms.dtype), float(total[-1].sqrt().float())
 
 
 class ShardedAdam:
-    """Adam on this rank's slices alone; see :class:`lockstep.torch_engine.nets.parameters.Optimizer`.
+    """Applies Adam to this rank's slices; see :class:`lockstep.torch_engine.nets.parameters.Optimizer`.
 
-    The whole copy ``parameters`` has memory only between :meth:`gather` and :meth:`release`; ``options`` are PyTorch's.
+    The whole copy ``parameters`` has memory only between :meth:`gather` and :meth:`release`. ``options`` are Adam's, by
+    PyTorch's names.
     """
 
     def __init__(self, sharded: ShardedParameters, parameters: FlatParameters, options: dict[str, Any]) -> None:
@@ -145,7 +146,7 @@ class ShardedAdam:
         self.release()
 
     def step(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
-        """See :meth:`Optimizer.step`; nothing is skipped without the host."""
+        """See :meth:`Optimizer.step`; ``skipped`` must be None."""
         assert skipped is None
         parts = torch.split(gradient, [g.numel() for g in self._gradients])
         for mine, part in zip(self._gradients, parts, strict=True):
@@ -165,7 +166,7 @@ class ShardedAdam:
         return {"step": self.slices("step")[0]} | {name: self._sharded.full(self.slices(name)) for name in MOMENTS}
 
     def load(self, parameters: Arrays, moments: Mapping[str, Arrays], step: float) -> None:
-        """See :meth:`Optimizer.load`; keeps this rank's slices."""
+        """See :meth:`Optimizer.load`; keeps only this rank's slices."""
         flat = self._parameters.flat
         whole = torch.empty(flat.shape, device=flat.device)
         for arrays, slices in (

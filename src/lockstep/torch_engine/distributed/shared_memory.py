@@ -1,10 +1,10 @@
 """Collectives between the ranks of one host: slots in memory that all of them map, and flags that they watch.
 
 The memory has no name (``memfd_create``): ranks inherit it from our launcher, or open it through ``/proc`` of the rank
-that offers it, so nothing can be left behind, whatever ends them. A rank copies its tensor into its slot and then
-stores the collective's number in its flag; who reads that number finds the tensor. That order needs no fence on x86-64,
-where stores become visible in program order; other processors would need one that Python can't give, so they use the
-backend's collectives.
+that offers it. So nothing can be left behind, however the ranks end. A rank copies its tensor into its slot and then
+stores the collective's number in its flag; a rank that reads the number finds the tensor. This order needs no fence on
+x86-64, where stores become visible in program order. Other processors would need one that Python can't give, so they
+use the backend's collectives.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from lockstep.core.errors import PeerFailureError, RunError
 from lockstep.core.life import LINE_BYTES, life, shared_pid, shared_signs
 from lockstep.core.silence import SETTING, Silence
 
-SLOT_BYTES = 1 << 20  # longer messages go in pieces; a piece this long costs its copies, not its flags
-SPINS = 4000  # looks at a flag before sleeping on it, as long as that helps
+SLOT_BYTES = 1 << 20  # longer messages go in pieces of this size, whose copies cost more than their flags
+SPINS = 4000  # looks at a flag before sleeping on it; fewer while that doesn't help
 FEWEST_SPINS = 200
 BEGIN_SECONDS = 0.001
-SLEEP = 0.005  # then sleep until the peer wakes this rank, at most so many seconds before looking whether it lives
-LEFT, SIZES, AWAITED = 1, 2, 4  # words of a rank's line behind its flag: it has left; bytes of its even and its odd
-# collectives; the collective for which a peer sleeps
+SLEEP = 0.005  # seconds to sleep at most, if the peer doesn't wake this rank, before looking whether it lives
+LEFT, SIZES, AWAITED = 1, 2, 4  # words after the flag in a rank's line: whether it has left; bytes of its even and its
+# odd collective; the number of the collective for which a peer sleeps
 SYSCALL_FUTEX, FUTEX_WAIT, FUTEX_WAKE, ALL = 202, 0, 1, 2**31 - 1
 NAMESPACES = ("ipc", "net", "pid")
 
@@ -44,20 +44,20 @@ GatherJson = Callable[[Any], list[Any]]
 
 
 def obstacle() -> str | None:
-    """Says why this machine can't share memory between ranks, or None."""
+    """Returns why this machine can't share memory between ranks, or None."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "it needs Linux"
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"it needs x86-64, not {platform.machine()}"
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except OSError as error:  # of a sandbox, alike in all processes of the host
+    except OSError as error:  # in a sandbox; all processes of the host get it
         return f"processes can't be watched here ({error.strerror or error})"
     return None
 
 
 def host_identity() -> dict[str, str]:
-    """Collects what two ranks have in common if they run on one host: boot, host name, namespaces."""
+    """Returns what two ranks have in common if they run on one host: boot, host name, namespaces."""
     identity = {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
     identity["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return identity | {"host": socket.gethostname()}
@@ -71,14 +71,13 @@ _LIBC = ctypes.CDLL(None)
 
 
 class SharedSlots:
-    """Gathers, double-buffered, by one slot for each rank.
+    """Gathers tensors through one slot for each rank, double-buffered.
 
     Collective ``n`` uses buffer ``n % 2``. A rank writes there again in collective ``n + 2``, which it enters after it
     has seen every flag at ``n + 1``; a rank raises its flag to ``n + 1`` when it is done with the results of ``n``.
 
-    All of at least 2 ranks have mapped the memory, :meth:`bytes_needed` long; ``processes`` are their pidfds,
-    ``timeout`` the seconds to wait for one, ``slot_bytes`` the longest message that goes in one piece, a multiple of
-    64.
+    At least 2 ranks have all mapped the memory, :meth:`bytes_needed` long. ``processes`` are their pidfds, ``timeout``
+    the seconds to wait for one, ``slot_bytes`` the longest message that goes in one piece, a multiple of 64.
     """
 
     def __init__(
@@ -112,15 +111,16 @@ class SharedSlots:
     def bytes_needed(world_size: int, slot_bytes: int = SLOT_BYTES) -> int:
         """Returns the length of the memory.
 
-        First come lines of what each rank has done, then one for a token, each rank's line, and each one's two slots.
+        It begins with a line for each rank's signs of life, one for a token, and each rank's flags; two slots a rank
+        follow.
         """
         return LINE_BYTES + 2 * world_size * (LINE_BYTES + slot_bytes)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Gathers ``[…]`` of every rank, contiguous and on the CPU: ``[world_size, …]`` in memory of its own.
+        """Gathers contiguous tensors ``[…]`` on the CPU from every rank: ``[world_size, …]`` in new memory.
 
         Raises:
-            PeerFailureError: a peer ended, left, or didn't come in time; or it brought a tensor of another size.
+            PeerFailureError: if a peer ended, left, or didn't come in time, or brought a tensor of another size.
         """
         pieces = self.pieces(x)
         if len(pieces) == 1:
@@ -131,18 +131,18 @@ class SharedSlots:
         return out.view(self._world_size, *x.shape)
 
     def first(self, x: Tensor) -> Tensor:
-        """Returns what :meth:`gather` has first, of contiguous tensors ``[…]``: the first rank's."""
+        """Returns the first rank's tensor, in new memory; every rank gives a contiguous one of the same shape."""
         out = torch.empty_like(x)
         for part, piece in zip(self.pieces(out), self.pieces(x), strict=True):
             part.copy_(self.view(piece)[0])  # before the next collective, which may write where the view is
         return out
 
     def pieces(self, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-        """Cuts a contiguous tensor, flat from ``dim`` on, into as many parts as it takes to fit each into a slot."""
+        """Cuts a contiguous tensor, flat from ``dim`` on, into parts that each fit into a slot."""
         return x.flatten(dim).split(self._slot_bytes // x.element_size(), dim)
 
     def view(self, x: Tensor) -> Tensor:
-        """Gathers as :meth:`gather` a tensor that fits into a slot; the result lies there until the next collective."""
+        """Gathers a tensor that fits into a slot, as :meth:`gather`; the result is valid until the next collective."""
         rows = self.exchange(x.detach().reshape(1, -1), x.numel())
         return rows.as_strided((self._world_size, *x.shape), (rows.stride(0), *x.contiguous().stride()))
 
@@ -151,13 +151,13 @@ class SharedSlots:
         return self._slot_bytes // dtype.itemsize
 
     def exchange(self, rows: Tensor, size: int, behind: Tensor | None = None) -> Tensor:
-        """Brings rows ``[k, n]``, and a vector behind them, into this rank's slot; waits for all ranks' to be there.
+        """Copies rows ``[k, n]``, and a vector behind them, into this rank's slot; waits for all ranks to do so.
 
-        ``size`` is a number of elements that all ranks must name alike. Returns the slots, flat, ``[world_size, …]``:
-        valid until the next collective.
+        ``size`` is a number of elements, which must be the same on all ranks. Returns the slots, flat,
+        ``[world_size, …]``: valid until the next collective.
 
         Raises:
-            PeerFailureError: a peer ended, left, or didn't come in time; or it named another size.
+            PeerFailureError: if a peer ended, left, or didn't come in time, or gave another size.
         """
         self._collective += 1
         number, parity = self._collective, self._collective & 1
@@ -185,13 +185,13 @@ class SharedSlots:
         return found
 
     def _wait(self, number: int) -> None:
-        """Returns when every flag has reached a collective's number."""
+        """Waits until every flag has reached a collective's number."""
         words = self._words
         for peer, line in self._peers:
             spins = self._spins
             while words[line] < number:
                 spins -= 1
-                if not spins:  # in vain: less next time, for whoever has the core that the peer waits for
+                if not spins:  # in vain: spins less next time, because the peer may need this core
                     self._wait_long(peer, line, number)
                     self._spins = max(FEWEST_SPINS, self._spins // 2)
                     break
@@ -219,12 +219,12 @@ class SharedSlots:
                 self._futex(line, FUTEX_WAIT, reached, ctypes.byref(self._sleep))
 
     def _futex(self, line: int, operation: int, value: int, limit: Any = None) -> None:
-        """Sleeps while a flag's lower half is ``value``, or wakes who does. A wake may be missed: sleeps are short."""
+        """Sleeps while a flag's lower half is ``value``, or wakes sleepers; sleeps are short: a wake may be missed."""
         address = ctypes.c_void_p(self._address + 8 * line)
         _LIBC.syscall(SYSCALL_FUTEX, address, operation, ctypes.c_uint32(value), limit, None, 0)
 
     def _gone(self) -> str | None:
-        """Says how a peer that this rank still waits for ended or left, if one did."""
+        """Returns how a peer that this rank still waits for ended or left, or None."""
         ended = {fd for fd, _ in self._watch.poll(0)}
         for peer, line in self._peers:
             left = self._words[line + LEFT]
@@ -233,7 +233,7 @@ class SharedSlots:
         return None
 
     def close(self) -> None:
-        """Tells the peers that this rank comes to no further collective; what they still read stays."""
+        """Tells the peers that this rank comes to no further collective; the memory they still read stays."""
         self._words[self._line + LEFT] = 1
         life.leave(self._memory)
         for process in self._processes:
@@ -243,13 +243,13 @@ class SharedSlots:
 
 
 def inherited_slots(rank: int, world_size: int, memory: int, timeout: float) -> SharedSlots | str:
-    """Maps memory whose descriptor all ranks, at least 2, have from the launcher that started them on this host.
+    """Maps memory whose descriptor all ranks, at least 2, inherited from the launcher that started them on this host.
 
-    Returns the slots, or in a few words why there are none, which is so on every rank.
+    Returns the slots, or a short reason why there are none, the same on every rank.
 
     Raises:
-        PeerFailureError: a rank didn't come in time, or it has ended.
-        RunError: the memory can't be mapped.
+        PeerFailureError: if a rank didn't come in time, or has ended.
+        RunError: if the memory can't be mapped.
     """
     problem = obstacle()
     if problem is not None:
@@ -284,8 +284,8 @@ def open_shared_slots(
 ) -> SharedSlots | str:
     """Maps memory that all ranks, at least 2, share, if they can; every rank comes to the same conclusion.
 
-    ``gather_json`` gathers a JSON value of every rank by other means; see :class:`SharedSlots`. Returns the slots, or
-    in a few words why there are none.
+    ``gather_json`` gathers a JSON value of every rank by other means; see :class:`SharedSlots`. Returns the slots, or a
+    short reason why there are none.
     """
     problem, identity = obstacle(), {}
     try:
@@ -337,7 +337,7 @@ def _attach(rank: int, world_size: int, gather_json: GatherJson, timeout: float,
 
 
 def _map(offer: dict[str, Any], size: int, where: int) -> mmap.mmap:
-    """Maps the memory that a rank offers, and makes sure that it is that rank's by the token that stands there."""
+    """Maps the memory that a rank offers, and checks by its token that it is that rank's."""
     fd = os.open(f"/proc/{offer['pid']}/fd/{offer['fd']}", os.O_RDWR | os.O_CLOEXEC)
     try:
         memory = mmap.mmap(fd, size)

@@ -1,4 +1,4 @@
-"""Holds PyTorch's store, in which ranks find one another, in a process that is none of them."""
+"""Serves PyTorch's store, in which ranks find one another, from a process that isn't a rank."""
 
 from __future__ import annotations
 

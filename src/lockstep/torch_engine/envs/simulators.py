@@ -1,4 +1,4 @@
-"""A simulator as Isaac Lab and ManiSkill make them, driven: its spaces as rows, its global generators kept apart."""
+"""Drives simulators with Isaac Lab's and ManiSkill's interface: spaces as rows, global generators kept apart."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FINAL = ("final_observation", "final_obs")
 
 
 def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
-    """Makes observation rows ``[count, width]`` of tensors; the same rows as :meth:`ObservationLayout.encode` makes.
+    """Converts an observation of tensors to rows ``[count, width]``, the same as :meth:`ObservationLayout.encode`.
 
     Raises:
-        ValueError: a part hasn't the size that its space promises, or an image another shape or pixels of floats.
+        ValueError: if a part's size isn't what its space says, or an image has another shape, or pixels of floats.
     """
     floats, images = [], []
     for leaf in layout.leaves:
@@ -52,7 +52,7 @@ def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
 def _check(leaf: Leaf, values: Tensor, count: int) -> None:
     """Checks what the host knows of a part of ``count`` observations: its shape, and an image's dtype.
 
-    Axes of length 1 say nothing of the order.
+    An image's axes of length 1 are left out, because they say nothing of the order.
     """
     given, wanted, image = tuple(values.shape), (count, *leaf.shape), leaf.kind == "image"
     what = f" part {leaf.name!r}" if leaf.name else ""
@@ -71,11 +71,11 @@ class Step(NamedTuple):
     """Holds what a step gave, tensors on the device.
 
     Attributes:
-        observation: rows ``[E, width]``, of the next episode where one ended.
+        observation: rows ``[E, width]``; where an episode ended, those of the next one.
         reward: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
-        final: what ended episodes saw last, rows ``[E, width]``.
+        final: last observations of ended episodes, rows ``[E, width]``.
         success: whether each task is solved, bool ``[E]``, or int8 as ``successes``; None: nothing is said.
-        untold: where ``final`` is what was observed before the step, int8 ``[E]``; None: nowhere.
+        untold: where ``final`` is the observation before the step, int8 ``[E]``; None: nowhere.
     """
 
     observation: Tensor
@@ -88,14 +88,14 @@ class Step(NamedTuple):
 
     @property
     def successes(self) -> Tensor | None:
-        """As :class:`lockstep.envs.host_envs.Buffers` has them, int8 ``[E]``."""
+        """The successes as in :class:`lockstep.envs.host_envs.Buffers`, int8 ``[E]``."""
         if self.success is None or self.success.dtype == torch.int8:
             return self.success
         return 2 * self.success.to(torch.int8) - 1
 
 
 def joined(parts: Sequence[Step], observation: Tensor) -> Step:
-    """Joins what groups of environments gave, with all their rows ``observation``; some may say nothing of success."""
+    """Joins the steps of groups of environments; ``observation`` has all rows. Some may say nothing of success."""
     if len(parts) == 1:
         return parts[0]._replace(observation=observation)
     success, untold = (_joined(parts, marks) for marks in ([x.successes for x in parts], [x.untold for x in parts]))
@@ -104,7 +104,7 @@ def joined(parts: Sequence[Step], observation: Tensor) -> Step:
 
 
 def _joined(parts: Sequence[Step], marks: Sequence[Tensor | None]) -> Tensor | None:
-    """Joins groups' marks, int8, of which those that have none get zeros; None if no group has any."""
+    """Joins the groups' marks, int8, with zeros for groups that have none; returns None if no group has any."""
     if all(mark is None for mark in marks):
         return None
     none = (torch.zeros_like(part.terminated, dtype=torch.int8) for part in parts)
@@ -129,7 +129,7 @@ class NativeActions:
 
 
 class GlobalGenerators:
-    """Keeps the global generators (PyTorch's, NumPy's, Python's) of one simulator: its own stream wherever it draws."""
+    """Keeps a stream of the global generators (PyTorch's, NumPy's, Python's) for one simulator, wherever it draws."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._device = device
@@ -175,7 +175,7 @@ class GlobalGenerators:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Makes the global generators the simulator's, while this lasts."""
+        """Gives the global generators the simulator's stream within the block."""
         saved = self._now()
         self._set(self._own)
         try:
@@ -189,8 +189,9 @@ def _made(config: EnvConfig, count: int, device: torch.device, seed: int) -> Ten
     """Calls a simulator's factory.
 
     Raises:
-        ValueError: it raised; one line.
-        RunError: memory is full, or it raised when training had begun, as at the first evaluation; one line.
+        ValueError: if it raised; the message is one line.
+        RunError: if memory is full, or if it raised after training had begun, as at the first evaluation; the message
+            is one line.
     """
     factory = load_factory(config)
     try:
@@ -206,9 +207,9 @@ def _made(config: EnvConfig, count: int, device: torch.device, seed: int) -> Ten
 
 
 class Simulator:
-    """Drives one simulator, of a shard's environments or of all of a rank's.
+    """Drives one simulator, for the environments of a shard or for all of a rank's.
 
-    ``seed`` is the simulator's, and that of the global generators while it works.
+    ``seed`` seeds the simulator, and the global generators while it works.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class Simulator:
         return self._before
 
     def _rows(self, observation: Any) -> Tensor:
-        return encode(self._layout, observation, self._count).clone()  # simulators use their buffers again
+        return encode(self._layout, observation, self._count).clone()  # simulators reuse their buffers
 
     def step(self, actions: Tensor) -> Step:
         """Takes one step."""
@@ -246,7 +247,7 @@ class Simulator:
         return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info), untold)
 
     def _last(self, info: Mapping[str, Any]) -> Tensor | None:
-        """Reads rows of what ended episodes saw last; None where nothing is said."""
+        """Returns the last observations of ended episodes from ``info``, as rows; None if it has none."""
         name = next((name for name in FINAL if info.get(name) is not None), None)
         if name is None:
             return None
@@ -259,7 +260,7 @@ class Simulator:
             ) from error
 
     def save(self) -> dict[str, np.ndarray] | None:
-        """Copies its state, arrays ``[count, …]``, if it has both hooks for it."""
+        """Copies the simulator's state, arrays ``[count, …]``; None if it lacks one of the hooks for it."""
         if not all(hasattr(self.env, name) for name in HOOKS):
             return None
         state = self.env.get_env_state()  # pyright: ignore[reportAttributeAccessIssue]
@@ -270,13 +271,13 @@ class Simulator:
         return {name: values.detach().cpu().numpy().copy() for name, values in state.items()}
 
     def load(self, state: dict[str, np.ndarray], rows: Tensor) -> None:
-        """Sets its state, the reverse of :meth:`save`; ``rows`` are the observations then."""
+        """Sets the simulator's state, the reverse of :meth:`save`; ``rows`` are the observations in that state."""
         tensors = {name: torch.from_numpy(values.copy()).to(self._device) for name, values in state.items()}
         self.env.set_env_state(tensors)  # pyright: ignore[reportAttributeAccessIssue]
         self._before = rows.clone()
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the simulator, if it can be closed."""
         close = getattr(self.env, "close", None)
         if close is not None:
             close()

@@ -1,4 +1,4 @@
-"""Array environments with tensors: all environments of a group stepped by one call, without a look at their values.
+"""Array environments with tensors: one call steps a whole group, on a GPU without reading its values.
 
 Random numbers are made on the device, by hashing (key, counter), so that nothing waits for the host: SplitMix64 (Steele
 et al. 2014, "Fast splittable pseudorandom number generators"), whose n-th output is a function of n.
@@ -28,7 +28,7 @@ _STEPS = 32
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Shifts int64 to the right as if unsigned."""
+    """Shifts int64 to the right as if it were unsigned."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -46,19 +46,20 @@ def uniform(keys: Tensor, counters: Tensor, draws: int) -> Tensor:
 
 
 def of_steps(keys: Tensor, episodes: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Makes keys and counters of steps of episodes, int64 ``[n]`` each, see :func:`uniform`.
+    """Returns the keys and counters of steps of episodes, int64 ``[n]`` each; see :func:`uniform`.
 
-    A counter has no room for all of an episode's number where that begins with an iteration's; the key has the rest.
+    An episode's number that begins with an iteration's doesn't fit into a counter; the key takes the iteration's part.
     """
     iterations, episodes = episodes // EPISODES_PER_ITERATION, episodes % EPISODES_PER_ITERATION
-    return keys ^ _mixed(iterations * _GOLDEN), (episodes << _STEPS) + steps  # the key is itself in the first iteration
+    return keys ^ _mixed(iterations * _GOLDEN), (episodes << _STEPS) + steps  # iteration 0 leaves the key as it is
 
 
 class TensorArrays:
-    """Steps a group of environments of one array environment; autoreset in the same step.
+    """Steps a group of environments of one array environment; resets ended episodes in the same step.
 
     Attributes:
-        state: arrays ``[n, …]``; ``elapsed`` steps and ``episodes`` index of the live episodes, int64 ``[n]``.
+        state: arrays ``[n, …]``.
+        elapsed: steps of the live episodes, int64 ``[n]``; ``episodes``: their indices, int64 ``[n]``.
     """
 
     def __init__(self, env: ArrayEnvironment, seed: int, keys: Sequence[int], limit: int, device: torch.device) -> None:
@@ -90,17 +91,17 @@ class TensorArrays:
 
     @property
     def memory(self) -> dict[str, Tensor]:
-        """What a step changes, by name."""
+        """The tensors that a step changes, by name."""
         state = {f"state/{name}": values for name, values in self.state.items()}
         return state | {"elapsed": self.elapsed, "episodes": self.episodes}
 
     def stay_in(self, memory: Mapping[str, Tensor]) -> None:
-        """Takes what lies in memory of :attr:`memory`'s names and shapes for its own, from here on."""
+        """Uses tensors of :attr:`memory`'s names and shapes from here on, with the values they hold."""
         self.state = {name: memory[f"state/{name}"] for name in self.state}
         self.elapsed, self.episodes = memory["elapsed"], memory["episodes"]
 
     def move_to(self, memory: Mapping[str, Tensor]) -> None:
-        """Copies what a step changes to memory of :attr:`memory`'s names and shapes, and stays there."""
+        """Copies what a step changes into tensors of :attr:`memory`'s names and shapes, and uses those from here on."""
         for name, values in self.memory.items():
             if values is not memory[name]:
                 memory[name].copy_(values)
@@ -121,7 +122,7 @@ class TensorArrays:
             truncated = truncated | own
         final, done = self._rows(observation), terminated | truncated
         following = final
-        if not on_host(self._device) or bool(done.any()):  # to look costs a wait on a GPU and little on a CPU
+        if not on_host(self._device) or bool(done.any()):  # looking waits for a GPU, and costs little on a CPU
             self.episodes = self.episodes + done
             fresh, first = self._first()
             state = {name: torch.where(_like(done, old), fresh[name], old) for name, old in state.items()}

@@ -1,8 +1,8 @@
 """The environments of one rank as tensors on its device: array environments with PyTorch, or simulators.
 
 They are kept in groups, each a function of its own keys: one a shard, so that a shard's bits don't depend on how many
-shards a rank owns. Only array environments on a GPU, whose kernels compute each environment by itself, and simulators
-that a process can hold but one of, are one group.
+shards a rank owns. Two kinds are one group for the whole rank: array environments on a GPU, whose kernels compute each
+environment by itself, and simulators of which a process can hold only one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ GENERATORS = "generators."
 
 
 class TensorEnvs(HostEnvs):
-    """Steps environments with tensors; as :class:`HostEnvs` they copy to and from host buffers at every step.
+    """Steps environments with tensors; as :class:`HostEnvs` it copies to and from host buffers at every step.
 
-    Their newest rows ``[E, width]`` are ``observations``, on the device.
+    ``observations`` are the newest rows ``[E, width]``, on the device.
     """
 
     replayed = False
@@ -52,19 +52,19 @@ class TensorEnvs(HostEnvs):
         else:
             size = self._slices[0].stop
             self._groups = [Simulator(config, rows, size, device, self._start(part)) for part in self._slices]
-            if wanted.purpose != "eval":  # whose episodes are the first ones alone
+            if wanted.purpose != "eval":  # an evaluation plays first episodes only
                 check_resets(config, self._groups[0].env)
         dtype = torch.uint8 if rows.image_bytes else torch.float32
         self.observations = torch.zeros((self.num_envs, rows.width), dtype=dtype, device=device)
         self._restarted: set[int] = set()
 
     def _start(self, part: slice) -> int:
-        """Returns the seed of a simulator's start: that of its first environment's episode."""
+        """Returns the seed that a simulator starts with: that of its first environment's episode."""
         return self._wanted.episode_seed(part.start, self.buffers.episodes[part.start], "/simulator")
 
     @contextmanager
     def _told(self, where: str) -> Iterator[None]:
-        """Puts what a simulator raises in a block into a line that says where; before training a reset's are whole."""
+        """Turns a simulator's error into one that says where; leaves a reset's ValueError before training as it is."""
         try:
             yield
         except Exception as error:
@@ -84,7 +84,7 @@ class TensorEnvs(HostEnvs):
         """Starts the episodes ``buffers.episodes`` in every environment; their observations stay on the device.
 
         Raises:
-            EnvironmentFailureError: a simulator raised.
+            EnvironmentFailureError: if a simulator raised.
         """
         with self._told("reset"):
             for group in range(len(self._groups)):
@@ -94,7 +94,7 @@ class TensorEnvs(HostEnvs):
         """Steps every environment with rows of actions ``[E, …]``; nothing is copied to the host.
 
         Raises:
-            EnvironmentFailureError: a simulator raised.
+            EnvironmentFailureError: if a simulator raised.
         """
         native, parts = self._native(actions), []
         with self._told("step"):
@@ -106,7 +106,7 @@ class TensorEnvs(HostEnvs):
 
     @property
     def arrays(self) -> list[TensorArrays]:
-        """The groups of array environments; none where a simulator steps them."""
+        """The groups of array environments; empty if a simulator steps them."""
         return [group for group in self._groups if isinstance(group, TensorArrays)]
 
     def reset(self) -> None:
@@ -127,7 +127,7 @@ class TensorEnvs(HostEnvs):
         b.episodes += b.terminated | b.truncated
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
-        """See :meth:`HostEnvs.save_states`; None of a simulator without state hooks: its episodes will be restarted."""
+        """See :meth:`HostEnvs.save_states`; None for a simulator without state hooks, whose episodes start anew."""
         self.buffers.observations[:] = self.observations.cpu().numpy()
         out: list[dict[str, np.ndarray] | None] = []
         for part, env in zip(self._slices, self._groups, strict=True):
@@ -159,7 +159,7 @@ class TensorEnvs(HostEnvs):
                 group.reset(self._start(part))
             self._pending: dict[str, list[np.ndarray]] = {}
             streams = {k[len(GENERATORS) :]: v for k, v in state.items() if k.startswith(GENERATORS)}
-            if streams:  # none where one simulator of all environments becomes several: they have new streams
+            if streams:  # none if one simulator of all environments became several, which get new streams
                 group.generators.load(streams)
         for name, value in state.items():
             if not name.startswith(GENERATORS):
@@ -199,5 +199,5 @@ class TensorEnvs(HostEnvs):
 
 
 def make_tensor_envs(wanted: WantedEnvs) -> TensorEnvs:
-    """Makes :class:`TensorEnvs` on the device that is named."""
+    """Makes :class:`TensorEnvs` on the device that ``wanted`` names."""
     return TensorEnvs(wanted, accelerator.current_device(wanted.device))

@@ -1,4 +1,4 @@
-"""Collecting a rollout from environments on the device: observations, actions and rewards stay there until it ends."""
+"""Collects a rollout from environments on the device: observations, actions and rewards stay there until it ends."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from lockstep.torch_engine.state import TrainState
 class TensorRollout(Rollout):
     """Holds a rollout whose observations and actions are tensors on the device.
 
-    Rewards and ends are gathered there too and come to the host in one piece, when the rollout is complete.
+    Rewards and ends are collected there too, and are copied to the host at once when the rollout is complete.
 
     Attributes:
-        last: what each step's ended episodes saw last, rows ``[T, E, width]`` as the environments gave them.
+        last: last observations of each step's ended episodes, rows ``[T, E, width]`` as the environments gave them.
         device_scores: rewards as the environments gave them, float32 ``[T, E]``.
-        device_ends: int8 ``[4, T, E]``: terminated, truncated, successes, where ``last`` was seen before the step.
-        shards: local ones; ``normalized`` whether ``raw`` has memory of its own.
-        fit: whether the sum over all observations and rewards is a finite number, observations are :func:`usable`, and
-            so are the indices of those that no action was taken on.
-        marked: whether a simulator ever kept what an episode saw last to itself; until then no step is marked.
+        device_ends: int8 ``[4, T, E]``: terminated, truncated, successes, where ``last`` is the observation before the
+            step.
+        shards: number of local shards; ``normalized``: whether ``raw`` has memory of its own.
+        fit: whether the sum over all observations and rewards is finite, observations are :func:`usable`, and so are
+            the indices in observations that no action was taken on.
+        marked: whether a simulator ever gave no last observation; until then no step is marked.
     """
 
     last: Any = field(default=None)
@@ -88,7 +89,7 @@ class TensorRollout(Rollout):
         return rows.cpu().numpy()
 
     def keep(self, t: int, step: Step) -> None:
-        """Keeps what a step gave, on the device."""
+        """Stores what a step gave, on the device."""
         self.device_scores[t] = step.reward
         self.device_ends[0, t] = step.terminated
         self.device_ends[1, t] = step.truncated
@@ -99,7 +100,7 @@ class TensorRollout(Rollout):
         self.last[t] = step.final
 
     def take(self, t: int, one: TensorRollout) -> None:
-        """Takes the only step of another rollout for step ``t``, but for what was observed before it."""
+        """Copies the only step of another rollout to step ``t``, without the observation before it."""
         self.device_scores[t], self.device_ends[:, t] = one.device_scores[0], one.device_ends[:, 0]
         self.last[t], self.actions[t] = one.last[0], one.actions[0]
         self.observations[t + 1] = one.observations[1]
@@ -109,9 +110,9 @@ class TensorRollout(Rollout):
             self.raw[t] = one.raw[0]
 
     def to_host(self, normalize: Any, layout: ObservationLayout, action: ActionLayout) -> None:
-        """Brings rewards, ends, and the last rows of truncated episodes to the host.
+        """Copies rewards, ends, and the last rows of truncated episodes to the host.
 
-        From an accelerator one copy brings all but the last rows, which stay there, and with them the moments of
+        From an accelerator one copy brings all except the last rows, which stay there; it also brings the moments of
         observations that are normalised.
         """
         raw: Any = self.raw
@@ -142,7 +143,7 @@ class TensorRollout(Rollout):
         self.final = rows.numpy() if on_host(rows.device) else rows
 
     def _unacted(self, layout: ObservationLayout) -> list[Tensor]:
-        """Tells whether indices are choices in what a rollout leaves, and in what truncated episodes saw last."""
+        """Returns whether indices are choices where no action followed: after the last step, and at truncated ends."""
         if not layout.indices[1].size:
             return []
         observations: Any = self.observations
@@ -150,7 +151,7 @@ class TensorRollout(Rollout):
         return [indices_fit(layout, observations[-1]).all(), (indices_fit(layout, self.last) | ~truncated).all()]
 
     def check_finals(self, envs: TensorEnvs, iteration: int) -> None:
-        """Names the first truncated episode whose last observation has what no network can be shown."""
+        """Raises for the first truncated episode whose last observation no network can take, and names it."""
         for t in np.flatnonzero(self.truncated.any(1)):
             ends = np.flatnonzero(self.truncated[t])
             rows = self.last[int(t)].cpu().numpy()[ends]
@@ -163,9 +164,9 @@ class TensorRollout(Rollout):
 
 
 def usable(layout: ObservationLayout, action: ActionLayout, rows: Tensor) -> list[Tensor]:
-    """Tells on the device whether indices in rows ``[…, width]`` are choices, and whether masks allow an action.
+    """Returns on the device whether indices in rows ``[…, width]`` are choices, and whether masks allow an action.
 
-    :func:`lockstep.envs.numbers.check_numbers` says where it isn't so.
+    :func:`lockstep.envs.numbers.check_numbers` says where they don't.
     """
     found = [indices_fit(layout, rows).all()] if layout.indices[1].size else []
     if (mask := action_mask(layout, rows)) is not None:
@@ -174,7 +175,7 @@ def usable(layout: ObservationLayout, action: ActionLayout, rows: Tensor) -> lis
 
 
 def indices_fit(layout: ObservationLayout, rows: Tensor) -> Tensor:
-    """Tells on the device of rows ``[…, width]`` whether all indices in them are choices, bool ``[…]``."""
+    """Returns on the device whether all indices in a row are choices, bool ``[…]``, for rows ``[…, width]``."""
     columns, counts = layout.indices
     indices = float_columns(layout, rows)[..., columns]
     return ((indices >= 0) & (indices < to_device(counts, rows.device)) & (indices == indices.floor())).all(-1)
@@ -183,7 +184,7 @@ def indices_fit(layout: ObservationLayout, rows: Tensor) -> Tensor:
 def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int, device: torch.device) -> Tensor:
     """Draws :func:`~lockstep.torch_engine.rollout.action_noise` on the device, ``[T, E, action outputs]``.
 
-    Without a generator of the device's own they are the host's numbers; a GPU draws its own from its counter-based one
+    If the device has no generator, these are the host's numbers. A GPU draws its own from its counter-based generator
     (Philox), set to the same keys.
     """
     generator = accelerator.generator(device)
@@ -200,9 +201,9 @@ def device_noise(config: Config, plan: ShardPlan, net: PolicyNet, iteration: int
 
 
 def device_moments(vectors: Tensor, shards: int) -> Tensor:
-    """Computes mean and M2 of vectors ``[T, E, size]`` by shard, float64 ``[k, 2·size]``, where they are.
+    """Computes mean and M2 of vectors ``[T, E, size]`` by shard, float64 ``[k, 2·size]``, on their device.
 
-    Shard by shard: an accelerator shares a sum among more or fewer threads by how many sums there are.
+    It goes shard by shard, because the number of sums decides how many threads an accelerator gives each of them.
     """
     parts = []
     for part in vectors.unflatten(1, (shards, -1)).unbind(1):
@@ -213,7 +214,7 @@ def device_moments(vectors: Tensor, shards: int) -> Tensor:
 
 
 class DeviceNormalizer:
-    """Normalises observation rows on the device, with the moments as they were at :meth:`freeze`, first when made."""
+    """Normalises observation rows on the device, with the moments of the last :meth:`freeze`, at first those it got."""
 
     def __init__(
         self, layout: ObservationLayout, normalizer: ObservationNormalizer | None, device: torch.device
@@ -225,14 +226,14 @@ class DeviceNormalizer:
         self.freeze()
 
     def freeze(self) -> None:
-        """Takes the moments as they are now, into the memory that held the last ones."""
+        """Copies the current moments into the memory of the last ones."""
         if self._normalizer is not None:
             mean, scale, _ = self._normalizer.frozen
             for own, x in ((self._mean, mean), (self._scale, scale)):
                 own.copy_(to_device(x, own.device))
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Returns rows ``[…, width]`` with their vectors normalised; the same memory where nothing is."""
+        """Returns rows ``[…, width]`` with their vectors normalised; the same memory if nothing is normalised."""
         if self._normalizer is None:
             return rows
         out = rows.clone()
@@ -260,7 +261,7 @@ class TensorCollector:
         self.collect_with(noise)
         self._check_numbers(self._state.iteration)
 
-    @torch.no_grad()  # not inference mode: simulators would keep tensors that nothing outside may change
+    @torch.no_grad()  # not inference mode, whose tensors simulators couldn't change outside of it
     def collect_with(self, noise: Tensor) -> None:
         """Steps every local environment once for each row of noise ``[T, E, action outputs]``."""
         out, envs = self._buffers, self._envs
@@ -277,7 +278,7 @@ class TensorCollector:
         for t in range(len(noise)):
             try:
                 take_step(t, envs, self._actor, noise[t], self._buffers, self._normalize, self._squash)
-            except Exception:  # also of a network on the host that was shown an index of no choice
+            except Exception:  # maybe because a network on the host got an index that is no choice
                 if on_host(envs.device):
                     rows = envs.observations.numpy()[None]
                     check_acted(envs.description, envs.env_ids, rows, self._state.iteration, t)
@@ -306,7 +307,7 @@ def take_step(
     normalize: Callable[[Tensor], Tensor],
     squash: Callable[[Tensor], Tensor] | None,
 ) -> None:
-    """Takes step ``t`` of a rollout with noise ``[E, action outputs]``; nothing is looked at."""
+    """Takes step ``t`` of a rollout with noise ``[E, action outputs]``; the host reads no value."""
     if out.normalized:
         out.raw[t] = envs.observations
     actions = actor.tensors(out.observations[t], noise)
@@ -322,7 +323,7 @@ def take_step(
 
 @torch.no_grad()
 def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: TensorRollout) -> None:
-    """Fills ``out`` with random actions, for the normalisers' first statistics; every episode starts anew then."""
+    """Fills ``out`` with random actions, for the normalisers' first statistics; then starts new episodes."""
     observation, action = envs.description.observation, envs.description.action
     actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
     for t in range(config.num_steps):

@@ -1,4 +1,4 @@
-"""A trained policy as a PyTorch module, with all that stands between raw observations and the environment's actions."""
+"""Wraps a trained policy as a PyTorch module that maps raw observations to the environment's actions."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from lockstep.torch_engine.state import make_net
 
 @dataclass(frozen=True)
 class FloatLayout(ObservationLayout):
-    """Rows whose images are float32 columns behind the others: bytes that are read as floats are for one machine."""
+    """Puts images as float32 columns after the others, because bytes read as floats depend on the machine."""
 
     @classmethod
     def of(cls, layout: ObservationLayout) -> FloatLayout:
-        """Makes the layout that has the same parts as another one."""
+        """Makes the layout with the same parts as another one."""
         moved = (replace(x, start=x.start - 3 * layout.float_size) if x.kind == "image" else x for x in layout.leaves)
         return cls(tuple(moved))
 
     @cached_property
     def image_bytes(self) -> int:
-        """None."""
+        """The bytes of images in a row: 0, because images are float columns."""
         return 0
 
 
 class PolicyModule(nn.Module):
     """Maps raw observations to greedy actions; normalisation, masks, scaling and recurrent state are inside.
 
-    Parameters have the names of the checkpoint, ``policy.actor.0.weight``, and can be trained further. What the
-    observations are normalised by, the first values of indices and the bounds of actions are buffers.
+    Parameters have the names of the checkpoint, ``policy.actor.0.weight``, and can be trained further. The normaliser's
+    numbers, the first values of indices and the bounds of actions are buffers.
 
     Args:
-        config: the run's.
+        config: of the run.
         environment: the description that the checkpoint holds.
-        arrays: ``policy/…`` by name, whichever engine wrote them.
-        normalizer: what is subtracted from observations and what they are multiplied by, float32 ``[numbers]``, and
-            the limit; None: observations aren't normalised.
-        custom_class: of a network of the user's own, where the caller has it; None: it is found by its name.
+        arrays: ``policy/…`` by name, from either engine.
+        normalizer: what is subtracted from observations and what they are multiplied by, float32 ``[numbers]``, and the
+            limit they are clipped to; None: observations aren't normalised.
+        custom_class: class of the custom network, if the caller has it; None: it is found by its name.
 
     Raises:
-        ValueError: the networks can't be made; one line.
+        ValueError: if the networks can't be made; the message is one line.
 
     Attributes:
-        observation: how observations are taken apart; ``action`` what actions are.
-        state_size: numbers that a recurrent policy carries from step to step, else 0.
+        observation: the layout of observations; ``action`` is that of actions.
+        state_size: size of a recurrent policy's state, else 0.
         bf16: whether networks compute in bfloat16.
     """
 
@@ -96,24 +96,24 @@ class PolicyModule(nn.Module):
         self.eval()
 
     def initial_state(self, count: int = 1) -> Tensor:
-        """Returns what a recurrent policy carries into an episode: zeros float32 ``[count, state_size]``."""
+        """Returns the recurrent state before an episode: zeros float32 ``[count, state_size]``."""
         return next(self.parameters()).new_zeros((count, self.state_size))
 
     def forward(self, observation: Any, action_mask: Any = None, state: Tensor | None = None) -> dict[str, Tensor]:
-        """Computes greedy actions and what they come from, for a batch of ``n`` observations.
+        """Computes greedy actions, and what they come from, for a batch of ``n`` observations.
 
         Args:
-            observation: a tensor ``[n, …]``, or a (nested) dict or tuple of them as the environment's space has it.
-                Of any dtype: numbers are taken as float32, indices as the environment gives them, images 0 … 255.
-            action_mask: which actions are allowed, ``[n, choices]`` or ``[choices]``, where the environment gives that
+            observation: a tensor ``[n, …]``, or a (nested) dict or tuple of them as in the environment's space. Any
+                dtype: numbers are taken as float32, indices as the environment gives them, images 0 … 255.
+            action_mask: which actions are allowed, ``[n, choices]`` or ``[choices]``, if the environment gives that
                 apart from its observations; None: all.
-            state: what a recurrent policy carries, float32 ``[n, state_size]``; None: episodes begin.
+            state: the recurrent state, float32 ``[n, state_size]``; None: episodes begin.
 
         Returns:
             A dict: ``action``, what ``env.step`` takes, int64 ``[n]`` or ``[n, *shape]``, or float32 ``[n, *shape]``
             within its bounds; ``logits`` ``[n, choices]``, -1e8 where an action is forbidden, or ``mean`` and ``std``
-            ``[n, components]`` of the Gaussian before it is clipped or squashed; ``value`` ``[n]`` where there is a
-            critic; ``next_state`` ``[n, state_size]`` where the policy is recurrent: ``state`` of the next step.
+            ``[n, components]`` of the Gaussian before it is clipped or squashed; ``value`` ``[n]`` if there is a
+            critic; ``next_state`` ``[n, state_size]``, the ``state`` of the next step, if the policy is recurrent.
         """
         net, rows = self._net, self._rows(observation, action_mask)
         weights = expand({name: self.policy.get_parameter(name) for name in self._names}, 1)
@@ -157,7 +157,7 @@ class PolicyModule(nn.Module):
         return torch.cat([scaled.clamp(-self._limit, self._limit), rows[:, numbers:]], -1)
 
     def _native(self, actions: Tensor) -> Tensor:
-        """Gives actions ``[1, n, …]`` the environment's units and shape."""
+        """Converts actions ``[1, n, …]`` to the environment's units and shape."""
         actions = actions[0]
         if self.action.kind == "discrete":
             return actions + self.action_first[0]
@@ -170,7 +170,7 @@ class PolicyModule(nn.Module):
 
 
 def _register(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Gives a module a parameter whose name has dots, in modules inside it."""
+    """Registers a parameter whose name has dots, in nested modules."""
     *path, last = name.split(".")
     for key in path:
         if key not in module._modules:

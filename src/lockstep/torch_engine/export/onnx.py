@@ -19,13 +19,13 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def write_onnx(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) -> Runner:
-    """Writes a policy's model; ``metadata`` are its ``metadata_props``, as JSON where they aren't text.
+    """Writes a policy's model; ``metadata`` are its ``metadata_props``, as JSON unless they are text.
 
     Returns:
-        What runs the file.
+        A function that runs the file.
 
     Raises:
-        ValueError: a package is missing; one line.
+        ValueError: if a package is missing; the message is one line.
     """
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
@@ -53,7 +53,7 @@ def write_onnx(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) ->
 
 
 def _name_batch_axis(model: Any) -> None:
-    """Calls the first axis of inputs and outputs ``batch``, which the exporter numbers."""
+    """Renames the first axis of inputs and outputs to ``batch``; the exporter only numbers it."""
     given = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for axis in value.type.tensor_type.shape.dim:

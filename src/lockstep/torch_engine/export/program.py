@@ -1,4 +1,4 @@
-"""Writes a policy as a program of ``torch.export``, which PyTorch alone loads and runs."""
+"""Writes a policy as a program of ``torch.export``, which PyTorch loads and runs by itself."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lockstep.torch_engine.export.module import PolicyModule
 from lockstep.torch_engine.export.rounded import RoundedModule
 
 METADATA = "metadata.json"
-"""Name of the file in a program's archive that says what it is."""
+"""Name of the file in a program's archive that describes it."""
 
 
 class Positional(nn.Module):
-    """Takes a policy's inputs one after the other, as :func:`inputs_of` lists them: of dicts the order would matter."""
+    """Takes a policy's inputs one after the other, as :func:`inputs_of` lists them; in dicts the order would matter."""
 
     def __init__(self, policy: PolicyModule) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Positional(nn.Module):
 
 
 def _nested(given: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Makes ``observation/arm/camera`` an entry of nested dicts."""
+    """Turns names such as ``observation/arm/camera`` into entries of nested dicts."""
     out: dict[str, Any] = {}
     for name, tensor in given.items():
         *path, last = name.split("/")[1:]
@@ -54,7 +54,7 @@ def _nested(given: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def example(policy: PolicyModule, count: int) -> tuple[Tensor, ...]:
-    """Makes inputs for a batch of so many: an environment's first indices, for others needn't be, and else ones."""
+    """Makes inputs for a batch of ``count``: first values for indices, because others needn't be valid, else ones."""
     inputs = inputs_of(policy.observation, policy.state_size)
     made = [torch.ones((count, *x.shape), dtype=getattr(torch, x.dtype)) for x in inputs]
     for n, leaf in enumerate(policy.observation.leaves):
@@ -66,7 +66,7 @@ def example(policy: PolicyModule, count: int) -> tuple[Tensor, ...]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps back what PyTorch's exporters warn of, log and print about their own insides."""
+    """Suppresses what PyTorch's exporters warn, log and print about their own insides."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -78,7 +78,7 @@ def quiet() -> Iterator[None]:
 
 
 def program_of(policy: PolicyModule, in_float32: bool = False) -> ExportedProgram:
-    """Traces a policy, for batches of any number; ``in_float32``: bfloat16 as :class:`RoundedModule` computes it."""
+    """Traces a policy for batches of any size; ``in_float32``: computes bfloat16 as :class:`RoundedModule` does."""
     program = _traced(Positional(policy), policy)
     if not (in_float32 and policy.bf16):
         return program
@@ -88,7 +88,7 @@ def program_of(policy: PolicyModule, in_float32: bool = False) -> ExportedProgra
 
 
 def _traced(module: nn.Module, policy: PolicyModule) -> ExportedProgram:
-    """Traces what takes a policy's inputs."""
+    """Traces a module that takes a policy's inputs."""
     inputs = inputs_of(policy.observation, policy.state_size)
     batch = {0: Dim("batch")}
     with quiet(), torch.enable_grad():  # without it, activations go through NumPy, which can't be traced
@@ -96,7 +96,7 @@ def _traced(module: nn.Module, policy: PolicyModule) -> ExportedProgram:
 
 
 def write_program(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) -> Runner:
-    """Writes a policy's program; ``metadata`` lies in its archive as ``metadata.json``. Returns what runs the file."""
+    """Writes a policy's program, with ``metadata`` as ``metadata.json`` in it; returns a function that runs it."""
     program = program_of(policy)
     with quiet():
         torch.export.save(program, str(path), extra_files={METADATA: json.dumps(dict(metadata))})

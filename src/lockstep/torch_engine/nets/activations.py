@@ -13,11 +13,11 @@ from lockstep.torch_engine.nets.memory import on_host
 
 
 def shard_by_shard(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Makes an elementwise function be applied to each shard of ``[k, …]`` on its own.
+    """Returns a function that applies an elementwise function to each shard of ``[k, …]`` on its own.
 
-    On a CPU the last elements of a tensor that don't fill a vector take a scalar path, which for some functions rounds
-    differently: which elements those are must not depend on how many shards lie in the tensor. On an accelerator each
-    element is a thread's.
+    On a CPU the last elements of a tensor that don't fill a vector take a scalar path, which rounds differently for
+    some functions. Which elements those are must not depend on the number of shards in the tensor. On an accelerator
+    each element has its own thread.
     """
 
     def apply(x: Tensor) -> Tensor:
@@ -34,12 +34,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": shard_by_shard(functional.silu),
     "gelu": shard_by_shard(functional.gelu),
 }
-"""By name, of ``[k, rows, units]``."""
+"""Activations by name, for ``[k, rows, units]``."""
 
 
 def _tanh(x: Tensor) -> Tensor:
-    """Computes tanh in place; on a CPU by NumPy, whose own is vectorised."""
-    if not on_host(x.device) or x.dtype == torch.bfloat16:  # which NumPy doesn't know
+    """Computes tanh in place; on a CPU with NumPy, whose tanh is vectorised."""
+    if not on_host(x.device) or x.dtype == torch.bfloat16:  # NumPy has no bfloat16
         return x.tanh_()
     np.tanh(x.numpy(), out=x.numpy())
     return x

@@ -1,4 +1,4 @@
-"""bfloat16 in networks: PyTorch's autocast, and what does the same to tensors without memory, which it doesn't know."""
+"""Computes networks in bfloat16, by PyTorch's autocast; on tensors without memory, by casts that do the same."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 PRODUCTS = {torch.baddbmm, torch.bmm, functional.linear, functional.conv2d}
-"""What networks call that autocast gives bfloat16 to; networks of a user's own aren't counted under it."""
+"""The functions that networks call and autocast gives bfloat16; custom networks aren't counted under it."""
 
 
 def autocast(device: torch.device, enabled: bool = True) -> AbstractContextManager[Any]:
-    """Has products on a device be of bfloat16, or not: ``torch.autocast``, and :class:`_OnShapes` on ``meta``."""
+    """Makes products on a device use bfloat16, or not: ``torch.autocast``, or :class:`_OnShapes` on ``meta``."""
     if device.type == "meta":
         return _on_shapes(enabled)
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
@@ -38,7 +38,7 @@ def _on_shapes(enabled: bool) -> Iterator[None]:
 
 
 class _OnShapes(TorchFunctionMode):
-    """Gives products bfloat16, by casts that are counted and have gradients as autocast's do."""
+    """Gives products bfloat16 by casts that are counted, and that have gradients as autocast's do."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""A policy's numbers through PyTorch: networks of every kind, gradients by autograd."""
+"""Computes a policy's numbers with PyTorch: networks of every kind, gradients by autograd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 IMAGES_AT_A_TIME = 256
-"""Of a rollout that is evaluated: as floats, and between layers, they take four times as many bytes and more."""
+"""Images of a rollout evaluated at a time: as floats, and between layers, they take four times the bytes and more."""
 
 
 def minibatch_loss(
@@ -67,14 +67,14 @@ def minibatch_loss(
 
 
 def dropout(net: PolicyNet, columns: Columns) -> AbstractContextManager[None]:
-    """Turns on the dropout of a custom network, keyed by a minibatch's seed, for the pass of its loss."""
+    """Turns on a custom network's dropout, keyed by a minibatch's seed, for the pass of its loss."""
     if net.custom is None:
         return nullcontext()
     return net.custom.dropout(int(columns[DROPOUT_SEED][0, 0]), columns["actions"].device)
 
 
 def lone_in_pairs(function: Function) -> Function:
-    """Lets a method of shards ``[k, …]`` compute a single one as the first of two, where the policy's ``pairs`` is."""
+    """Makes a method of shards ``[k, …]`` compute a single one as the first of two, if the policy's ``pairs`` is."""
 
     @functools.wraps(function)
     def called(self: AutogradFunctions, *arguments: Tensor) -> Any:
@@ -90,8 +90,8 @@ class AutogradFunctions:
     """Computes a policy's numbers with PyTorch; see :class:`lockstep.torch_engine.nets.functions.PolicyFunctions`.
 
     Attributes:
-        pairs: whether a single shard is computed as one of two, because alone it would have other bits: PyTorch gives
-            CUDA's library a product of one matrix by another call than a batch of two.
+        pairs: whether a single shard is computed as one of two, because alone it would have other bits: PyTorch
+            multiplies one matrix by another call of CUDA's library than a batch of two.
     """
 
     def __init__(self, net: PolicyNet, parameters: FlatParameters, config: Config) -> None:
@@ -124,7 +124,7 @@ class AutogradFunctions:
         return log_prob, log_prob[:, :0] if values is None else values
 
     def _of_images(self, observations: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Computes outputs and values of rows ``[k, m, width]``, so many at a time that memory stays small and warm."""
+        """Computes outputs and values of rows ``[k, m, width]``, in parts so that memory stays small and warm."""
         weights, size = self.weights.expanded(len(observations)), max(1, IMAGES_AT_A_TIME // len(observations))
         parts = [nets.actor_critic(self.net, weights, part) for part in observations.split(size, 1)]
         outputs, values = zip(*parts, strict=True)
@@ -197,7 +197,7 @@ class AutogradFunctions:
 
 
 class NetActor(Actor):
-    """Samples actions of networks without memory; see :class:`lockstep.torch_engine.nets.functions.Actor`."""
+    """Samples actions from networks without a state; see :class:`lockstep.torch_engine.nets.functions.Actor`."""
 
     def __init__(self, policy: AutogradFunctions, plan: ShardPlan, mode: Mode) -> None:
         self._policy, self._net, self._parameters = policy, policy.net, policy.weights
@@ -217,7 +217,7 @@ class NetActor(Actor):
         return self._sampled(x, noise.view(shards, self._rows, -1), shards_within(part, self._rows)).flatten(0, 1)
 
     def _sampled(self, x: Tensor, noise: Tensor, shards: slice) -> Tensor:
-        """Actions ``[k, rows, …]`` of observations and noise ``[k, rows, …]`` of some local shards."""
+        """Samples actions ``[k, rows, …]`` from observations and noise ``[k, rows, …]`` of some local shards."""
         return by_shard(self._mode, self._sample, x, noise)
 
     def _sample(self, x: Tensor, noise: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class NetActor(Actor):
 
 
 class RecurrentActor(NetActor):
-    """Samples actions of recurrent networks, carrying their state ``[k, rows, size]`` from step to step."""
+    """Samples actions from recurrent networks, and keeps their state ``[k, rows, size]`` from step to step."""
 
     def __init__(self, policy: AutogradFunctions, plan: ShardPlan, mode: Mode) -> None:
         super().__init__(policy, plan, mode)

@@ -1,7 +1,7 @@
-"""The loss of one shard through ``torch.compile``: one kernel for what autograd does operation by operation.
+"""Compiles the loss of one shard with ``torch.compile``: one kernel for what autograd does operation by operation.
 
-Only the function of one shard is compiled, at the one shape that a run has: over several shards at once a shard's bits
-would depend on its neighbours.
+Only the loss of one shard is compiled, at the one shape that a run has, because over several shards at once a shard's
+bits would depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from lockstep.config.run import Config
 from lockstep.training.losses import LossSettings
 
 LossFunction = Callable[..., tuple[Tensor, Tensor]]
-"""From networks, expanded parameters, a minibatch and settings to the loss ``[k]`` and its terms ``[k, T]``."""
+"""Computes the loss ``[k]`` and its terms ``[k, T]`` from networks, expanded parameters, a minibatch and settings."""
 
 
 def compiled(loss: LossFunction, config: Config) -> LossFunction:
-    """Returns the loss as it is, or compiled where the config says so; that one takes one shard at a time.
+    """Returns the loss, compiled if the config says so; the compiled one takes one shard at a time.
 
-    The global count, which changes from minibatch to minibatch with GRPO, stays outside: it would be compiled in.
+    It divides by the global count outside, because the count would be compiled in, and with GRPO it changes from
+    minibatch to minibatch.
     """
     if not config.compile:
         return loss

@@ -1,4 +1,4 @@
-"""Networks of the user's own: a ``torch.nn.Module`` named by import path, called as a function of its parameters."""
+"""Custom networks: a ``torch.nn.Module`` named by import path, called as a function of its parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockstep.torch_engine.nets.shards import in_pairs
 
 
 def _part(leaf: Leaf, rows: Tensor, floats: Tensor) -> Tensor:
-    """Takes one part of an observation ``[n, *shape]``: images uint8, indices int64, the rest float32."""
+    """Extracts one part of an observation ``[n, *shape]``: images uint8, indices int64, the rest float32."""
     source = rows if leaf.kind == "image" else floats
     part = source[..., leaf.start : leaf.start + leaf.size].reshape(rows.shape[0], *leaf.shape)
     dtype = {"image": torch.uint8, "one_hot": torch.int64}.get(leaf.kind)
@@ -28,9 +28,9 @@ def _part(leaf: Leaf, rows: Tensor, floats: Tensor) -> Tensor:
 
 
 def observation_tensors(layout: ObservationLayout, rows: Tensor) -> Any:
-    """Gives rows ``[n, width]`` the environment's own structure: a tensor, or a flat dict of them by path.
+    """Converts rows ``[n, width]`` to the environment's own structure: a tensor, or a flat dict of tensors by path.
 
-    A mask that comes apart from the observation isn't among them.
+    A mask that comes apart from the observation is left out.
     """
     floats = encoders.float_columns(layout, rows)
     parts = {leaf.name: _part(leaf, rows, floats) for leaf in layout.leaves if not leaf.apart}
@@ -48,10 +48,10 @@ class CustomNet:
         module: maps observations ``[n, …]`` to the actor's output ``[n, outputs]`` and values ``[n]`` or ``[n, 1]``.
 
     Attributes:
-        batched: whether several shards are one call, mapped over their axis: decided once, by the self-check.
-        pairs: whether a single shard is called for two, because alone it would have other bits.
-        one_by_one: why they are not, in words; None while nothing speaks against it.
-        frozen: the names of parameters that the constructor keeps from being trained, by ``requires_grad_(False)``.
+        batched: whether one call computes several shards, mapped over their axis; decided once, by the self-check.
+        pairs: whether a single shard is computed as one of two, because alone it would have other bits.
+        one_by_one: why shards can't share a call, in words; None unless a reason is known.
+        frozen: names of parameters that the constructor excludes from training, by ``requires_grad_(False)``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -67,7 +67,7 @@ class CustomNet:
         self._buffers: dict[torch.device, dict[str, Tensor]] = {}
 
     def map_over_shards(self, batched: bool, pairs: bool = False) -> None:
-        """Settles whether the module is called once for several shards, and for a single one in a pair."""
+        """Sets whether one call computes several shards, and whether a single shard is computed as one of two."""
         self.batched, self.pairs = batched, pairs
         for part in self.module.modules():
             if type(part) in (nn.Linear, _OneColumn) and part.out_features == 1:
@@ -79,16 +79,16 @@ class CustomNet:
 
     @contextmanager
     def dropout(self, seed: int, device: torch.device) -> Iterator[None]:
-        """Turns dropout on, keyed by a seed, for a pass on a device; global generators are then what they were before.
+        """Turns dropout on, keyed by a seed, for a pass on a device; then restores the global generators.
 
-        Which shards a rank computed last would show in what a user's environment draws from them.
+        Otherwise a user's environment that draws from them would show which shards the rank computed last.
         """
         there = [] if device.type in ("cpu", "meta") else [device]
         with torch.random.fork_rng(there, device_type=device.type if there else "cuda"):
             if there:
                 torch.manual_seed(seed)
             else:
-                torch.default_generator.manual_seed(seed)  # no device's, of which none is put back
+                torch.default_generator.manual_seed(seed)  # not those of devices, which aren't restored
             self.set_dropout(True)
             try:
                 yield
@@ -96,7 +96,7 @@ class CustomNet:
                 self.set_dropout(False)
 
     def initial_parameters(self) -> dict[str, np.ndarray]:
-        """Copies the parameters that the module was made with."""
+        """Returns copies of the parameters that the module was made with."""
         return {name: p.detach().numpy().astype(np.float32) for name, p in self.module.named_parameters()}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -104,20 +104,20 @@ class CustomNet:
         return dict(self._shapes)
 
     def forget_parameters(self) -> None:
-        """Frees the memory of the module's own parameters, in place of which others are always given."""
+        """Frees the memory of the module's own parameters, because every call is given others."""
         for parameter in self.module.parameters():
             parameter.data = torch.empty(0)
 
     def _buffers_on(self, device: torch.device) -> dict[str, Tensor]:
-        """Copies the module's buffers to a device, once; returns those that don't lie there anyway."""
+        """Copies the module's buffers to a device, once; returns those that aren't there anyway."""
         if device not in self._buffers:
-            with torch.inference_mode(False):  # a gradient may be taken of what they are used in
+            with torch.inference_mode(False):  # they may be used under autograd
                 elsewhere = {name: x.to(device) for name, x in self.module.named_buffers() if x.device != device}
             self._buffers[device] = elsewhere
         return self._buffers[device]
 
     def _weights(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Picks the module's own parameters, of which the frozen ones get no gradient: zeros, which Adam leaves be."""
+        """Picks the module's own parameters, frozen ones detached: their gradient is 0, so Adam doesn't change them."""
         names = self._shapes
         return {name: parameters[name].detach() if name in self.frozen else parameters[name] for name in names}
 
@@ -157,10 +157,10 @@ class CustomNet:
 
 
 class _OneColumn(nn.Linear):
-    """A layer with one output, computed as one of two: a product of one column rounds otherwise for a single shard."""
+    """A layer with one output, computed as one of two: a product of one column rounds differently for a lone shard."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Computes ``[…, in]`` to ``[…, 1]``."""
+        """Maps ``[…, in]`` to ``[…, 1]``."""
         weight = functional.pad(self.weight, (0, 0, 0, 1))
         bias = None if self.bias is None else functional.pad(self.bias, (0, 1))
         return functional.linear(input, weight, bias)[..., :1]
@@ -169,10 +169,10 @@ class _OneColumn(nn.Linear):
 def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: type | None = None) -> CustomNet:
     """Makes a user's module ``module:Class`` with PyTorch's generator seeded, and tries it on a batch of zeros.
 
-    ``kind`` is the class, where the caller has it; None: it is found by its name.
+    ``kind`` is the class, if the caller has it; None: it is found by its name.
 
     Raises:
-        ValueError: it can't be found or made, or gives something else than outputs and values; one line.
+        ValueError: if it can't be found or made, or returns anything but outputs and values; the message is one line.
     """
     kind = named_object("network.custom", path) if kind is None else kind
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
@@ -198,12 +198,12 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
 
 
 def check_float32(name: str, module: nn.Module) -> None:
-    """Refuses parameters of other types: all of them are kept, and trained, in one vector of float32.
+    """Refuses parameters that aren't float32, because all are kept and trained in one float32 vector.
 
-    Policies that were trained before this was looked at are loaded.
+    Policies trained before this check existed can still be loaded.
 
     Raises:
-        ValueError: a parameter is of another type; one line.
+        ValueError: if a parameter has another type; the message is one line.
     """
     for parameter, p in module.named_parameters():
         if p.dtype != torch.float32:

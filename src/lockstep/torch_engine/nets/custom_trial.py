@@ -1,4 +1,4 @@
-"""Trying whether a network of the user's own can be trained as it is written, before anything starts."""
+"""Tries whether a custom network can be trained as it is written, before anything starts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lockstep.torch_engine.nets.custom import CustomNet, check_float32
 
 
 def check_trainable(name: str, custom: CustomNet, net: Any) -> None:
-    """Tries a user's module; policies that were trained before something of it was looked at are loaded all the same.
+    """Tries a user's module; policies trained before a check existed can still be loaded.
 
     Raises:
-        ValueError: it isn't float32, no function of parameters and observations, can't be called in training, or has
-            nothing to train; one line that begins with ``name``.
+        ValueError: if it isn't float32, isn't a function of parameters and observations, can't be called in training,
+            or has nothing to train; one line that begins with ``name``.
     """
     check_float32(name, custom.module)
     check_function(name, custom, net)
@@ -27,11 +27,12 @@ def check_trainable(name: str, custom: CustomNet, net: Any) -> None:
 def check_function(name: str, custom: CustomNet, net: Any) -> None:
     """Calls a user's module again, as in rollouts and as in training, on observations of zeros.
 
-    What draws unkeyed numbers, or keeps some from call to call, would depend on which shards a rank computes, and on
-    where a run was resumed. What is made once, in a first call, may be kept.
+    A module that draws unkeyed numbers, or keeps some from call to call, would depend on which shards a rank computes,
+    and on where a run was resumed. It may keep what its first call makes.
 
     Raises:
-        ValueError: it draws or keeps them, or can't be called in training; one line that begins with ``name``.
+        ValueError: if it draws or keeps such numbers, or can't be called in training; one line that begins with
+            ``name``.
     """
     rows = torch.from_numpy(net.observation.zeros(2)).unsqueeze(0)
     parameters = {key: torch.from_numpy(x).unsqueeze(0) for key, x in custom.initial_parameters().items()}
@@ -40,7 +41,7 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
         custom.set_dropout(training)
         try:
             return custom(parameters, net.observation, rows)
-        except Exception as error:  # of the user's own
+        except Exception as error:  # raised by the user's code
             when = ": in training" if training else ""
             raise ValueError(f"{name}{when}: {one_line(error)}{users_line(error)}") from error
         finally:
@@ -74,8 +75,8 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
 
 
 def _check_gradient(name: str, custom: CustomNet, net: Any) -> None:
-    """Refuses a module by which no action would ever become more likely, whatever its critic learns."""
-    if net.log_std_shape:  # a parameter of ours beside the module, which learns
+    """Refuses a module that could never make an action more likely, whatever its critic learns."""
+    if net.log_std_shape:  # a parameter of ours beside the module can learn
         return
     rows = torch.from_numpy(net.observation.zeros(2)).unsqueeze(0)
     initial = custom.initial_parameters()
@@ -84,7 +85,7 @@ def _check_gradient(name: str, custom: CustomNet, net: Any) -> None:
         custom.set_dropout(True)
         try:
             output, _ = custom(parameters, net.observation, rows)
-        except Exception as error:  # of the user's own, which minds that parameters have gradients
+        except Exception as error:  # the user's code may fail if parameters have gradients
             raise ValueError(f"{name}: in training: {one_line(error)}{users_line(error)}") from error
         finally:
             custom.set_dropout(False)
@@ -97,5 +98,5 @@ def _check_gradient(name: str, custom: CustomNet, net: Any) -> None:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Says whether tensors are equal, not-a-numbers of uninitialised memory included."""
+    """Returns whether tensors are equal; NaNs, as in uninitialised memory, count as equal."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,8 +1,8 @@
 """Distributions of actions, given by an actor's output: categorical, several categoricals, or a diagonal Gaussian.
 
-Noise is drawn beforehand, so that sampling is a function: the largest of logits plus Gumbel noise samples a
-categorical; mean plus standard deviation times normal noise a Gaussian. A squashed Gaussian keeps the number before
-the tanh as its action; what the environment takes is made of it by :meth:`.PolicyNet.squash`, and :class:`Squash`.
+Noise is drawn beforehand, so that sampling is a pure function. The largest of logits plus Gumbel noise is a sample of a
+categorical; mean plus standard deviation times normal noise is one of a Gaussian. A squashed Gaussian keeps the number
+before the tanh as its action; :meth:`.PolicyNet.squash` and :class:`Squash` convert it to the environment's action.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def log_prob_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Computes log-probability and entropy, each ``[k, …]``, of actions shaped as :func:`sample`'s.
 
-    A squashed Gaussian has no entropy in closed form: it is the Gaussian's and the mean log slope of the tanh, which is
-    taken at these actions, as a function of mean and standard deviation (minus the log-probability would have the same
-    mean and a gradient that is 0 on average).
+    A squashed Gaussian has no entropy in closed form. It is computed as the Gaussian's plus the mean log slope of the
+    tanh, estimated at these actions as a function of mean and standard deviation. (Minus the log-probability would have
+    the same mean, but a gradient that is 0 on average.)
     """
     if net.action.kind == "discrete":
         return _categorical(output, actions)
@@ -89,10 +89,10 @@ def _categorical(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chosen(log_probs: Tensor, actions: Tensor) -> Tensor:
-    """Takes the log-probabilities ``[…]`` of actions out of those of all choices ``[…, choices]``.
+    """Selects the log-probabilities ``[…]`` of actions from those of all choices ``[…, choices]``.
 
-    On an accelerator by comparison, which has the same values: the gradient of a gather is a scatter, for which some
-    devices are waited for where kernels have to repeat their bits, and which takes others many kernels.
+    On an accelerator it compares instead of gathering; the values are the same. The gradient of a gather is a scatter:
+    with deterministic kernels the host waits for some devices, and others need many kernels.
     """
     if on_host(log_probs.device):
         return log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
@@ -119,7 +119,7 @@ def into_bounds(actions: Tensor, low: Tensor, half: Tensor) -> Tensor:
 
 
 class Squash:
-    """Does what :meth:`.PolicyNet.squash` does, on tensors of a device."""
+    """Squashes as :meth:`.PolicyNet.squash` does, on tensors of a device."""
 
     def __init__(self, net: PolicyNet, device: torch.device) -> None:
         self._low, high = (

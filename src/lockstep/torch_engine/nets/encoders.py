@@ -1,4 +1,4 @@
-"""From observation rows to features: numbers as they are, indices as one-hot vectors, images through convolutions."""
+"""Encodes observation rows as features: numbers as they are, indices as one-hot vectors, images by convolutions."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def float_columns(layout: ObservationLayout, rows: Tensor) -> Tensor:
 
 
 def action_mask(layout: ObservationLayout, rows: Tensor) -> Tensor | None:
-    """Tells which actions are allowed, bool ``[…, choices]``; None if all."""
+    """Returns which actions are allowed, bool ``[…, choices]``; None if all are."""
     leaf = layout.mask
     return None if leaf is None else float_columns(layout, rows)[..., leaf.start : leaf.start + leaf.size] > 0.5
 
 
 def marked(indices: Tensor, choices: int) -> Tensor:
-    """Marks which of so many choices each index ``[…]`` is, bool ``[…, choices]``; nothing looks at an index."""
+    """Marks the choice that each index ``[…]`` is, bool ``[…, choices]``; the host reads no index."""
     return torch.arange(choices, device=indices.device) == indices.unsqueeze(-1)
 
 
 def _one_hot(indices: Tensor, choices: int) -> Tensor:
-    """Does what PyTorch's function does, which waits for an accelerator to look for indices that are none."""
+    """Encodes as PyTorch's function does, which on an accelerator would wait to check the indices."""
     return functional.one_hot(indices, choices) if on_host(indices.device) else marked(indices, choices)
 
 
 def one_hot(leaf: Leaf, floats: Tensor) -> list[Tensor]:
-    """Turns a Discrete or MultiDiscrete part into one-hot vectors ``[…, choices]``."""
+    """Converts a Discrete or MultiDiscrete part to one-hot vectors ``[…, choices]``."""
     columns = floats[..., leaf.start : leaf.start + leaf.size].long()
-    if leaf.pattern != leaf.choices:  # at once for all of its repetitions, of which a grid has dozens
+    if leaf.pattern != leaf.choices:  # all repetitions at once, because a grid has dozens
         columns = columns.unflatten(-1, (-1, len(leaf.pattern)))
         parts = [_one_hot(columns[..., n], count) for n, count in enumerate(leaf.pattern)]
         return [torch.cat(parts, -1).flatten(-2).float()]
@@ -49,9 +49,9 @@ def one_hot(leaf: Leaf, floats: Tensor) -> list[Tensor]:
 
 
 def image(leaf: Leaf, rows: Tensor) -> Tensor:
-    """Takes an image ``[…, C, H, W]`` out of rows, float32 between 0 and 1.
+    """Extracts an image ``[…, C, H, W]`` from rows, float32 between 0 and 1.
 
-    On a CPU its channels lie last in memory, for which convolutions are faster.
+    On a CPU its channels lie last in memory, which makes convolutions faster.
     """
     shape = leaf.shape if len(leaf.shape) == 3 else (*leaf.shape, 1)
     pixels = rows[..., leaf.start : leaf.start + leaf.size].unflatten(-1, shape)
@@ -63,22 +63,22 @@ def image(leaf: Leaf, rows: Tensor) -> Tensor:
 
 
 def _scaled(pixels: Tensor, factor: float) -> Tensor:
-    """Turns pixels into floats, multiplied: in the memory of floats that were bytes, for others may be a caller's."""
+    """Converts pixels to floats, multiplied; changes only floats of its own in place, as others may be the caller's."""
     return pixels * factor if pixels.dtype == torch.float32 else pixels.float().mul_(factor)
 
 
 def images_of(layout: ObservationLayout, rows: Tensor) -> dict[str, Tensor]:
-    """Takes all images out of rows, by the leaves' names; see :func:`image`."""
+    """Extracts all images from rows, by the leaves' names; see :func:`image`."""
     return {leaf.name: image(leaf, rows) for leaf in layout.leaves if leaf.kind == "image"}
 
 
 def _one(parameter: Tensor) -> Tensor:
-    """Takes the first shard's parameter; of a single shard without an operation that autograd would copy it in."""
+    """Returns the first shard's parameter; a single shard's without an operation whose gradient autograd would copy."""
     return parameter.squeeze(0) if len(parameter) == 1 else parameter[0]
 
 
 def _twice(x: Tensor) -> Tensor:
-    """Copies an image alone, ``[1, 1, C, H, W]``, to two of it that lie in memory as several images do."""
+    """Copies a lone image ``[1, 1, C, H, W]`` into two that lie in memory as several images do."""
     one = x.flatten(0, 1)
     last = one.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if last else torch.contiguous_format
@@ -86,7 +86,7 @@ def _twice(x: Tensor) -> Tensor:
 
 
 def convolve(x: Tensor, parameters: Mapping[str, Tensor], name: str, stride: int = 1, padding: int = 0) -> Tensor:
-    """Convolves ``[k, n, C, H, W]``; with several shards their images are one batch."""
+    """Convolves images ``[k, n, C, H, W]``; those of several shards are one batch."""
     weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
     if len(x) > 1 and weight.requires_grad:
         return ConvolutionOfShards.apply(x, weight, bias, stride, padding)  # pyright: ignore[reportReturnType]
@@ -100,7 +100,7 @@ def _residual(x: Tensor, parameters: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _convolutions(encoder: ImageEncoder, kind: str, parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-    """Takes images ``[k, n, C, H, W]`` through an encoder's convolutions."""
+    """Applies an encoder's convolutions to images ``[k, n, C, H, W]``."""
     if kind == "nature":
         for layer, (_, _, stride) in enumerate(NATURE):
             x = torch.relu(convolve(x, parameters, f"{name}.{layer}", stride))
@@ -125,15 +125,15 @@ def _convolutions(encoder: ImageEncoder, kind: str, parameters: Mapping[str, Ten
 def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     """Computes features ``[k, n, features]`` of images ``[k, n, C, H, W]``.
 
-    One image alone goes through the network twice, unless gradients are wanted: kernels for a single row may be others
-    than for several, whose numbers don't depend on how many they are (on the processors that were tried;
-    :mod:`lockstep.torch_engine.setup.choose_mode` looks).
+    A lone image goes through the network twice, unless gradients are wanted. The kernels for a single row may be others
+    than for several rows, whose numbers don't depend on how many they are (on the processors that were tried;
+    :mod:`lockstep.torch_engine.setup.choose_mode` checks it).
     """
     k, n = x.shape[:2]
     if not torch.compiler.is_compiling() and k * n == 1 and not torch.is_grad_enabled():
         x = _twice(x)
     x = _convolutions(encoder, encoder.resolved(leaf), parameters, name, x)
-    x = x.flatten(2)  # in the order [C, H, W], which is the weight's in a checkpoint
+    x = x.flatten(2)  # in the order [C, H, W] of the weight in a checkpoint
     weight, bias = parameters[f"{name}.out.weight"], parameters[f"{name}.out.bias"]
     if _by_onednn(x):
         into = parameters.take(f"{name}.out.weight") if isinstance(parameters, GradientPlaces) else None
@@ -142,15 +142,15 @@ def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, T
         rows = functional.linear(x.flatten(0, 1).to_mkldnn(), _one(weight), _one(bias)).to_dense()
         return torch.relu(rows.unflatten(0, x.shape[:2])[:, :n])
     x = x[:, :n]
-    if k == 1:  # the weight's gradient comes out as it is stored, of a batched product transposed
+    if k == 1:  # its weight's gradient is laid out as stored; a batched product's is transposed
         return torch.relu(functional.linear(x.squeeze(0), _one(weight), _one(bias)).unsqueeze(0))
     return torch.relu(torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)))
 
 
 def _by_onednn(x: Tensor) -> bool:
-    """Tells whether oneDNN, which computes convolutions on x86, shall multiply rows ``[k, n, in]`` too.
+    """Returns whether oneDNN, which computes convolutions on x86, should multiply rows ``[k, n, in]`` too.
 
-    On some processors it has wider vector instructions for that than the BLAS that PyTorch multiplies by.
+    On some processors it uses wider vector instructions for that than the BLAS that PyTorch uses.
     """
     if torch.compiler.is_compiling() or not on_host(x.device) or x.shape[0] * x.shape[1] == 1:
         return False
@@ -167,7 +167,7 @@ def encode(
 ) -> Tensor:
     """Computes features ``[k, n, features]`` of observation rows ``[k, n, width]``.
 
-    The rows' images (:func:`images_of`) may be given, by who has more than one use for them.
+    A caller that uses the rows' images more than once may pass them (:func:`images_of`).
     """
     if layout.plain:
         return rows

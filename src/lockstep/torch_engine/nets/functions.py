@@ -1,4 +1,4 @@
-"""The interface of who computes a policy's numbers: through PyTorch and autograd, or by hand in NumPy.
+"""The interface to a policy's numbers, which PyTorch computes with autograd, or NumPy with gradients by hand.
 
 It is chosen once, when the state is made (:func:`lockstep.torch_engine.state.make_policy`).
 """
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from lockstep.core.shards import ShardPlan
 
 Columns = Mapping[str, Tensor]
-"""A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` says what they are."""
+"""A minibatch by name, tensors ``[k, rows, …]``; :class:`lockstep.torch_engine.batch.Batch` describes them."""
 
 
 class ShardGradients(Protocol):
     """Computes each shard's gradient and loss terms ``[k, P + T]`` of a minibatch."""
 
     def __call__(self, columns: Columns, count: Any, out: Tensor | None = None) -> Tensor:
-        """Takes the global count of valid samples, an int or a scalar on the device.
+        """Computes them, divided by the global count of valid samples, an int or a scalar on the device.
 
-        ``out`` is as :meth:`PolicyFunctions.gradients` takes it.
+        ``out`` is as in :meth:`PolicyFunctions.gradients`.
         """
         ...
 
@@ -39,12 +39,12 @@ DROPOUT_SEED = "dropout_seed"
 
 @dataclass
 class PolicyOutputs:
-    """What the policy says of a rollout.
+    """Holds what the policy computes of a rollout.
 
     Attributes:
         log_probs: of the actions, ``[k, T, rows]``.
         values: of all observations, the last one included, ``[k, T+1, rows]``; None without a critic.
-        recurrent_states: what is carried after each step ``[k, T+1, rows, size]``, of a recurrent policy.
+        recurrent_states: after each step ``[k, T+1, rows, size]``; None without a recurrent core.
     """
 
     log_probs: Tensor
@@ -55,13 +55,12 @@ class PolicyOutputs:
 class Actor(Protocol):
     """Samples a rank's actions step by step, from rows ``[E, width]`` and noise ``[E, action outputs]``.
 
-    ``part`` says which of the rank's environments they are of, whole shards; None: all.
-    Who carries nothing from step to step inherits :meth:`begin` and :meth:`forget`, which do nothing, and
-    :meth:`carried`.
+    ``part`` selects some of the rank's environments, whole shards; None: all. An actor that keeps nothing from step to
+    step inherits :meth:`begin` and :meth:`forget`, which do nothing, and :meth:`carried`.
     """
 
     def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
-        """Begins a rollout with what a recurrent policy carries into it, float32 ``[E, size]``."""
+        """Begins a rollout from a recurrent state, float32 ``[E, size]``."""
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """Samples actions ``[E, …]`` on the host."""
@@ -72,10 +71,10 @@ class Actor(Protocol):
         ...
 
     def forget(self, done: Tensor, part: slice | None = None) -> None:
-        """Carries nothing over the end of an episode; bool ``[E]``, at which nothing looks."""
+        """Resets the recurrent state where an episode ended; ``done`` is bool ``[E]``, and the host doesn't read it."""
 
     def carried(self) -> list[Tensor]:
-        """Returns what is carried from step to step; it stays in the same memory from one rollout to the next."""
+        """Returns what is kept from step to step; it stays in the same memory from one rollout to the next."""
         return []
 
 
@@ -83,7 +82,7 @@ class PolicyFunctions(Protocol):
     """Computes a policy's numbers on shards ``[k, …]``, with the parameters as they are at the call."""
 
     def actor(self, plan: ShardPlan, mode: Mode) -> Actor:
-        """Makes what samples the actions of a rollout."""
+        """Makes the actor that samples the actions of a rollout."""
         ...
 
     def output(self, observations: Tensor) -> Tensor:
@@ -100,16 +99,16 @@ class PolicyFunctions(Protocol):
     def unroll(
         self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Does what :meth:`evaluate` does for a recurrent policy, over whole rollouts.
+        """Does what :meth:`evaluate` does, for a recurrent policy over whole rollouts.
 
-        Takes observations ``[k, T+1, rows, width]``, actions ``[k, T, rows, …]``, the recurrent state ``[k, rows,
-        size]`` before the first step and resets ``[k, T+1, rows]``; returns log-probabilities ``[k, T, rows]``, values
-        ``[k, T+1, rows]`` (or empty) and recurrent states ``[k, T+1, rows, size]``.
+        Takes observations ``[k, T+1, rows, width]``, actions ``[k, T, rows, …]``, the recurrent state
+        ``[k, rows, size]`` before the first step and resets ``[k, T+1, rows]``. Returns log-probabilities
+        ``[k, T, rows]``, values ``[k, T+1, rows]`` (or empty) and recurrent states ``[k, T+1, rows, size]``.
         """
         ...
 
     def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes what :meth:`actor` samples one step's actions of, where the policy is recurrent.
+        """Computes the outputs of one step of a recurrent policy, from which :meth:`actor` samples.
 
         Takes observations ``[k, rows, width]`` and the state before the step ``[k, rows, size]``; returns logits or
         means ``[k, rows, outputs]`` and the state after it.
@@ -121,15 +120,15 @@ class PolicyFunctions(Protocol):
         ...
 
     def gradients(self, columns: Columns, settings: LossSettings, out: Tensor | None = None) -> Tensor:
-        """Computes each shard's gradient and loss terms ``[k, P + T]``, in ``out`` where that is given.
+        """Computes each shard's gradient and loss terms ``[k, P + T]``, in ``out`` if it is given.
 
-        What it returns otherwise may lie in memory that the next call uses again.
+        Without ``out`` the result may lie in memory that the next call uses again.
         """
         ...
 
 
 def shard_gradients(policy: PolicyFunctions, settings: LossSettings, pieces: int) -> ShardGradients:
-    """Makes a function of a minibatch that returns each shard's gradient, taken in ``pieces`` equal parts."""
+    """Returns a function of a minibatch that computes each shard's gradient, in ``pieces`` equal parts."""
 
     def of_whole(columns: Columns, count: Any, out: Tensor | None = None) -> Tensor:
         return policy.gradients(columns, settings.counting(count), out)
@@ -146,7 +145,7 @@ def shard_gradients(policy: PolicyFunctions, settings: LossSettings, pieces: int
 
 
 def in_pieces(columns: Columns, pieces: int) -> list[Columns]:
-    """Cuts a minibatch into equal parts of every shard's samples; each part has a dropout of its own."""
+    """Cuts a minibatch into equal parts of every shard's samples; each part has its own dropout."""
     out: list[dict[str, Tensor]] = [{} for _ in range(pieces)]
     for name, x in columns.items():
         parts = [x + number for number in range(pieces)] if name == DROPOUT_SEED else x.chunk(pieces, 1)

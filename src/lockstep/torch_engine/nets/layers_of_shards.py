@@ -1,7 +1,7 @@
-"""Layers of networks for images whose parameters' gradients are taken shard by shard, and all else of all images.
+"""Layers for images that compute parameters' gradients shard by shard, and all else for all images at once.
 
-What each function returns for a shard are the bits that PyTorch's own layer gives the shard alone, if an image's
-numbers don't depend on how many there are; :mod:`lockstep.torch_engine.setup.choose_mode` looks.
+For each shard they return the bits that PyTorch's own layer gives the shard alone, if an image's numbers don't depend
+on how many images there are; :mod:`lockstep.torch_engine.setup.choose_mode` checks it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from torch import Tensor
 from torch.nn import functional
 
 FEW_COLUMNS = 16
-"""Of features, with which oneDNN is called where its gradient by a bias alone is wanted."""
+"""Columns of features with which oneDNN is called if only its gradient by a bias is wanted."""
 LINE = 16
-"""Elements in a line of a processor's cache, by which places in memory differ."""
+"""Elements in a line of a processor's cache: a matrix may begin at any of them."""
 SMALL = 1 << 14
-"""Elements of a weight below which oneDNN computes its gradient."""
+"""For weights with fewer elements oneDNN computes the gradient."""
 
 
 class GradientPlaces(dict[str, Tensor]):
-    """Parameters by name, with views of where gradients by them shall lie; who computes one may take its place."""
+    """Parameters by name, with views of where their gradients belong; code that computes one may take its view."""
 
     def __init__(self, parameters: Mapping[str, Tensor], places: Mapping[str, Tensor]) -> None:
         super().__init__(parameters)
         self._places = dict(places)
 
     def take(self, name: str) -> Tensor | None:
-        """Gives the place of a parameter's gradient to the first who asks for it, and None to those after."""
+        """Returns the place of a parameter's gradient to the first caller, and None to later ones."""
         return self._places.pop(name, None)
 
 
 class ConvolutionOfShards(torch.autograd.Function):
-    """Convolves images ``[k, n, C, H, W]`` by parameters that are one shard's ``k`` times over."""
+    """Convolves images ``[k, n, C, H, W]`` with parameters that repeat one shard's ``k`` times."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
@@ -46,7 +46,7 @@ class ConvolutionOfShards(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Returns the images' gradient by one call, those of weights and biases by one for each shard."""
+        """Returns the images' gradient from one call, and those of weights and biases from one call for each shard."""
         (x, weight), options = ctx.saved_tensors, ctx.options
         back, of_images = torch.ops.aten.convolution_backward, None
         if ctx.needs_input_grad[0]:
@@ -60,11 +60,11 @@ class ConvolutionOfShards(torch.autograd.Function):
 
 
 class LinearOfShards(torch.autograd.Function):
-    """Multiplies features ``[k, n, in]`` by oneDNN, by parameters that are one shard's ``k`` times over."""
+    """Multiplies features ``[k, n, in]`` with oneDNN by parameters that repeat one shard's ``k`` times."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, into: Tensor | None) -> Tensor:
-        """Takes weights ``[k, out, in]``, biases ``[k, out]`` and where the weights' gradients shall lie, or None."""
+        """Takes weights ``[k, out, in]``, biases ``[k, out]`` and the place of the weights' gradients, or None."""
         ctx.save_for_backward(x, weight)
         ctx.into = into
         rows = functional.linear(x.flatten(0, 1).to_mkldnn(), weight[0], bias[0])
@@ -72,7 +72,7 @@ class LinearOfShards(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Returns the features' gradient by one call, those of weights and biases by calls for each shard."""
+        """Returns the features' gradient from one call, and those of weights and biases from calls for each shard."""
         (x, weight), into = ctx.saved_tensors, ctx.into
         joined = (x.flatten(0, 1).shape, grad.flatten(0, 1).to_mkldnn(), weight[0])
         of_features = torch.ops.aten.mkldnn_linear_backward_input(*joined).to_dense().view_as(x)
@@ -82,10 +82,10 @@ class LinearOfShards(torch.autograd.Function):
 
 
 def _of_parameters(grad: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """Puts a shard's gradient by the weight ``[out, in]`` in ``out``, and returns that by the bias.
+    """Writes a shard's gradient by the weight ``[out, in]`` into ``out``, and returns that by the bias.
 
-    oneDNN returns the former in memory of its own, from which it would have to be copied, so that it is the BLAS's
-    where that gives the same bits. oneDNN's gradient by a bias is had of a few columns, for it has nothing to do with
+    oneDNN returns the former in its own memory, from which it would have to be copied, so the BLAS computes it if that
+    gives the same bits. Then oneDNN computes the gradient by the bias with a few columns, because it doesn't depend on
     what is multiplied.
     """
     if products_alike(*x.shape, len(weight)):
@@ -107,9 +107,9 @@ def _gradients_by_onednn(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tenso
 @lru_cache
 @torch.no_grad()
 def products_alike(rows: int, inputs: int, outputs: int) -> bool:
-    """Tells whether BLAS and oneDNN give one gradient by a weight, wherever all lies, and one by a bias; tried once.
+    """Returns whether BLAS and oneDNN compute the same gradients by weight, at any alignment, and by bias; tried once.
 
-    Small ones, which may be equal by chance, gain nothing.
+    It returns False for small weights: they may be equal by chance, and gain nothing.
     """
     if inputs * outputs < SMALL:
         return False
@@ -127,5 +127,5 @@ def products_alike(rows: int, inputs: int, outputs: int) -> bool:
 
 
 def _moved(x: Tensor, offset: int) -> Tensor:
-    """Copies a matrix to so many elements after a line of memory's begin."""
+    """Copies a matrix to ``offset`` elements after the begin of a cache line."""
     return x.new_empty(offset + x.numel())[offset:].view_as(x).copy_(x)

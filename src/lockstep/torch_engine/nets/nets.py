@@ -2,11 +2,11 @@
 
 A parameter is ``[out, in]`` or ``[out]`` in a checkpoint. Here each layer is one batched matrix product over shards:
 weights ``[k, out, in]``, inputs ``[k, rows, in]``. With weights expanded over the ``k`` shards that a rank owns,
-autograd returns one gradient per shard, and a shard's numbers don't depend on ``k`` (``docs/design.md``; checked at
+autograd returns one gradient per shard, and a shard's numbers don't depend on ``k`` (``docs/design.md``; checked at the
 start by :mod:`lockstep.torch_engine.setup.self_check`).
 
-A network is encoder → recurrent core → hidden layers → head; the parts that a config doesn't ask for are left out.
-Actor and critic are two of them, or share all but the head.
+A network is encoder → recurrent core → hidden layers → head, without the parts that a config doesn't ask for. Actor and
+critic are two networks, or share all parts except the head.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def expand(parameters: Parameters, num_shards: int) -> dict[str, Tensor]:
-    """Gives parameters a leading shard axis: ``[k, …]``, every shard the same memory."""
+    """Adds a leading shard axis to parameters: ``[k, …]``, in which every shard has the same memory."""
     return {name: p.expand(num_shards, *p.shape) for name, p in parameters.items()}
 
 
 def _in_precision(function: Function) -> Function:
-    """Runs a network under autocast where its precision asks for it; parameters, inputs, heads and outputs are float32.
+    """Runs a network under autocast if its precision asks for it; parameters, inputs, heads and outputs are float32.
 
-    What a network of the user's own gives is made float32.
+    The outputs of a custom network are converted to float32.
     """
 
     @functools.wraps(function)
@@ -151,13 +151,13 @@ def unroll(
         net: with a recurrent core.
         parameters: expanded.
         observations: rows ``[k, steps, n, width]``.
-        recurrent_state: ``[k, n, size]`` before the first step.
+        recurrent_state: before the first step, ``[k, n, size]``.
         resets: 1.0 where an episode begins with this step, ``[k, steps, n]``: nothing is carried into it.
-        actor_only: leave the critic out, also where it has a core of its own (whose state stays what it was).
+        actor_only: whether to leave the critic out; the state of a core of its own then stays what it was.
 
     Returns:
-        The actor's output ``[k, steps, n, outputs]``, values ``[k, steps, n]`` or None, and recurrent states after
-        each step ``[k, steps, n, size]``.
+        The actor's output ``[k, steps, n, outputs]``, values ``[k, steps, n]`` or None, and recurrent states after each
+        step ``[k, steps, n, size]``.
     """
     k, steps, n, _ = observations.shape
     rows = observations.flatten(1, 2)

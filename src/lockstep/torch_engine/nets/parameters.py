@@ -1,4 +1,4 @@
-"""All parameters in one vector, and what applies gradients to it."""
+"""Holds all parameters in one vector, and applies gradients to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Rule(Protocol):
-    """Applies a gradient ``[P]``, whose memory it may use up, at a learning rate; see :meth:`Optimizer.step`."""
+    """Applies a gradient ``[P]``, which it may overwrite, at a learning rate; see :meth:`Optimizer.step`."""
 
     def __call__(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None, /) -> None:
         """Applies it."""
@@ -53,42 +53,42 @@ class FlatParameters:
         return {name: part.numpy().copy() for name, part in self.split(host).items()}
 
     def load(self, flat: Tensor, arrays: Arrays) -> None:
-        """Copies arrays into a vector's parts; the names and shapes must be these."""
+        """Copies arrays into a vector's parts; names and shapes must be those of the parameters."""
         for name, view in self.split(flat).items():
             array = torch.from_numpy(np.ascontiguousarray(arrays[name]))
-            view.copy_(array.view(view.shape))  # NumPy adds an axis to none
+            view.copy_(array.view(view.shape))  # NumPy made a scalar one-dimensional
 
 
 class Optimizer(Protocol):
-    """Keeps the parameters and Adam's moments, whole or this rank's slices, and applies reduced gradients to them."""
+    """Holds the parameters and Adam's moments, whole or this rank's slices, and applies reduced gradients to them."""
 
     def step(self, gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
-        """Applies a gradient, ``[P]`` or this rank's part of it, whose memory is used up.
+        """Applies a gradient, ``[P]`` or this rank's part of it, and may overwrite it.
 
-        On an accelerator the rate may be a float32 scalar there, and ``skipped`` one that is 1 where nothing is to be
-        changed; nothing looks at either.
+        On an accelerator the rate may be a float32 scalar there, and ``skipped`` a scalar that is 1 if nothing is to be
+        changed; the host reads neither.
         """
 
     def parameters(self) -> Tensor:
-        """Returns the whole parameters ``[P]``; a collective and a copy where they are sliced."""
+        """Returns the whole parameters ``[P]``; a collective and a copy if they are sliced."""
         ...
 
     def moments(self) -> dict[str, Tensor]:
-        """Returns ``step``, a scalar, and the whole moments ``[P]``; a collective and copies where they are sliced."""
+        """Returns ``step``, a scalar, and the whole moments ``[P]``; a collective and copies if they are sliced."""
         ...
 
     def load(self, parameters: Arrays, moments: Mapping[str, Arrays], step: float) -> None:
         """Copies whole arrays in: parameters, each of :data:`MOMENTS`, and the number of steps done."""
 
     def gather(self) -> None:
-        """Makes the whole parameters readable by name; a collective where they are sliced."""
+        """Makes the whole parameters readable by name; a collective if they are sliced."""
 
     def release(self) -> None:
         """Frees what :meth:`gather` made."""
 
 
 class WholeAdam(Optimizer):
-    """Keeps whole moments beside whole parameters: the :class:`Optimizer` of most runs.
+    """Holds whole moments beside whole parameters: the :class:`Optimizer` of most runs.
 
     ``make_rule`` makes the rule from parameters ``[P]`` and moments by name, which the rule changes in place.
     """
@@ -120,7 +120,7 @@ class WholeAdam(Optimizer):
 
 
 def fused_adam(flat: Tensor, moments: dict[str, Tensor], options: dict[str, Any]) -> Rule:
-    """Makes PyTorch's fused Adam the rule: its state is ``moments``, its settings are ``options``."""
+    """Returns a rule that applies PyTorch's fused Adam; ``moments`` are its state, ``options`` its settings."""
     gradients = torch.zeros_like(flat)
 
     def step(gradient: Tensor, learning_rate: float | Tensor, skipped: Tensor | None = None) -> None:
@@ -140,9 +140,9 @@ def fused_adam_step(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """Applies PyTorch's fused Adam to tensors, by its function: ``torch.optim.Adam`` loads ``torch.compile``.
+    """Applies PyTorch's fused Adam to tensors by its function, because ``torch.optim.Adam`` loads ``torch.compile``.
 
-    ``found_inf`` is how PyTorch's own ``GradScaler`` has it leave a step out without a wait.
+    ``found_inf`` makes Adam skip a step without a wait; PyTorch's ``GradScaler`` uses it so too.
     """
     with torch.no_grad():
         adam(

@@ -1,7 +1,7 @@
 """Recurrent cores with a leading shard axis: LSTM (Hochreiter & Schmidhuber 1997) and GRU (Cho et al. 2014).
 
-Gates in PyTorch's order. The logistic function is taken as ``(1 + tanh(x/2)) / 2``: PyTorch's own sigmoid rounds by an
-element's position in memory on a CPU, which would make a shard's bits depend on its neighbours.
+Gates are in PyTorch's order. The logistic function is computed as ``(1 + tanh(x/2)) / 2``: on a CPU PyTorch's sigmoid
+rounds by an element's position in memory, which would make a shard's bits depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def unroll(
 ) -> tuple[Tensor, Tensor]:
     """Runs a core (``lstm`` or ``gru``) of the network ``name`` over sequences ``[k, steps, n, inputs]``.
 
-    The recurrent state ``[k, n, size]`` is that before the first step; resets ``[k, steps, n]`` are 1.0 where nothing
-    is carried into a step. Returns hidden states and recurrent states after each step, ``[k, steps, n, size]``.
+    ``recurrent_state`` ``[k, n, size]`` is that before the first step; ``resets`` ``[k, steps, n]`` are 1.0 where
+    nothing is carried into a step. Returns hidden states and recurrent states after each step, ``[k, steps, n, size]``.
     """
     k, steps, n, _ = x.shape
     weight, bias = parameters[f"{name}.core.input.weight"], parameters[f"{name}.core.input.bias"]

@@ -1,8 +1,8 @@
-"""Sums over a shard's rows that don't depend on how many shards there are, on an accelerator: products with ones.
+"""Sums over a shard's rows that don't depend on how many shards there are; on an accelerator, products with ones.
 
-PyTorch's own reduction shares one sum among more or fewer blocks of threads, by how many sums there are: of the same
-rows, two shards had other last bits than eight on an H100. A batched product is cut up within each of its matrices.
-On a CPU sums are PyTorch's.
+PyTorch's own reduction splits a sum among more or fewer blocks of threads, depending on how many sums there are: on an
+H100 the same rows got other last bits with two shards than with eight. A batched product is split within each of its
+matrices. On a CPU the sums are PyTorch's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _SpreadOverRows(torch.autograd.Function):
 def summed_by_product(x: Tensor) -> Tensor:
     """Sums ``[k, n, width]`` over rows to ``[k, width]``: ones times each shard's matrix.
 
-    A product of a single column is one of two: how those are computed differs more between numbers of shards.
+    A product of a single column is computed as one of two, because how single ones are computed depends more on the
+    number of shards.
     """
     shards, rows, width = x.shape
     if width == 1:
@@ -40,7 +41,7 @@ def summed_by_product(x: Tensor) -> Tensor:
 
 
 def over_rows(x: Tensor, rows: int) -> Tensor:
-    """Gives numbers of each shard ``[k, width]`` a row axis that they broadcast along, ``[k, 1 or rows, width]``."""
+    """Adds a row axis to each shard's numbers ``[k, width]``, along which they broadcast: ``[k, 1 or rows, width]``."""
     asked = torch.is_grad_enabled() and x.requires_grad
     if on_host(x.device) or torch.compiler.is_compiling() or not asked:  # what is compiled is called for one shard
         return x.unsqueeze(1)
@@ -48,7 +49,7 @@ def over_rows(x: Tensor, rows: int) -> Tensor:
 
 
 def sums_of_rows(columns: list[Tensor]) -> Tensor:
-    """Does what :func:`lockstep.torch_engine.losses.summed` does."""
+    """Sums columns as :func:`lockstep.torch_engine.losses.summed` does."""
     if on_host(columns[0].device) or torch.compiler.is_compiling():
         return summed(columns)
     return summed_by_product(torch.stack(columns, -1))

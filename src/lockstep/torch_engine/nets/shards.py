@@ -1,7 +1,7 @@
-"""How samples of shards lie in memory, and how a function of shards is called on them.
+"""Lays out samples of shards in memory, and calls functions of shards on them.
 
-``by_shard`` calls every function of shards: batched over all local shards where the self-check has passed
-(:mod:`lockstep.torch_engine.setup.self_check`), one shard after the other where it has not. Slices are cloned: memory
+``by_shard`` calls every function of shards: batched over all local shards if the self-check has passed
+(:mod:`lockstep.torch_engine.setup.self_check`), else one shard after the other. Slices are cloned, because memory
 alignment may decide the last bits too.
 """
 
@@ -27,8 +27,8 @@ def one_by_one(calls: Calls) -> list[Any]:
 
 
 independently: ContextVar[Callable[[Calls], list[Any]]] = ContextVar("independently", default=one_by_one)
-"""How functions are called that need nothing of one another, the calls of a loop over shards: one after the other, or,
-where a graph is captured, as branches of it (:func:`lockstep.torch_engine.setup.accelerator.capture`)."""
+"""How to call functions that don't depend on one another, such as those of a loop over shards: one after the other or,
+while a graph is captured, as its branches (:func:`lockstep.torch_engine.setup.accelerator.capture`)."""
 
 
 def by_shard(mode: Mode, function: ShardFunction, *arguments: Any) -> Any:
@@ -51,12 +51,12 @@ def by_shard(mode: Mode, function: ShardFunction, *arguments: Any) -> Any:
 
 
 def shards_within(part: slice | None, rows: int) -> slice:
-    """Returns which of a rank's shards of ``rows`` environments some of its environments are; None: all of them."""
+    """Returns the shards, of ``rows`` environments each, that a part of a rank's environments is; None: all of them."""
     return slice(None) if part is None else slice(part.start // rows, part.stop // rows)
 
 
 def part_of(argument: Any, first: int, last: int) -> Any:
-    """Copies the shards from ``first`` to before ``last`` of an array, a tensor, or a dict of tensors."""
+    """Copies the shards from ``first`` up to ``last`` of an array, a tensor, or a dict of tensors."""
     if isinstance(argument, dict):
         return {name: values[first:last].clone() for name, values in argument.items()}
     part = argument[first:last]
@@ -69,7 +69,7 @@ def in_pairs(x: Tensor) -> Tensor:
 
 
 def parts_of(shards: int, most: int) -> list[tuple[int, int]]:
-    """Cuts shards into runs ``(first, after the last)``: each a power of two long, ``most`` at most, which is one."""
+    """Cuts shards into runs ``(first, after the last)`` of powers of two, at most ``most``, which is one too."""
     parts, first = [], 0
     while first < shards:
         size = min(most, 1 << (shards - first).bit_length() - 1)
@@ -83,15 +83,15 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def aligned(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Copies an array to a tensor of its own: a product's last bits may depend on how its input lies in memory."""
+    """Copies an array to a new tensor, because a product's last bits may depend on its input's place in memory."""
     tensor = torch.as_tensor(array)
     return tensor.clone() if tensor.device.type == device.type else tensor.to(device)
 
 
 def to_shards(x: Tensor, num_shards: int) -> Tensor:
-    """Puts each shard's part of ``[T, k·rows, …]`` together: ``[k, T·rows, …]``.
+    """Joins each shard's part of ``[T, k·rows, …]``: ``[k, T·rows, …]``.
 
-    A copy, contiguous; with a single row a shard a view, in which a shard's samples lie ``k`` apart.
+    The result is a contiguous copy; with one row a shard it is a view, in which a shard's samples lie ``k`` apart.
     """
     steps, envs = x.shape[:2]
     rows = envs // num_shards
@@ -100,7 +100,7 @@ def to_shards(x: Tensor, num_shards: int) -> Tensor:
 
 
 def laid_out(x: Tensor, num_shards: int) -> Tensor:
-    """Does what :func:`to_shards` does of two steps or more, contiguous and by one copy always; see :func:`aligned`."""
+    """Does what :func:`to_shards` does for two steps or more, always as one contiguous copy; see :func:`aligned`."""
     own = x.clone(memory_format=torch.contiguous_format) if num_shards == 1 else x
     return to_shards(own, num_shards).contiguous()
 

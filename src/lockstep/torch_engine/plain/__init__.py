@@ -1,1 +1,1 @@
-"""Small networks, with recurrent cores or without, whose gradients are written by hand in NumPy."""
+"""Small networks, with or without recurrent cores, whose gradients are written by hand in NumPy."""

@@ -11,9 +11,9 @@ from lockstep.torch_engine.nets.parameters import Rule
 
 
 def host_adam(flat: Tensor, moments: dict[str, Tensor], betas: tuple[float, float], epsilon: float) -> Rule:
-    """Makes Adam in NumPy the rule (Kingma & Ba 2015, algorithm 1), for parameters ``[P]`` and moments on the CPU.
+    """Returns a rule that applies Adam in NumPy (Kingma & Ba 2015, algorithm 1), to parameters ``[P]`` on the CPU.
 
-    At few parameters most of PyTorch's step goes into calling it.
+    The moments are on the CPU too. With few parameters, calling it takes most of PyTorch's step.
     """
     parameters, mean, square = flat.detach().numpy(), moments["exp_avg"].numpy(), moments["exp_avg_sq"].numpy()
     scratch, steps = np.empty_like(parameters), moments["step"].numpy()

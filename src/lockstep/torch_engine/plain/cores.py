@@ -1,10 +1,10 @@
 """Recurrent cores by hand, in NumPy: LSTM and GRU over sequences, and their gradients back through time.
 
 Equations and the order of gates are those of :mod:`lockstep.torch_engine.nets.recurrent`. The cores of networks that
-see the same observations run side by side, along an axis of trunks. ``np.matmul`` calls the BLAS once a shard and
-trunk, so a shard's bits don't depend on its neighbours. A step's gates lie one after the other,
-``[gates, k, trunks, n, size]``, because NumPy goes over whole arrays several times faster than over parts of rows; and
-what needs no order in time is computed for all steps at once.
+see the same observations run side by side, along an axis of trunks. ``np.matmul`` calls the BLAS once for each shard
+and trunk, so a shard's bits don't depend on its neighbours. A step's gates lie one after the other,
+``[gates, k, trunks, n, size]``, because NumPy goes over whole arrays several times faster than over parts of rows. What
+needs no order in time is computed for all steps at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 
 class CoreWeights(NamedTuple):
-    """What a core makes of its parameters before it runs.
+    """Holds what a core computes from its parameters before it runs.
 
     Attributes:
         input: ``[trunks, inputs, gates·size]``.
@@ -38,12 +38,12 @@ class Unrolled:
     """Holds what a core computed over sequences.
 
     Attributes:
-        x: what went in, ``[k, 1, steps·n, inputs]``.
+        x: the input, ``[k, 1, steps·n, inputs]``.
         keep: 0.0 where nothing is carried into a step, else 1.0: ``[steps, k, 1, n, 1]``.
         resets: whether a step has such rows, on any shard.
-        first: what was carried into the first step, ``[parts, k, trunks, n, size]``.
-        states: what is carried on after each step, ``[parts, steps, k, trunks, n, size]``: hidden state, cell state.
-        gates: activated, ``[steps, gates, k, trunks, n, size]``; only the last step's if no gradient is to be taken.
+        first: the state before the first step, ``[parts, k, trunks, n, size]``.
+        states: the state after each step, ``[parts, steps, k, trunks, n, size]``: hidden state, cell state.
+        gates: activated, ``[steps, gates, k, trunks, n, size]``; only the last step's unless gradients are taken.
         inner: an LSTM's tanh of cell states, a GRU's hidden part of new states, ``[steps, k, trunks, n, size]``;
             likewise.
     """
@@ -57,24 +57,24 @@ class Unrolled:
     inner: np.ndarray
 
     def before(self, part: int) -> np.ndarray:
-        """Computes what one part of the states was as it went into each step."""
+        """Computes one part of the states as it went into each step."""
         into = np.concatenate([self.first[part, None], self.states[part, :-1]])
         return np.multiply(into, self.keep, out=into) if any(self.resets) else into
 
 
 class Core(ABC):
-    """Runs the cores of some networks, and takes gradients back through them; in the dtype of their parameters.
+    """Runs the cores of some networks, and computes gradients back through them, in the dtype of their parameters.
 
-    Those may be changed from outside between calls.
+    The parameters may be changed from outside between calls.
 
     Attributes:
-        size: units of a core; ``trunks`` the number of networks.
-        width: parameters of a core.
+        size: units of a core; ``trunks`` is the number of networks.
+        width: the number of a core's parameters.
     """
 
     names = ("input.weight", "input.bias", "hidden.weight", "hidden.bias")
     parts: ClassVar[int]
-    """Arrays that are carried: a hidden state, and an LSTM's cell state."""
+    """The number of arrays that a state has: a hidden state, and an LSTM's cell state."""
     slopes: ClassVar[tuple[float, ...]]
     """By gate: 0.5 for logistic functions, taken as ``(1 + tanh(x/2)) / 2``, and 1.0 for tanh."""
 
@@ -94,9 +94,9 @@ class Core(ABC):
         return np.stack([parameters[name] for parameters in self._parameters])
 
     def weights(self) -> CoreWeights:
-        """Takes the weights as they are now; those of logistic functions halved, which loses no bit."""
+        """Returns the weights as they are now; those of logistic functions are halved, which loses no bit."""
         bias, hidden_bias = self._stacked("input.bias"), np.zeros((self.trunks, self.size), self.dtype)
-        if "hidden.bias" in self._parameters[0]:  # it adds up with the other one, but where the reset gate multiplies
+        if "hidden.bias" in self._parameters[0]:  # added to the input's, except where the reset gate multiplies it
             given = self._stacked("hidden.bias")
             bias[:, : -self.size] += given[:, : -self.size]
             hidden_bias = given[:, -self.size :]
@@ -112,8 +112,8 @@ class Core(ABC):
     ) -> Unrolled:
         """Runs over sequences ``[k, steps, n, inputs]``.
 
-        What is carried into the first step is ``[parts, k, trunks, n, size]``; resets ``[k, steps, n]`` are 1.0 where
-        nothing is carried into a step. With a graph :meth:`backward` can follow.
+        ``first`` is the state before the first step, ``[parts, k, trunks, n, size]``; ``resets`` ``[k, steps, n]`` are
+        1.0 where nothing is carried into a step. With ``graph``, :meth:`backward` can follow.
         """
         k, steps, n, inputs = x.shape
         kept = steps if graph else 1
@@ -136,7 +136,7 @@ class Core(ABC):
     def backward(self, run: Unrolled, d_hidden: np.ndarray, out: np.ndarray) -> None:
         """Writes the gradients of all trunks' parameters into ``out`` ``[k, trunks·width]``.
 
-        ``d_hidden`` is the gradient of hidden states ``[steps, k, trunks, n, size]``, whose memory is used up.
+        ``d_hidden`` is the gradient of hidden states ``[steps, k, trunks, n, size]``; it is overwritten.
         """
         d_input, d_product = self._back(self._stacked("hidden.weight"), run, d_hidden)
         steps, k, trunks, n, _ = run.inner.shape
@@ -166,17 +166,18 @@ class Core(ABC):
 
     @abstractmethod
     def _run(self, weights: CoreWeights, projected: np.ndarray, run: Unrolled) -> None:
-        """Fills gates, states and ``inner`` from inputs' products ``[steps, gates, k, trunks, n, size]``."""
+        """Fills gates, states and ``inner`` from the inputs' products ``[steps, gates, k, trunks, n, size]``."""
 
     @abstractmethod
     def _back(self, weight: np.ndarray, run: Unrolled, d_hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Computes the gradients of what the gates add up, ``[steps, k, trunks, n, gates·size]``.
+        """Computes the gradients of the sums in the gates, ``[steps, k, trunks, n, gates·size]``.
 
-        Takes hidden weights ``[trunks, gates·size, size]``; returns those of the inputs' and of the hidden products.
+        Takes hidden weights ``[trunks, gates·size, size]``; returns the gradients of the inputs' and of the hidden
+        products.
         """
 
     def _step_buffer(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Makes memory for products ``[…, n, gates·size]``, and a view of it gate by gate, ``[gates, …, n, size]``."""
+        """Allocates products ``[…, n, gates·size]``; returns them, and a view gate by gate, ``[gates, …, n, size]``."""
         buffer = np.empty((*shape[:-1], self._gates * self.size), self.dtype)
         by_gate = buffer.reshape(*shape[:-1], self._gates, self.size)
         return buffer, by_gate.transpose(*range(len(shape) - 4), -2, -5, -4, -3, -1)

@@ -1,4 +1,4 @@
-"""What the engine asks of a policy in tensors, computed by hand in NumPy on the same memory."""
+"""Computes the numbers of plain and recurrent policies by hand in NumPy, on the memory of the engine's tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NUMBERS = (int, float, type(None))
-"""What most settings are: to ask for these is faster than to ask for tensors."""
+"""Types of most settings: checking for these is faster than checking for tensors."""
 
 
 def in_numbers(settings: LossSettings) -> LossSettings:
@@ -56,11 +56,11 @@ class PlainFunctions:
     def unroll(
         self, observations: Tensor, actions: Tensor, recurrent_state: Tensor, resets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Refuses: a plain policy isn't recurrent."""
+        """Raises: a plain policy isn't recurrent."""
         raise AssertionError("a plain policy isn't recurrent")
 
     def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
-        """Refuses: a plain policy isn't recurrent."""
+        """Raises: a plain policy isn't recurrent."""
         raise AssertionError("a plain policy isn't recurrent")
 
     def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
@@ -88,11 +88,11 @@ class RecurrentFunctions:
         return RecurrentPlainActor(self.recurrent, plan, mode)
 
     def output(self, observations: Tensor) -> Tensor:
-        """Refuses: a recurrent policy's output depends on what it carries."""
+        """Raises: a recurrent policy's output depends on its state."""
         raise AssertionError("a recurrent policy goes by step or unroll")
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Refuses: see :meth:`output`."""
+        """Raises: see :meth:`output`."""
         raise AssertionError("a recurrent policy goes by step or unroll")
 
     def unroll(
@@ -142,9 +142,9 @@ class PlainActor(Actor):
 
 
 class RecurrentPlainActor(Actor):
-    """Samples a recurrent policy's actions, carrying its state ``[k, rows, size]`` from step to step.
+    """Samples a recurrent policy's actions, and keeps its state ``[k, rows, size]`` from step to step.
 
-    The parameters are those at the beginning of the rollout.
+    It uses the parameters as they were at the beginning of the rollout.
     """
 
     def __init__(self, policy: RecurrentPolicy, plan: ShardPlan, mode: Mode) -> None:

@@ -19,7 +19,7 @@ def _relu(x: np.ndarray) -> np.ndarray:
 
 
 def _tanh_back(d: np.ndarray, h: np.ndarray) -> np.ndarray:
-    slope = np.multiply(h, h, out=h)  # nobody needs the output any more
+    slope = np.multiply(h, h, out=h)  # the output isn't needed any more
     np.subtract(1.0, slope, out=slope)
     return np.multiply(d, slope, out=d)
 
@@ -41,19 +41,19 @@ ACTIVATIONS: dict[str, tuple[Callable[..., np.ndarray], Callable[..., np.ndarray
     "relu": (_relu, _relu_back),
     "elu": (_elu, _elu_back),
 }
-"""By name: the activation, and its derivative as a function of its output, whose memory may be used up."""
+"""By name: the activation, and its derivative as a function of its output, which it may overwrite."""
 
 
-CHEAP_COPY = 8192  # numbers of a weight; larger ones are copied for longer than that saves
-PACKED = 2048  # results of a product from which on OpenBLAS packs a transposed factor (with AVX-512)
-DOT = 32  # numbers that are multiplied and added, from which on it sums a small product in another order
+CHEAP_COPY = 8192  # numbers of a weight; copying a larger one costs more than it saves
+PACKED = 2048  # products with as many results or more make OpenBLAS pack a transposed factor (with AVX-512)
+DOT = 32  # small products with sums as long or longer are added in another order
 
 
 def transposed(weight: np.ndarray, rows: int) -> np.ndarray:
-    """Returns ``weight.T`` ``[in, out]`` for products with ``rows`` rows: as a copy where that has the same bits.
+    """Returns ``weight.T`` ``[in, out]`` for products with ``rows`` rows; as a copy if that gives the same bits.
 
-    OpenBLAS multiplies small matrices faster where neither is transposed, but not always in the same order; where it
-    does was measured (docs/decisions/075-copies-of-transposed-weights.md).
+    OpenBLAS multiplies small matrices faster if neither is transposed, but not always in the same order. Where the
+    order is the same was measured (docs/decisions/075-copies-of-transposed-weights.md).
     """
     outputs, inputs = weight.shape
     same = outputs % 64 == 0 and rows > 1 and (rows * outputs >= PACKED or inputs < DOT)
@@ -61,7 +61,7 @@ def transposed(weight: np.ndarray, rows: int) -> np.ndarray:
 
 
 class Mlp:
-    """Applies the layers ``name`` of a network, and takes gradients back through them.
+    """Applies the layers ``name`` of a network, and computes gradients back through them.
 
     The parameters are ``[out, in]`` and ``[out]`` by name, and may be changed from outside between calls.
 
@@ -80,7 +80,7 @@ class Mlp:
         self._ones: dict[int, np.ndarray] = {}
 
     def __call__(self, x: np.ndarray, kept: list[np.ndarray] | None = None) -> np.ndarray:
-        """Applies them: ``[k, rows, in]`` to ``[k, rows, out]``; each layer's input and the result go to ``kept``."""
+        """Maps ``[k, rows, in]`` to ``[k, rows, out]``; appends each layer's input and the result to ``kept``."""
         for layer, (weight, bias) in enumerate(self._layers):
             if kept is not None:
                 kept.append(x)
@@ -93,10 +93,10 @@ class Mlp:
         return x
 
     def backward(self, kept: list[np.ndarray], d: np.ndarray, out: np.ndarray, into: bool = False) -> np.ndarray:
-        """Writes parameters' gradients into ``out`` ``[k, width]``; ``d`` is the result's.
+        """Writes the parameters' gradients into ``out`` ``[k, width]``; ``d`` is the result's gradient.
 
-        The memory of ``d`` and of what was ``kept`` is used up.
-        Returns the gradient of the input ``[k, rows, in]`` if it is to go ``into`` that, else of the first layer.
+        ``d`` and what was ``kept`` are overwritten. If ``into``, returns the gradient of the input ``[k, rows, in]``,
+        else that of the first layer.
         """
         ones = self._ones.get(d.shape[1])
         if ones is None:

@@ -14,7 +14,7 @@ LOG_TWO_PI = math.log(2.0 * math.pi)
 FEW_COLUMNS = 8
 
 Back = Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]
-"""From the gradient of log-probabilities, where log_std's goes to, and valid samples to the gradient of the output."""
+"""Computes the gradient of the output from that of log-probabilities, the place of log_std's, and valid samples."""
 
 
 def sum_columns(x: np.ndarray) -> np.ndarray:
@@ -37,7 +37,7 @@ def _max_columns(x: np.ndarray) -> np.ndarray:
 
 
 class ActionHead:
-    """Makes a categorical or a diagonal Gaussian of an actor's output ``[k, rows, action outputs]``.
+    """Makes a categorical or a diagonal Gaussian from an actor's output ``[k, rows, action outputs]``.
 
     ``log_std`` ``[action outputs]`` is a Gaussian's parameter, and may be changed from outside between calls.
     """
@@ -46,7 +46,7 @@ class ActionHead:
         self._discrete, self._log_std = net.discrete, log_std
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Samples actions by Gumbel or normal noise of the output's shape; may use up the output's memory."""
+        """Samples actions with Gumbel or normal noise of the output's shape; may overwrite the output."""
         if self._discrete:
             output += noise
             return output.argmax(-1)
@@ -77,10 +77,10 @@ class ActionHead:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Computes the gradients of the output and of the values ``[k, rows]``.
 
-        The columns ``[k, rows, …]`` are actions, log_probs, values, advantages and returns; and valid, 1.0 where a
-        sample counts, unless all do. Into the last columns of ``out`` go the gradient of log_std, if there is one, and
-        the loss terms. The loss is :func:`lockstep.torch_engine.losses.loss_and_terms`' own, of which autograd makes
-        the gradient elsewhere; who changes one changes both.
+        The columns ``[k, rows, …]`` are actions, log_probs, values, advantages and returns, and valid, 1.0 where a
+        sample counts, unless all do. The gradient of log_std, if there is one, and the loss terms go into the last
+        columns of ``out``. The loss is that of :func:`lockstep.torch_engine.losses.loss_and_terms`, whose gradient
+        autograd computes: a change of one must be made in both.
         """
         size = out.shape[1] - len(TERMS)
         terms = np.empty((*values.shape[:1], len(TERMS), values.shape[1]), out.dtype)
@@ -99,7 +99,7 @@ class ActionHead:
     def _categorical(
         self, logits: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
     ) -> tuple[np.ndarray, Back]:
-        """Computes log-probabilities and how the gradient comes back through them; fills ``entropy`` ``[k, rows]``."""
+        """Computes log-probabilities, and a function of the gradient through them; fills ``entropy`` ``[k, rows]``."""
         log_probs, probs = _log_softmax(logits)
         index = _flat_index(logits, actions)
         own_entropy = -sum_columns(probs * log_probs)
@@ -119,7 +119,7 @@ class ActionHead:
     def _gaussian(
         self, mean: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
     ) -> tuple[np.ndarray, Back]:
-        """Does what :meth:`_categorical` does; the way back also writes the gradient of log_std."""
+        """Does what :meth:`_categorical` does; its function also writes the gradient of log_std."""
         chosen, z, inverse = self._gaussian_log_prob(mean, actions)
         assert self._log_std is not None
         entropy[...] = (self._log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum()
@@ -143,7 +143,7 @@ def _log_softmax(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _flat_index(logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """Finds where each action's logit lies in the flattened logits."""
+    """Returns where each action's logit lies in the flattened logits."""
     return np.arange(0, logits.size, logits.shape[-1]) + actions.reshape(-1)
 
 
@@ -153,7 +153,7 @@ def _policy_loss(
     """Computes the gradient with respect to the log-probability ``[k, rows]``; fills three terms: loss, KL, clipped."""
     ratio = np.exp(log_ratio)
     plain = -advantages * ratio
-    # np.clip's bits, in half its time
+    # the same bits as np.clip, which is slower
     clipped = np.minimum(np.maximum(ratio, 1.0 - settings.clip_range), 1.0 + settings.clip_range)
     limited = -advantages * clipped
     np.maximum(plain, limited, out=terms[:, 0])

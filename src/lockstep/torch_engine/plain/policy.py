@@ -1,7 +1,7 @@
 """Plain policies on a CPU: two multilayer perceptrons with a gradient derived by hand, in NumPy.
 
-At common sizes most of PyTorch's time goes into calling its operations; NumPy's cost a fraction, and its products run
-once a shard by construction. The parameters are the same memory. The tests hold it to autograd.
+At common sizes most of PyTorch's time goes into calling its operations. NumPy's calls cost a fraction of it, and its
+products run once a shard by construction. The parameters are in the same memory. The tests compare it with autograd.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from lockstep.training.losses import TERMS, LossSettings
 
 
 def derivable(net: PolicyNet) -> bool:
-    """Tells whether the networks are plain, with an activation whose derivative is a function of its output."""
+    """Returns whether the networks are plain, with an activation whose derivative is a function of its output."""
     return net.plain and net.activation in ACTIVATIONS
 
 
 class GradientRows:
-    """Holds memory for each shard's gradient and loss terms ``[k, P + T]``: with several shards the same each time."""
+    """Holds memory for each shard's gradient and loss terms ``[k, P + T]``; with several shards it is reused."""
 
     def __init__(self, parameters: Mapping[str, np.ndarray]) -> None:
         self._size = sum(p.size for p in parameters.values()) + len(TERMS)
@@ -41,7 +41,7 @@ class GradientRows:
 class PlainPolicy:
     """Computes the numbers of a :func:`derivable` policy on shards, in the dtype of its parameters.
 
-    Those are ``[out, in]`` and ``[out]`` by name, and may be changed from outside between calls.
+    The parameters are ``[out, in]`` and ``[out]`` by name, and may be changed from outside between calls.
     """
 
     def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray]) -> None:
@@ -54,7 +54,7 @@ class PlainPolicy:
         return self._actor(observations)
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Samples actions of observations ``[k, rows, size]`` and noise ``[k, rows, action outputs]``."""
+        """Samples actions from observations ``[k, rows, size]`` and noise ``[k, rows, action outputs]``."""
         return self._head.sample(self.output(observations), noise)
 
     def values(self, observations: np.ndarray) -> np.ndarray:
@@ -65,12 +65,12 @@ class PlainPolicy:
         """Computes log-probabilities ``[k, rows]`` of actions."""
         return self._head.log_probs(self._actor(observations), actions)
 
-    @np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
+    @np.errstate(all="ignore")  # the update reports what isn't finite
     def gradients(self, columns: Mapping[str, np.ndarray], settings: LossSettings) -> np.ndarray:
         """Computes each shard's gradient and loss terms ``[k, P + 5]``, parameters in the order of ``net.shapes()``.
 
-        The columns ``[k, rows, …]`` are observations and those of :meth:`ActionHead.loss`. With several shards the
-        memory is used again by the next call.
+        The columns ``[k, rows, …]`` are observations and those of :meth:`ActionHead.loss`. With several shards the next
+        call uses the memory again.
         """
         observations = columns["observations"]
         out = self._rows(len(observations))

@@ -1,7 +1,7 @@
 """Recurrent policies on a CPU: cores, multilayer perceptrons and their gradients by hand, in NumPy.
 
-The reasons are those of :mod:`lockstep.torch_engine.plain.policy`, and weigh more here: a core goes step by step, and
-autograd notes down every operation of every step. The tests hold it to autograd.
+The reasons are those of :mod:`lockstep.torch_engine.plain.policy`. They weigh more here, because a core goes step by
+step and autograd records every operation of every step. The tests compare it with autograd.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from lockstep.torch_engine.plain.policy import GradientRows, derivable
 from lockstep.training.losses import LossSettings
 
 ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
-"""Which trunks' parts of a recurrent state: the actor's is the first, the critic's the last."""
+"""Slices of a recurrent state's trunks: the actor's is the first, the critic's the last."""
 
 
 def derivable_recurrent(net: PolicyNet) -> bool:
-    """Tells whether the networks have cores, and without them would be :func:`.policy.derivable`, or shared at most."""
+    """Returns whether the networks have cores, and without cores and sharing would be :func:`.policy.derivable`."""
     return net.core is not None and derivable(replace(net, core=None, shared=False))
 
 
 class RecurrentPolicy:
     """Computes the numbers of a :func:`derivable_recurrent` policy on shards, in the dtype of its parameters.
 
-    Those are ``[out, in]`` and ``[out]`` by name, and may be changed from outside between calls. A recurrent state is
-    ``[k, rows, size]``: all that one trunk carries, then the next one's.
+    The parameters are ``[out, in]`` and ``[out]`` by name, and may be changed from outside between calls. A recurrent
+    state is ``[k, rows, size]``: the state of one trunk, then the next one's.
     """
 
     def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray]) -> None:
@@ -45,7 +45,7 @@ class RecurrentPolicy:
         self._rows = GradientRows(parameters)
 
     def acting_weights(self) -> CoreWeights:
-        """Takes the weights for :meth:`step` as they are now."""
+        """Returns the weights for :meth:`step` as they are now."""
         return self._acting.weights()
 
     def step(
@@ -64,7 +64,7 @@ class RecurrentPolicy:
     def act(
         self, weights: CoreWeights, observations: np.ndarray, noise: np.ndarray, state: np.ndarray, resets: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Samples actions by noise ``[k, rows, action outputs]``, and returns the state after; see :meth:`step`."""
+        """Samples actions with noise ``[k, rows, action outputs]``, and returns the next state; see :meth:`step`."""
         output, after = self.step(weights, observations, state, resets)
         return self._head.sample(output, noise), after
 
@@ -92,18 +92,18 @@ class RecurrentPolicy:
         return log_probs, values.reshape(k, steps, rows), states
 
     def _features(self, run: Unrolled, trunk: int, kept: list[np.ndarray] | None = None) -> np.ndarray:
-        """Computes what the actor's or critic's own layers see, ``[k, steps·n, …]``, of the trunk's hidden states."""
+        """Computes the actor's or critic's own layers' input, ``[k, steps·n, …]``, from the trunk's hidden states."""
         hidden = run.states[0, :, :, trunk].swapaxes(0, 1)
         x = hidden.reshape(len(hidden), -1, hidden.shape[-1])
         return x if self._trunk is None else self._trunk(x, kept)
 
-    @np.errstate(all="ignore")  # what isn't finite ends the update, with a line of its own
+    @np.errstate(all="ignore")  # the update reports what isn't finite
     def gradients(self, columns: Mapping[str, np.ndarray], settings: LossSettings) -> np.ndarray:
         """Computes each shard's gradient and loss terms ``[k, P + 5]``, parameters in the order of ``net.shapes()``.
 
         The columns are sequences ``[k, n, steps, …]``: observations, resets and those of :meth:`ActionHead.loss`; and
-        the recurrent_state ``[k, n, size]`` before the first step. With several shards the memory is used again by the
-        next call.
+        the recurrent_state ``[k, n, size]`` before the first step. With several shards the next call uses the memory
+        again.
         """
         given = {name: x.swapaxes(1, 2) for name, x in columns.items() if name != "recurrent_state"}
         observations, resets = given.pop("observations"), given.pop("resets")
@@ -126,7 +126,7 @@ class RecurrentPolicy:
         d_values: np.ndarray,
         out: np.ndarray,
     ) -> None:
-        """Writes the parameters' gradients from those of outputs and values, the last layer first."""
+        """Computes the parameters' gradients from those of outputs and values, the last layer first."""
         cores, trunk = self._cores.trunks * self._cores.width, 0 if self._trunk is None else self._trunk.width
         middle, end = cores + trunk + self._actor.width, cores + trunk + self._actor.width + self._critic.width
         d_actor = self._actor.backward(kept[0], d_output, out[:, cores + trunk : middle], into=True)
@@ -142,7 +142,7 @@ class RecurrentPolicy:
 
 
 def _by_trunk(core: Core, state: np.ndarray) -> np.ndarray:
-    """Views a recurrent state by trunk, and by what that carries: ``[k, rows, trunks, parts, size]``."""
+    """Returns a view of a recurrent state by trunk and part: ``[k, rows, trunks, parts, size]``."""
     return state.reshape(*state.shape[:2], -1, core.parts, core.size)
 
 

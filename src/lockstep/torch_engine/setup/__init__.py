@@ -1,1 +1,1 @@
-"""Devices, clocks, and what is found out before training."""
+"""Devices, clocks, and the checks before training."""

@@ -1,8 +1,8 @@
-"""Accelerators: every call that is of one kind of device stands here, and nowhere else in this engine.
+"""Accelerators: every call that is specific to a kind of device is here, and nowhere else in this engine.
 
-CUDA, ROCm (whose PyTorch calls its devices ``cuda``) and XPU go one way: through ``torch.accelerator`` and the device's
-own module, ``torch.cuda`` or ``torch.xpu``, which have the same names. What a device lacks is said before anything
-starts (:func:`check_accelerator`).
+CUDA, ROCm (whose PyTorch calls its devices ``cuda``) and XPU are used in the same way: through ``torch.accelerator``
+and the device's own module, ``torch.cuda`` or ``torch.xpu``, which have the same names. :func:`check_accelerator` says
+what a device lacks before anything starts.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.nets.shards import Calls, independently, one_by_one
 
 TYPES = {"cuda": "cuda", "xpu": "xpu"}
-"""PyTorch's type of each ``device`` of a config that is an accelerator of this engine; tests put theirs in."""
+"""PyTorch's device type of each ``device`` of a config that is an accelerator of this engine; tests add theirs."""
 PREFERRED = ("cuda", "xpu")
-"""What ``device: auto`` takes, the first that is here; else the CPU."""
+"""What ``device: auto`` takes: the first that is here, else the CPU."""
 GRAPHS = ("CUDAGraph", "XPUGraph")
 NEEDED = ("device_count", "current_device", "set_device", "synchronize", "get_device_name", "get_rng_state")
-"""What a run asks of a device's module whatever its settings."""
+"""What a run needs of a device's module, whatever its settings."""
 WARM_UP = 3
-"""Calls before one is captured in a graph, so that libraries have chosen and allocated what they keep."""
+"""Calls before one is captured as a graph, so that libraries have chosen and allocated what they keep."""
 BRANCHES = 8
-"""Of a graph, in which calls that need nothing of one another lie; the device may run as many beside one another. Each
-has a stream, for which the library of products keeps memory of its own."""
+"""Branches of a graph for calls that don't depend on one another; the device may run as many side by side. Each has a
+stream, for which the library of products keeps memory of its own."""
 
 
 # --- before anything starts -------------------------------------------------------------------------------------------
 
 
 def module_of(device: str) -> Any:
-    """Finds the module of a config's device, or None where this PyTorch has none."""
+    """Returns the module of a config's device, or None if this PyTorch has none."""
     return getattr(torch, TYPES[device], None)
 
 
@@ -53,7 +53,7 @@ def chosen_device() -> str:
 
 
 def lacking(device: str) -> list[str]:
-    """Names what the visible devices of a kind lack and no run can do without."""
+    """Lists what the visible devices of a kind lack and every run needs."""
     module = module_of(device)
     out = [name for name in NEEDED if not hasattr(module, name)]
     properties = getattr(module, "get_device_properties", None)
@@ -64,10 +64,10 @@ def lacking(device: str) -> list[str]:
 
 
 def check_accelerator(device: str, ranks: int, graphs: bool = False) -> None:
-    """Checks that this machine has the accelerators that so many ranks need, and ``graphs`` where they are asked for.
+    """Checks that this machine has the accelerators that ``ranks`` need, and ``graphs`` if they are asked for.
 
     Raises:
-        ValueError: it hasn't; one line that names what is missing.
+        ValueError: if it doesn't; one line that names what is missing.
     """
     visible = count_devices(device)
     if not visible:
@@ -88,7 +88,7 @@ def check_accelerator(device: str, ranks: int, graphs: bool = False) -> None:
 
 
 def has_graphs(device: str) -> bool:
-    """Tells whether PyTorch can capture graphs of a config's kind of device."""
+    """Returns whether PyTorch can capture graphs of a config's kind of device."""
     return any(hasattr(module_of(device), name) for name in GRAPHS)
 
 
@@ -99,7 +99,7 @@ def memory_of(device: str) -> int:
 
 
 def names_of_ranks(device: str, ranks: int) -> list[str]:
-    """Names the devices of this host's ranks, as PyTorch does."""
+    """Returns PyTorch's names of the devices of this host's ranks."""
     return [f"{TYPES[device]}:{rank}" if device in TYPES else "cpu" for rank in range(ranks)]
 
 
@@ -120,23 +120,23 @@ def current_device(device: str) -> torch.device:
 
 
 def pin_down_kernels(deterministic: bool, warn_only: bool) -> None:
-    """Turns off what makes kernels depend on time or on shortened mantissas; on accelerators they repeat, too."""
+    """Turns off what makes kernels depend on time, or shortens mantissas; on accelerators makes them deterministic."""
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     if deterministic:
         torch.use_deterministic_algorithms(True, warn_only=warn_only)
-        # else there is a kernel more for every tensor that is made
+        # else every new tensor costs one more kernel
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _module(device: torch.device) -> Any:
-    """The module of a device; None of the CPU, which has nothing to wait for."""
+    """Returns the module of a device; None for the CPU, which needs no waiting."""
     return None if device.type == "cpu" else torch.get_device_module(device)
 
 
 def platform_version(device: torch.device) -> str:
-    """Says which CUDA and cuDNN, or ROCm, PyTorch computes with on a device; empty for other kinds."""
+    """Returns which CUDA and cuDNN, or ROCm, PyTorch computes with on a device; empty for other kinds."""
     if device.type != "cuda":
         return ""
     if torch.version.hip is not None:
@@ -145,34 +145,34 @@ def platform_version(device: torch.device) -> str:
 
 
 def name_of(device: torch.device) -> str:
-    """Names a device as its maker does; ``cpu`` is the CPU."""
+    """Returns the maker's name of a device; ``cpu`` for the CPU."""
     return "cpu" if device.type == "cpu" else _module(device).get_device_name(device)
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until a device has done all that it was told."""
+    """Waits until a device has done all work that it was given."""
     if device.type != "cpu":
         _module(device).synchronize(device)
 
 
 def peak_memory(device: torch.device) -> float:
-    """Returns the most MiB that PyTorch has held of a device's memory; 0 where it doesn't say."""
+    """Returns the most MiB of a device's memory that PyTorch has held; 0 if it doesn't say."""
     most = getattr(_module(device), "max_memory_allocated", None)
     return 0.0 if most is None else most(device) / 2**20
 
 
 def generator(device: torch.device) -> torch.Generator | None:
-    """Makes a counter-based generator on a device; None where it has none of its own, and the host's draws."""
+    """Makes a counter-based generator on a device; None if it has none of its own, and the host draws."""
     return torch.Generator(device) if device.type in PREFERRED else None
 
 
 def generator_state(device: torch.device) -> Tensor | None:
-    """Returns the state of a device's global generator; None of the CPU, whose is PyTorch's own."""
+    """Returns the state of a device's global generator; None for the CPU, whose generator is PyTorch's own."""
     return None if device.type == "cpu" else _module(device).get_rng_state(device)
 
 
 def set_generator_state(device: torch.device, state: Tensor | None) -> None:
-    """Sets what :func:`generator_state` returned."""
+    """Sets the state that :func:`generator_state` returned."""
     if state is not None:
         _module(device).set_rng_state(state, device)
 
@@ -181,17 +181,17 @@ def set_generator_state(device: torch.device, state: Tensor | None) -> None:
 
 
 def pins(device: torch.device) -> bool:
-    """Tells whether a device copies to and from page-locked memory of the host while the host goes on."""
+    """Returns whether a device copies to and from page-locked host memory while the host goes on."""
     return device.type in PREFERRED
 
 
 def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Makes a tensor of zeros on the host, in memory that a device can copy by itself where it can."""
+    """Allocates a tensor of zeros on the host, page-locked if the device can copy such memory by itself."""
     return torch.zeros(shape, dtype=dtype, pin_memory=pins(device))
 
 
 def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Copies a host's array to a device, in memory of its own; the host doesn't wait where it needn't."""
+    """Copies a host's array to new memory on a device; the host doesn't wait unless it must."""
     tensor = torch.as_tensor(array)
     if device.type == "cpu":
         return tensor.clone()
@@ -199,12 +199,12 @@ def upload(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Takes a host's array to where the policy is: the same memory there on the host, else as :func:`upload` does."""
+    """Moves a host's array to the policy's device: the same memory on the host, else as :func:`upload` does."""
     return torch.from_numpy(array) if on_host(device) else upload(array, device)
 
 
 class Mark:
-    """Marks what a device has been told so far, copies that the host hasn't waited for among it."""
+    """Marks the work that a device was given so far, including copies that the host hasn't waited for."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = _module(device).Event() if pins(device) else None
@@ -212,15 +212,15 @@ class Mark:
             self._event.record()
 
     def wait(self) -> None:
-        """Waits until the device has done that."""
+        """Waits until the device has done that work."""
         if self._event is not None:
             self._event.synchronize()
 
 
 class Download:
-    """Copies a device's tensor into a host's buffer while the host goes on; :meth:`wait` returns it.
+    """Copies a device's tensor into a host's buffer while the host goes on; :meth:`wait` returns the buffer.
 
-    The buffer must stay as it is until then.
+    The buffer must not be used until then.
     """
 
     def __init__(self, source: Tensor, buffer: Tensor) -> None:
@@ -245,17 +245,17 @@ def read_at_once(*tensors: Tensor) -> list[np.ndarray]:
 
 
 class CaptureError(RuntimeError):
-    """Something can't be captured as a graph, though it can be launched."""
+    """Raised if work can't be captured as a graph, though it can be launched."""
 
 
 def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
-    """Captures what ``work()`` launches as one graph; returns what replays it.
+    """Captures what ``work()`` launches as one graph; returns a function that replays it.
 
-    It is called :data:`WARM_UP` times first, on a stream of its own, as PyTorch's notes on CUDA graphs have it; it must
-    read and write the same memory at every call, and never wait for the device.
+    ``work`` is called :data:`WARM_UP` times first, on a stream of its own, as PyTorch's notes on CUDA graphs say. It
+    must read and write the same memory at every call, and never wait for the device.
 
     Raises:
-        CaptureError: something in it can't be captured; what was launched before may have been done.
+        CaptureError: if something in it can't be captured; what was launched before may have been done.
     """
     module = _module(device)
     current, stream = module.current_stream(device), module.Stream(device)
@@ -268,7 +268,7 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
         current.wait_stream(stream)
     graph = next(getattr(module, name) for name in GRAPHS if hasattr(module, name))()
     try:
-        with module.stream(current), module.graph(graph):  # a capture that fails would leave the stream that it was on
+        with module.stream(current), module.graph(graph):  # a failed capture would leave its stream set
             token = independently.set(partial(_in_branches, device))
             try:
                 work()
@@ -277,7 +277,7 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if isinstance(error.__cause__, torch.OutOfMemoryError):  # of an environment
+        if isinstance(error.__cause__, torch.OutOfMemoryError):  # raised by an environment
             raise
         raise CaptureError(str(error).partition("\n")[0] or type(error).__name__) from error
     return graph.replay
@@ -285,15 +285,15 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
 
 @lru_cache
 def _branches(device: torch.device) -> list[Any]:
-    """The streams of a device's branches: always the same, for libraries keep memory for each that they have seen."""
+    """Returns the streams of a device's branches: always the same, because libraries keep memory for each stream."""
     return [_module(device).Stream(device) for _ in range(BRANCHES)]
 
 
 def _in_branches(device: torch.device, calls: Calls) -> list[Any]:
     """Calls functions while a graph is captured, in branches that begin and end together.
 
-    The bits are those of a branch alone: its kernels are, and so is the memory that libraries keep for its stream. What
-    a branch makes lies in memory that no other branch gets.
+    The bits are those of a branch alone, because its kernels are the same, and so is the memory that libraries keep for
+    its stream. What a branch allocates lies in memory that no other branch gets.
     """
     if len(calls) == 1:
         return one_by_one(calls)
@@ -305,7 +305,7 @@ def _in_branches(device: torch.device, calls: Calls) -> list[Any]:
         for number, call in enumerate(calls):
             with module.stream(streams[number % len(streams)]):
                 results.append(call())
-    finally:  # a capture with branches that end nowhere would fail by these, not by what has failed
+    finally:  # open branches would fail the capture, and hide what has failed
         for stream in streams:
             current.wait_stream(stream)
     return results
@@ -315,12 +315,12 @@ def _in_branches(device: torch.device, calls: Calls) -> list[Any]:
 
 
 def has_one_each(processes: int) -> bool:
-    """Tells whether PyTorch's current kind of accelerator has a device for each of a host's processes."""
+    """Returns whether PyTorch's current kind of accelerator has a device for each of a host's processes."""
     return torch.accelerator.is_available() and torch.accelerator.device_count() >= processes
 
 
 def take_own(local_rank: int) -> torch.device:
-    """Makes the ``local_rank``-th device of PyTorch's current kind of accelerator this process's, and returns it."""
+    """Makes the ``local_rank``-th device of PyTorch's kind of accelerator this process's own, and returns it."""
     torch.accelerator.set_device_index(local_rank)
     return current_accelerator()
 

@@ -1,4 +1,4 @@
-"""The self-check at start: whether shards are batched, or called one by one, on this machine, for this run."""
+"""The self-check at the start: whether this run, on this machine, batches shards or calls them one by one."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
 
 SELF_CHECK_DRAWS = 3
 MOST_DRAWS = 8
-"""Of gradients of images."""
+"""The most draws for gradients of images."""
 LOOP, ALONE, PAIRS = range(3)
-"""How networks may be called: shard by shard, for several at once, and so with a single one twice."""
+"""How networks may be called: shard by shard, for several shards at once, or so with a lone shard as one of two."""
 FEW_OPERATIONS = 2e9
-"""Of the gradient of a shard's minibatch, up to which an accelerator takes longer to launch kernels than to compute: a
-lone shard may be computed twice there, which decides its bits, so it depends on the run alone; several go beside."""
+"""A shard's minibatch gradient of no more than this takes an accelerator longer to launch than to compute. A lone shard
+may then be computed twice, which decides its bits, so it depends on the run alone; several go side by side."""
 
 
 def choose_mode(state: TrainState, config: Config, communicator: Communicator) -> Mode:
-    """Chooses to batch shards where that can't change their bits on this machine, else one by one; all ranks alike."""
+    """Chooses to batch shards if that can't change their bits on this machine, else one by one; all ranks alike."""
     if config.reduction == "fast":
         return "batched"
     if config.compile:
-        return "loop"  # the function of one shard is what is compiled
+        return "loop"  # only the function of one shard is compiled
     if state.net.custom is not None and config.shards == 1:
-        return "loop"  # nothing is called for several
+        return "loop"  # there is only one shard
     if state.net.custom is not None:
         return _mode_of_custom(state, state.net.custom, config, communicator)
     if state.net.convolutional:
-        return "loop"  # a convolution's kernel is chosen by the number of images
+        return "loop"  # the number of images decides a convolution's kernel
     if state.net.bf16 and on_host(state.parameters.flat.device):
-        return "loop"  # sums in an order of the number of shards, which rounding hides in nearly every element
+        return "loop"  # the number of shards decides the order of sums, and rounding hides it nearly everywhere
     if not isinstance(state.policy, AutogradFunctions):
         return _agreed(shards_invariant_here(state, config), communicator)
     return _mode_of_policy(state, state.policy, config, communicator)
 
 
 def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config, communicator: Communicator) -> Mode:
-    """Chooses whether shards are batched and a lone one is computed as one of two, on all ranks alike."""
+    """Chooses whether shards are batched and a lone one is computed as one of two, the same on all ranks."""
     flat, passed = state.parameters.flat, LOOP
     paired = not on_host(flat.device) and takes_few_operations(flat.numel(), config)
     for how in (ALONE, PAIRS) if paired else (ALONE,):
@@ -78,14 +78,14 @@ def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config
 
 
 def takes_few_operations(parameters: int, config: Config) -> bool:
-    """Tells whether the gradient of a shard's minibatch takes no more than :data:`FEW_OPERATIONS`."""
+    """Returns whether the gradient of a shard's minibatch takes at most :data:`FEW_OPERATIONS`."""
     return 6 * parameters * _samples(config) <= FEW_OPERATIONS
 
 
 def choose_rollout_mode(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> Mode:
-    """Chooses to batch shards in rollouts, where what follows loops over them: images, of which each has one a step.
+    """Chooses to batch shards of images in rollouts, even if the update loops over them; an environment has one a step.
 
-    Many images at a time gain nothing from more of them.
+    Calls on many images at a time, as the update's, gain nothing from more images.
     """
     net = state.net
     if mode == "batched" or not net.convolutional or net.custom is not None:
@@ -97,31 +97,31 @@ def choose_rollout_mode(state: TrainState, config: Config, communicator: Communi
 
 IMAGES_TOGETHER = 256
 BYTES_TOGETHER = IMAGES_TOGETHER * 4 * 84 * 84
-"""Of a minibatch's shards: as many share what a call costs, and what lies between layers is still small."""
+"""Bytes of images in one call: enough shards share its cost, and what lies between layers is still small."""
 
 
 def choose_together(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> int:
-    """Chooses how many shards' gradients one call takes at most, where mode is to loop: of images, a power of two."""
+    """Chooses the most shards of images whose gradients one call computes if ``mode`` is to loop; a power of two."""
     net = state.net
     if mode == "batched" or not net.convolutional or net.custom is not None or net.bf16 or config.compile:
         return 1
     if not on_host(state.parameters.flat.device):
         return 1
     if _samples(config) // config.ppo.gradient_accumulation == 1:
-        return 1  # a lone shard's image would meet other kernels than several do, whose numbers differ now and then
+        return 1  # kernels for a lone image are others than for several, and sometimes differ in their numbers
     together = shards_that_fit(net, config)
     return together if _all_pass(gradients_invariant_here(state, config, together), communicator) else 1
 
 
 def shards_that_fit(net: PolicyNet, config: Config) -> int:
-    """Counts how many shards' minibatches of images are no more than a call should take, a power of two."""
+    """Returns how many shards' minibatches of images one call should take at most, a power of two."""
     images = max(1, min(IMAGES_TOGETHER, BYTES_TOGETHER // net.observation.image_bytes))
     fit = min(config.shards, max(1, images // _samples(config)))
     return 1 << fit.bit_length() - 1
 
 
 class Modes(NamedTuple):
-    """How a rank's shards go through the networks; see :class:`lockstep.torch_engine.session.Session`."""
+    """Holds how a rank's shards go through the networks; see :class:`lockstep.torch_engine.session.Session`."""
 
     mode: Mode
     rollout_mode: Mode
@@ -129,13 +129,13 @@ class Modes(NamedTuple):
 
 
 def expected_modes(config: Config, net: PolicyNet, platform: str) -> Modes:
-    """Says what is chosen if all checks pass, for plans: without a state, and whatever the machine.
+    """Returns what is chosen if all checks pass, for plans: without a state, and whatever the machine.
 
-    But networks of a user's own go shard by shard, and what is too large to be computed twice does on a GPU.
+    Custom networks count as called shard by shard; so do, on a GPU, networks too large to compute a lone shard twice.
     """
     on_cpu, half = platform == "cpu", config.precision == "bf16"
     loops = net.convolutional or net.custom is not None or config.compile or (on_cpu and half)
-    if not on_cpu:  # where a lone shard has other bits
+    if not on_cpu:  # on which a lone shard has other bits
         loops = loops or not takes_few_operations(sum(map(math.prod, net.shapes().values())), config)
     if config.reduction == "fast" or not loops:
         return Modes("batched", "batched", 1)
@@ -146,7 +146,7 @@ def expected_modes(config: Config, net: PolicyNet, platform: str) -> Modes:
 
 
 def _mode_of_custom(state: TrainState, custom: CustomNet, config: Config, communicator: Communicator) -> Mode:
-    """Chooses how a user's network is called, on all ranks alike; the network keeps it, and why not for all shards."""
+    """Chooses how a custom network is called, the same on all ranks; it keeps the choice, and why it isn't batched."""
     ranks = communicator.gather_ranks(torch.tensor([_how_it_maps(state, custom, config)]))
     mapped = bool((ranks != LOOP).all())
     custom.map_over_shards(mapped, mapped and bool((ranks == PAIRS).any()))
@@ -156,7 +156,7 @@ def _mode_of_custom(state: TrainState, custom: CustomNet, config: Config, commun
 
 
 def _how_it_maps(state: TrainState, custom: CustomNet, config: Config) -> int:
-    """Tells how a user's network gives each shard its own bits where it is called for several at once."""
+    """Returns how a custom network may be called for several shards at once, so that each keeps its own bits."""
     if state.net.convolutional:
         custom.one_by_one = "sees images"
     elif state.net.bf16:
@@ -168,21 +168,21 @@ def _how_it_maps(state: TrainState, custom: CustomNet, config: Config) -> int:
     others = OtherOperations()
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", "There is a performance drop")  # of what PyTorch maps by a loop
+            warnings.filterwarnings("error", "There is a performance drop")  # PyTorch maps it by a loop
             for how in (ALONE, PAIRS):
                 custom.map_over_shards(True, how == PAIRS)
                 with others:
                     passed = shards_invariant_here(state, config)
-                if passed and shards_invariant_here(state, config):  # what is compiled runs only unwatched
+                if passed and shards_invariant_here(state, config):  # compiled code runs only unwatched
                     break
             else:
                 how = LOOP
-    except Exception as error:  # by whatever is in there
+    except Exception as error:  # the user's code may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         custom.one_by_one = f"can't be mapped over shards, tried on random observations ({reason})"
         return LOOP
     finally:
-        custom.set_dropout(False)  # which what failed may have left on
+        custom.set_dropout(False)  # a failure may have left it on
     if others.names:
         custom.one_by_one = f"uses {', '.join(sorted(others.names))}, which may round a number by its place in memory"
         return LOOP
@@ -200,7 +200,7 @@ def _agreed(passed: bool, communicator: Communicator) -> Mode:
 
 
 def shards_invariant_here(state: TrainState, config: Config) -> bool:
-    """Runs action, evaluation and gradient of this run, at its shapes on keyed random data, alone and batched."""
+    """Compares this run's action, evaluation and gradient, at its shapes on keyed random data, alone and batched."""
     plan = ShardPlan(config.envs, config.shards)
     if plan.num_shards == 1:
         return True
@@ -209,14 +209,14 @@ def shards_invariant_here(state: TrainState, config: Config) -> bool:
 
 @torch.no_grad()
 def rollouts_invariant_here(state: TrainState, config: Config) -> bool:
-    """Runs one step of this run's actor, at its shapes on keyed random data, alone and batched."""
+    """Compares one step of this run's actor, at its shapes on keyed random data, alone and batched."""
     plan = ShardPlan(config.envs, config.shards)
     draws = [_Draws(state, config, plan.num_shards, number) for number in range(SELF_CHECK_DRAWS)]
     return plan.num_shards == 1 or all(_steps_invariant(state, plan, draw) for draw in draws)
 
 
 def gradients_invariant_here(state: TrainState, config: Config, together: int) -> bool:
-    """Runs gradients of as many shards of this run as calls take, at its shapes on keyed random data, and of one."""
+    """Compares gradients of as many shards as calls take with one's, at the run's shapes on keyed random data."""
     return all(
         _gradients_invariant(state, config, 1 << power, number)
         for power in range(1, together.bit_length())
@@ -225,12 +225,12 @@ def gradients_invariant_here(state: TrainState, config: Config, together: int) -
 
 
 def draws_of(images: int) -> int:
-    """Counts draws of so many images: of few, one shows less."""
+    """Returns the number of draws for so many images: with few images, one draw shows less."""
     return max(1, min(MOST_DRAWS, IMAGES_TOGETHER // images))
 
 
 def _gradients_invariant(state: TrainState, config: Config, shards: int, number: int) -> bool:
-    """Compares one draw of gradients of so many shards at once."""
+    """Compares one draw of gradients of ``shards`` shards at once."""
     draws = _Draws(state, config, shards, shards * MOST_DRAWS + number)
     observations, actions = draws.observations(_samples(config)), draws.actions(_samples(config))
     gradients, columns, size = _gradient_of_minibatch(state, config, draws, observations, actions)
@@ -242,13 +242,13 @@ def _gradients_invariant(state: TrainState, config: Config, shards: int, number:
 
 
 def invariant(function: ShardFunction, num_shards: int, *arguments: Any, **more: Sequence[int]) -> bool:
-    """Asks :func:`shard_invariant`, where each call counts as progress: it may take long, and ranks wait."""
+    """Calls :func:`shard_invariant`, and counts each call as progress, because it may take long and ranks wait."""
     counted = functools.wraps(function)(lambda *parts: (life.progressed(), function(*parts))[1])
     return shard_invariant(counted, num_shards, *arguments, **more)
 
 
 class _Draws:
-    """Draws keyed random data of this run's shapes."""
+    """Draws keyed random data in this run's shapes."""
 
     def __init__(self, state: TrainState, config: Config, shards: int, number: int) -> None:
         self._generator = keyed_generator(config.seed, "self-check", number)
@@ -281,7 +281,7 @@ class _Draws:
 
 
 def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number: int) -> bool:
-    """Compares one draw: raw outputs, for actions would hide their last bits."""
+    """Compares one draw: raw outputs, because actions would hide their last bits."""
     net, draws = state.net, _Draws(state, config, plan.num_shards, number)
     rows, steps = plan.envs_per_shard, config.num_steps
     observations = draws.observations((steps + 1) * rows)
@@ -305,7 +305,7 @@ def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number
 
 
 def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
-    """Compares one step of the actor: its output, and what it carries on."""
+    """Compares one step of the actor: its output, and the state after it."""
     net, rows = state.net, plan.envs_per_shard
     observations = draws.observations(rows)
     if net.core is None:
@@ -316,9 +316,9 @@ def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
 def _gradient_of_minibatch(
     state: TrainState, config: Config, draws: _Draws, observations: Tensor, actions: Tensor
 ) -> tuple[ShardGradients, dict[str, Tensor], int]:
-    """Returns what computes gradients in this run, a minibatch of random data (its count is 1), and how wide rows are.
+    """Returns a function that computes gradients, a minibatch of random data (its count is 1), and the width of rows.
 
-    Takes observations ``[k, n, width]`` and actions ``[k, n, …]`` of at least so many samples.
+    Takes observations ``[k, n, width]`` and actions ``[k, n, …]`` of at least as many samples as a minibatch has.
     """
     net, length, shards = state.net, config.sequence_length, len(observations)
     count = _samples(config) // length
@@ -339,7 +339,7 @@ def _gradient_of_minibatch(
     if net.core:
         columns["recurrent_state"] = draws.normal(count, net.carry_size)
         columns["resets"] = (draws.normal(*shape) > 1.5).float()
-    # A loss of the user's own is called for each shard alone anyway: what is asked here is what the networks do.
+    # A user's own loss is called for each shard alone anyway, so only the networks are checked here.
     settings = replace(loss_settings(config).scheduled(state.coefficients), loss=None)
     gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
     return gradients, columns, state.parameters.flat.numel() + len(settings.terms)

@@ -1,4 +1,4 @@
-"""Where the wall time of an iteration goes, on every rank: the parts, and the collectives apart from them."""
+"""Measures where the wall time of an iteration goes, on every rank: its parts, and the collectives apart from them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Laps:
-    """Holds one iteration on one rank; times in seconds, those of the parts without the collectives in them.
+    """Holds the times of one iteration on one rank, in seconds; the parts are without the collectives in them.
 
     Attributes:
         rollout: stepping environments, inference and advantages.
         learn: statistics and the update.
-        other: what came between the iteration before and this one: metrics, trackers, proof, checkpoint, evaluation.
-        total: from the end of the iteration before to the end of this one.
+        other: what came between the last iteration and this one: metrics, trackers, proof, checkpoint, evaluation.
+        total: from the end of the last iteration to the end of this one.
         ended: ``time.monotonic()`` of the end.
-        bytes_sent: that this rank sent in collectives; ``bytes_received`` from other ranks.
-        peak_memory_mb: most memory that the process has held so far, in MiB; 0 where it wasn't asked for.
+        bytes_sent: that this rank sent in collectives; ``bytes_received``: those from other ranks.
+        peak_memory_mb: the most memory that the process has held so far, in MiB; 0 if not measured.
         peak_gpu_memory_mb: the same of its GPU's memory.
     """
 
@@ -49,7 +49,7 @@ class Laps:
 class Clock:
     """Measures the iterations of one rank, part by part, without its collectives.
 
-    With ``thorough`` an accelerator is waited for at the end of each part, and peak memory is read.
+    With ``thorough`` it waits for an accelerator at the end of each part, and reads peak memory.
     """
 
     def __init__(self, communicator: Communicator, thorough: bool = False) -> None:
@@ -57,7 +57,7 @@ class Clock:
         self.begin()
 
     def begin(self) -> None:
-        """Starts over: what was before, collectives included, belongs to no iteration."""
+        """Starts over: time before this, collectives included, belongs to no iteration."""
         self._communicator.take_durations()
         self._start(time.perf_counter())
 
@@ -68,7 +68,7 @@ class Clock:
         self._started = self._mark = now
 
     def lap(self, part: str) -> None:
-        """Counts everything since the last lap as ``rollout``, ``learn`` or ``other``, but for the collectives."""
+        """Counts the time since the last lap as ``rollout``, ``learn`` or ``other``, without the collectives."""
         if self._thorough:
             accelerator.synchronize(self._communicator.device)
         now, collectives = time.perf_counter(), self._communicator.take_durations()
@@ -90,11 +90,11 @@ class Clock:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Holds one iteration on all ranks, the same on every rank.
+    """Holds the times of one iteration on all ranks, the same on every rank.
 
     Attributes:
         laps: each rank's, in rank order.
-        comm: seconds inside collectives that even the last rank to arrive spent, summed over the collectives.
+        comm: seconds in collectives that even the last rank to arrive spent, summed over the collectives.
         wait: seconds that each rank spent in collectives beyond that: waiting for the last one to arrive.
         collectives: their number.
     """
@@ -114,7 +114,7 @@ class RankTimes:
     def metrics(self, steps: int) -> dict[str, float]:
         """Returns ``time/…`` of the metrics record, means over ranks; ``steps`` are those of all environments.
 
-        ``time/waited_for`` is the rank that the others waited for: that which waited least itself.
+        ``time/waited_for`` is the rank that the others waited for: the one that waited least itself.
         """
         total = self._mean("total")
         waited_for = {"time/waited_for": int(np.argmin(self.wait))} if len(self.wait) > 1 else {}
@@ -129,7 +129,7 @@ class RankTimes:
         }
 
     def by_rank(self, iteration: int, steps: int) -> dict[str, Any]:
-        """Makes one object of ``timing.jsonl``: a list over ranks for all that ranks differ in; times in seconds."""
+        """Returns one object of ``timing.jsonl``, in seconds, with a list over ranks for all that ranks differ in."""
         return {
             "iteration": iteration,
             "steps": steps,
@@ -152,5 +152,5 @@ class RankTimes:
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """Reads the most memory in MiB that this process has held: of the host (its worker processes apart), of its GPU."""
+    """Returns the most memory in MiB that this process has held: of the host, without its workers, and of its GPU."""
     return {"peak_memory_mb": peak_resident(), "peak_gpu_memory_mb": accelerator.peak_memory(device)}

@@ -1,4 +1,4 @@
-"""This machine's devices: what is asked of them before a run starts, and how a rank sets its own up."""
+"""This machine's devices: what is asked of them before a run starts, and how a rank sets up its own."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def device_memory(device: str) -> int:
 
 
 def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[str]]:
-    """Says the processes of a run in words, all together and each; ``processes`` is of the other engine.
+    """Describes the processes of a run, all together and each by name; ``processes`` is for the JAX engine.
 
     Raises:
-        ValueError: this machine has too few GPUs; one line.
+        ValueError: if this machine has too few GPUs; the message is one line.
     """
     check_device(config.device, ranks)
     threads = f"{config.threads} thread{'s' if config.threads > 1 else ''}"
@@ -64,7 +64,7 @@ def name_ranks(config: Config, ranks: int, processes: int) -> tuple[str, list[st
 
 
 def uses_graphs(config: Config) -> bool:
-    """Tells whether steps that a rank takes alone are captured as graphs: by default where they can be on CUDA."""
+    """Returns whether steps that a rank takes alone are captured as graphs; by default if they can be, on CUDA."""
     if config.cuda_graphs is not None:
         return config.cuda_graphs
     return config.device == "cuda" and ungraphed(config) is None
@@ -74,9 +74,9 @@ COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
-    """Pins down what decides the last bits (threads, TF32, autotuning) and gives this rank its device."""
+    """Fixes what decides the last bits (threads, TF32, autotuning) and gives this rank its device."""
     steady_products()
-    one_blas_thread()  # of NumPy's; PyTorch has its own, or the number that is set now
+    one_blas_thread()  # for NumPy; PyTorch has its own BLAS, or the number set now
     torch.set_num_threads(config.threads)
     if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
         directory, usable = user_cache("inductor")
@@ -85,7 +85,7 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
 
 
 def set_up_device(config: Config, topology: Topology) -> torch.device:
-    """Gives a process its device, with kernels and libraries that repeat their bits there, as a rank's do."""
+    """Gives a process its device, with kernels and libraries that repeat their bits there, as for a rank."""
     accelerator.pin_down_kernels(config.device != "cpu", warn_only=config.reduction == "fast")
     if config.device == "cpu":
         return torch.device("cpu")
@@ -94,14 +94,14 @@ def set_up_device(config: Config, topology: Topology) -> torch.device:
 
 
 def _own_directory() -> str:
-    """Makes a directory for this process alone, which is removed with it."""
+    """Makes a directory for this process alone, which is removed when the process ends."""
     directory = ExitStack()
     atexit.register(directory.close)
     return str(directory.enter_context(temporary_directory()))
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:
-    """Collects what must be the same on every rank for the same bits: instruction set, versions, device."""
+    """Returns what must be the same on every rank for the same bits: instruction set, versions, device."""
     return {
         "machine": platform.machine(),
         "cpu": processor(),

@@ -1,9 +1,10 @@
-"""What a network of a user's own may do to be called for several shards at once: operations whose bits stay a shard's.
+"""Operations that a custom network may use if it is called for several shards at once: a shard keeps its bits in them.
 
-A self-check on random data finds what depends on the size of a batch. It may miss what few numbers show: on a CPU the
+A self-check on random data finds what depends on the size of a batch. It may miss effects on few numbers: on a CPU the
 last elements of a tensor that don't fill a vector take another path, on which some functions round some numbers
-otherwise (GELU, SiLU, ELU, sigmoid, softplus, mish, powers, sinh). So only operations are let through whose paths round
-alike, which the tests measure, or which work on rows, move numbers, or multiply matrices, which the self-check sees.
+differently (GELU, SiLU, ELU, sigmoid, softplus, mish, powers, sinh). So only two kinds of operations are allowed: those
+whose paths round alike, which the tests measure, and those that work on rows, move numbers, or multiply matrices, for
+which the self-check is enough.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ ELEMENTS = """
     _prelu_kernel _prelu_kernel_backward
 """
 KNOWN = frozenset((MOVES + PRODUCTS + ROWS + ELEMENTS).split())
-"""Names of PyTorch's operations without their namespace; in place (``…_``) they are the same."""
+"""Names of PyTorch's operations without their namespace; in-place ones (``…_``) count as the same."""
 POWERS = (-2, -1, -0.5, 0.5, 1, 2, 3)
-"""Exponents whose powers are made of roots and products."""
+"""Exponents whose powers are computed from roots and products."""
 
 
 HALVES = (torch.bfloat16, torch.float16)
-"""Types for which nothing here was measured; some operations round by place in them that don't in float32."""
+"""Types that were not measured here; in them some operations round by place that don't in float32."""
 
 
 def leave_out_compiler(method: Callable[..., Any]) -> None:
-    """Lets a method run that PyTorch keeps from being compiled, without loading its compiler, unless that is loaded.
+    """Lets a method that PyTorch excludes from compilation run without loading the compiler, unless it is loaded.
 
-    PyTorch loads it, which takes a second, at the first call of such a method.
+    PyTorch would load it at the first call of such a method, which takes a second.
     """
     inner, mark = getattr(method, "__wrapped__", None), "__dynamo_disable"
     if inner is None:
@@ -62,10 +63,10 @@ def leave_out_compiler(method: Callable[..., Any]) -> None:
 
 
 class OtherOperations(TorchDispatchMode):
-    """Collects which operations run that aren't among the known ones.
+    """Collects the operations that run and aren't among the known ones.
 
     Attributes:
-        names: of them.
+        names: of those operations.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class OtherOperations(TorchDispatchMode):
         leave_out_compiler(type(self).__torch_dispatch__)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Looks at an operation, and runs it."""
+        """Runs an operation, and adds its name unless it is known."""
         space, _, name = func._schema.name.partition("::")
         if any(isinstance(x, Tensor) and x.dtype in HALVES for x in args):
             self.names.add(f"{name} of half precision")

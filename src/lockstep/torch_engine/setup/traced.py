@@ -1,4 +1,4 @@
-"""Counts what PyTorch would launch on a device: tensors without memory run through the engine's own functions.
+"""Counts what PyTorch would launch on a device, by running the engine's own functions on tensors without memory.
 
 On PyTorch's ``meta`` device an operation knows its result's shape and computes nothing, so that a policy of any size is
 counted in a moment. Views are free; products are counted by PyTorch's own formulas.
@@ -33,13 +33,13 @@ FREE = {
 
 
 class StillActor(Actor):
-    """Takes the same actions at every step, at no cost."""
+    """Returns the same actions at every step, at no cost."""
 
     def __init__(self, actions: Tensor) -> None:
         self._actions = actions
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
-        """See :meth:`Actor.__call__`; environments on the device don't ask for it."""
+        """See :meth:`Actor.__call__`; environments on the device don't call it."""
         raise NotImplementedError
 
     def tensors(self, observations: Tensor, noise: Tensor, part: slice | None = None) -> Tensor:
@@ -48,7 +48,7 @@ class StillActor(Actor):
 
 
 class CountingMode(TorchDispatchMode):
-    """Keeps a kernel for each operation that runs under it, and counts the bytes of their results (``written``)."""
+    """Records a kernel for each operation that runs under it, and counts the bytes of their results (``written``)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class CountingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs an operation, and counts it unless it gives a view."""
+        """Runs an operation, and counts it unless it returns a view."""
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name not in FREE and not _is_view(func):
@@ -68,7 +68,7 @@ class CountingMode(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operation returns memory of its argument without writing it."""
+    """Returns whether an operation returns its argument's memory without writing it."""
     aliases = [x.alias_info for x in func._schema.returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
@@ -78,7 +78,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _size(x: Tensor) -> float:
-    """Bytes of memory that a tensor spans: an expanded axis is there once."""
+    """Returns the bytes of memory that a tensor spans; an expanded axis counts once."""
     count = 1
     for size, stride in zip(x.shape, x.stride(), strict=True):
         count *= size if stride or not size else 1
@@ -99,24 +99,24 @@ def _kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: An
 
 
 def counted(function: Callable[[], Any], times: float = 1.0) -> tuple[Kernel, ...]:
-    """Counts what a call launches, ``times`` times."""
+    """Counts what a call launches, multiplied by ``times``."""
     with CountingMode() as mode:
         function()
     return scaled(merged(mode.kernels), times)
 
 
 def written(function: Callable[[], Any]) -> float:
-    """Counts the bytes of all results of a call: what autograd keeps of a pass, at most."""
+    """Counts the bytes of all results of a call: the most that autograd keeps of a pass."""
     with CountingMode() as mode:
         function()
     return mode.written
 
 
 def in_bf16(part: Part) -> Part:
-    """Returns a part whose products are of bfloat16, where it was counted in float32."""
+    """Returns a part with products in bfloat16, if it was counted in float32."""
     return replace(part, kernels=tuple(k._replace(kind=k.kind.replace("matmul", "matmul_bf16")) for k in part.kernels))
 
 
 def scaled(kernels: Iterable[Kernel], times: float) -> tuple[Kernel, ...]:
-    """Returns kernels that run so many times as often."""
+    """Returns kernels with ``times`` as many calls."""
     return tuple(kernel._replace(calls=kernel.calls * times) for kernel in kernels)

@@ -1,1 +1,1 @@
-"""Losses of the user's own before they are trained: whether one is a loss, and the same as a checkpoint's."""
+"""Checks of a user's own loss: that it is a loss, and still the one that a checkpoint was trained with."""

@@ -1,4 +1,4 @@
-"""A fingerprint of a loss of the user's own, by which runs find that its function was edited."""
+"""Fingerprints of a user's own loss, which show whether its function was edited."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from lockstep.training.losses import LOSS, SETTING, LossFunction
 from lockstep.training.own_loss.trial import FAR, Gradients, Losses
 
 KEY = "own_loss"
-"""Where it stands in the ``state.json`` of a checkpoint; who changes the made-up samples gives it another name."""
+"""Its key in a checkpoint's ``state.json``; rename it whenever the made-up samples change."""
 DIGITS = 7
 CLOSE = 1e-4
-"""How far two numbers may be apart, relative to the larger one or, where they cancelled, to a tenth of the largest:
-other versions and machines round otherwise, by 1e-6."""
+"""Largest difference that counts as equal, relative to the larger number, or to a tenth of the largest if numbers
+cancelled: other versions and machines round differently, by 1e-6.
+"""
 SMALL = 1e-2
-"""What is smaller is compared as if it were this: samples are about 1, and what should be 0 is rounded to 1e-7."""
+"""Smaller numbers are compared as if they were this: samples are about 1, and rounding leaves 1e-7 in place of 0."""
 _WEIGHTS = 1
-"""Seed of the weights by which gradients by several outputs are summed."""
+"""Seed of the weights by which gradients with respect to several outputs are summed."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Fingerprint:
     """What is known of a function.
 
     Attributes:
-        numbers: its losses of the made-up samples, and their gradients by name, a number a sample; None: not finite.
-        code: a hash of what it was compiled to, with the version of Python that did; None: it isn't Python's.
-        note: what is to be said of it where a run goes on with it.
+        numbers: its losses on the made-up samples and their gradients by name, one number per sample; None: not finite.
+        code: a hash of its compiled code, with the version of Python that compiled it; None if it isn't Python's.
+        note: a message for a run that resumes with it.
     """
 
     numbers: Mapping[str, list[float | None]]
@@ -44,18 +45,19 @@ class Fingerprint:
 
     @property
     def trains_the_policy(self) -> bool:
-        """Whether a gradient goes to the policy, by more than its entropy."""
+        """Whether a gradient reaches the policy by more than its entropy."""
         return any(any(self.numbers.get(name, ())) for name in ("log_prob", "actor_output"))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds."""
+        """Returns what a checkpoint stores."""
         return {name: value for name, value in asdict(self).items() if name != "note"}
 
 
 def loss_fingerprint(loss: LossFunction, losses: Losses, gradients: Gradients) -> Fingerprint:
-    """Makes the fingerprint of a loss, of what it gave of all made-up samples.
+    """Returns the fingerprint of a loss, from its losses and gradients on all made-up samples.
 
-    Of gradients by several outputs it has a weighted sum, so that its size doesn't depend on how many there are.
+    Gradients with respect to several outputs are stored as a weighted sum, so that the size doesn't depend on their
+    number.
     """
     out = {LOSS: losses}
     for name, gradient in gradients.items():
@@ -66,7 +68,7 @@ def loss_fingerprint(loss: LossFunction, losses: Losses, gradients: Gradients) -
 
 
 def fingerprint_in(facts: Mapping[str, Any]) -> Fingerprint | None:
-    """Reads the fingerprint that a ``state.json`` holds; None: it holds none, or something else."""
+    """Reads the fingerprint in a ``state.json``; None if there is none or it is invalid."""
     found = facts.get(KEY)
     numbers, code = (found.get("numbers"), found.get("code")) if isinstance(found, Mapping) else (None, None)
     if not isinstance(numbers, Mapping) or LOSS not in numbers or not isinstance(code, str | None):
@@ -79,7 +81,7 @@ def fingerprint_in(facts: Mapping[str, Any]) -> Fingerprint | None:
 
 
 def difference(old: Fingerprint, new: Fingerprint) -> str | None:
-    """Says in what a function differs from an older one, by what it does; None: in nothing."""
+    """Says how a function differs from an older one in what it returns; None if it doesn't."""
     lengths = [{name: len(row) for name, row in each.numbers.items()} for each in (old, new)]
     if lengths[0] != lengths[1]:
         return "is trained through other fields of its samples"
@@ -95,18 +97,18 @@ def difference(old: Fingerprint, new: Fingerprint) -> str | None:
 
 
 def same_loss(name: str | None, now: Fingerprint | None, facts: Mapping[str, Any]) -> Fingerprint | None:
-    """Compares the fingerprint of a loss with the one that a checkpoint has.
+    """Compares the fingerprint of a loss with that of a checkpoint.
 
     Args:
-        name: of the loss, as the config has it.
-        now: its fingerprint; None: the config names no loss.
-        facts: of the checkpoint; ``of_run`` is its run, where that is another one.
+        name: the loss's name in the config.
+        now: its fingerprint; None if the config names no loss.
+        facts: the checkpoint's facts; ``of_run`` is its run, if it is another one.
 
     Returns:
-        ``now``, with a note if the function was edited so that what it does to the made-up samples is the same.
+        ``now``, with a note if the function was edited but returns the same on the made-up samples.
 
     Raises:
-        ValueError: the function is another one than then, by what it does; one line.
+        ValueError: the function returns something else than it did; one line.
     """
     recorded = fingerprint_in(facts)
     if now is None or recorded is None:
@@ -125,10 +127,10 @@ def same_loss(name: str | None, now: Fingerprint | None, facts: Mapping[str, Any
 
 
 def check_loss_on_ranks(name: str | None, own: Fingerprint | None, gather: Callable[[Any], list[Any]]) -> None:
-    """Compares the fingerprints of all ranks with the first one's; ``gather`` is a collective for JSON.
+    """Compares the fingerprints of all ranks with that of rank 0; ``gather`` is a collective for JSON.
 
     Raises:
-        ValueError: a rank has another function, by what it does; one line, on every rank.
+        ValueError: a rank's function returns something else; one line, on every rank.
     """
     if own is None:
         return
@@ -151,8 +153,8 @@ def _array(numbers: Any) -> np.ndarray:
 
 
 def _apart(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Returns how far numbers are apart, as :data:`CLOSE` says; infinitely where only one of the two is finite."""
-    if len(old) > FAR:  # whose numbers are thousands of times as large as the others
+    """Returns how far numbers are apart, as :data:`CLOSE` defines; infinite if only one of the two is finite."""
+    if len(old) > FAR:  # the last FAR numbers are thousands of times as large as the others
         return np.concatenate([_apart_of_one_size(old[part], new[part]) for part in (slice(-FAR), slice(-FAR, None))])
     return _apart_of_one_size(old, new)
 
@@ -166,7 +168,7 @@ def _apart_of_one_size(old: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 def _code_of(function: Any) -> str | None:
-    """Hashes what a function was compiled to: without comments, the names of files, and its docstring."""
+    """Hashes a function's compiled code, without comments, file names and docstring."""
     while isinstance(function, partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -180,13 +182,13 @@ def _code_of(function: Any) -> str | None:
 
 
 def _parts(code: CodeType, doc: str | None) -> Iterator[bytes]:
-    """Yields what a function does, and those inside of it: instructions, names, constants."""
+    """Yields the instructions, names and constants of a function and of functions inside it."""
     yield code.co_code
     yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _parts(constant, None)
-        elif constant is not None and (doc is None or constant != doc):  # the first one is its docstring, or None
+        elif constant is not None and (doc is None or constant != doc):  # skips the docstring
             yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant).encode()
 
 

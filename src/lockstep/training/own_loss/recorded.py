@@ -1,4 +1,4 @@
-"""What checkpoints say of losses of the user's own: which runs of one name were trained with which function."""
+"""Reads from checkpoints which runs with the same loss name were trained with which function."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lockstep.runs.listing import UnreadableError, read_object
 from lockstep.training.own_loss.fingerprint import KEY, Fingerprint, difference, fingerprint_in
 
 COUNTED = ("loss", "loss_kwargs", "clip_range", "value_clip_range", "entropy_coef", "value_coef")
-"""Settings of the section ``ppo`` that a fingerprint depends on, beside algorithm and environment."""
+"""Settings in ``ppo`` that a fingerprint depends on, besides algorithm and environment."""
 
 
 def facts_of_loss(run: Path) -> dict[str, Any] | None:
-    """Reads what a run's newest checkpoint says of its loss; None: it has no checkpoint, or can't be read."""
+    """Reads what a run's newest checkpoint records of its loss; None if there is no checkpoint or it can't be read."""
     for checkpoint in checkpoints_in(run / CHECKPOINTS)[:1]:
         try:
             found = read_object(checkpoint / STATE)
@@ -32,11 +32,11 @@ def told_apart(runs: Sequence[tuple[Mapping[str, Any], Path]]) -> list[str | Non
     """Names the losses of runs so that different functions have different names.
 
     Args:
-        runs: the config of each as JSON, and its directory.
+        runs: the config of each run as JSON, and its directory.
 
     Returns:
-        The names that configs have, with ``, function 1``, ``, function 2`` behind those under which runs of otherwise
-        the same loss have several functions. Of others a fingerprint doesn't tell whether it is the function.
+        The names in the configs. ``, function 1``, ``, function 2`` are appended if runs that differ in nothing else
+        have different functions under one name. For other runs a fingerprint can't tell.
     """
     kinds: dict[str, list[tuple[str, Fingerprint]]] = defaultdict(list)
     names, places = [_loss_of(config) for config, _ in runs], list[int]()
@@ -66,14 +66,14 @@ def _loss_of(config: Mapping[str, Any]) -> str | None:
 
 
 def _counted(config: Mapping[str, Any]) -> str:
-    """Writes what a fingerprint depends on beside the function."""
+    """Returns what a fingerprint depends on besides the function, as text."""
     ppo = _section(config, "ppo")
     rest = [config.get("algorithm"), _section(config, "grpo").get("kl_coef"), config.get("engine"), config.get("env")]
     return json.dumps([[ppo.get(name) for name in COUNTED], rest], sort_keys=True, default=str)
 
 
 def _place(seen: list[tuple[str, Fingerprint]], counted: str, found: Fingerprint) -> int:
-    """Returns the place of a function among those that were seen, from 1 on; a new one is added."""
+    """Returns the position of a function among those seen before, from 1 on; appends it if it is new."""
     for place, (other, kind) in enumerate(seen, 1):
         if other == counted and difference(kind, found) is None:
             return place

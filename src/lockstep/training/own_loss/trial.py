@@ -1,4 +1,4 @@
-"""Trying a loss of the user's own on made-up samples, before anything is trained."""
+"""Tries a user's own loss on made-up samples before training."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from lockstep.training.losses import SETTING, LossSample
 TRAINED = ("log_prob", "entropy", "value", "actor_output")
 """Fields of a sample through which the networks are trained."""
 PLAIN = 5
-"""Samples that any loss must be finite of, which are the first; two more where the actor has as many outputs."""
+"""Number of leading samples on which any loss must be finite; two more if the actor has as many outputs."""
 WIDE = 16
-"""Samples behind them that are farther from the old policy, of either sign, where a loss may be what it likes."""
+"""Number of samples after them that are farther from the old policy, of either sign; any loss is allowed there."""
 FAR = 8
-"""Samples behind those whose values are large, up to thousands, and so their errors."""
+"""Number of samples after those with large values, up to thousands, and so large errors."""
 Losses = np.ndarray
 """The loss of each sample ``[rows]``."""
 Gradients = Mapping[str, np.ndarray]
-"""Of the sum of the losses by :data:`TRAINED`, each ``[rows]`` or ``[rows, outputs]``; those that there are."""
+"""Gradients of the losses' sum by :data:`TRAINED`, each ``[rows]`` or ``[rows, outputs]``; only those that exist."""
 TryOut = Callable[[slice], tuple[Losses, Gradients]]
-"""Computes losses and gradients of those of the made-up samples."""
+"""Computes losses and gradients of a slice of the made-up samples."""
 
 
 def plain_samples(outputs: int) -> slice:
-    """Returns which of the made-up samples a loss must be finite of, for an actor with so many outputs."""
+    """Returns the slice of made-up samples on which a loss must be finite, for an actor with ``outputs`` outputs."""
     return slice(0, PLAIN if outputs not in (PLAIN, PLAIN + WIDE + FAR) else PLAIN + 2)
 
 
 def made_up_samples(outputs: int, critic: bool, reference: bool) -> dict[str, np.ndarray | None]:
     """Makes up the arrays of some samples, float32 by the names of a sample's fields, the same every time.
 
-    There are as many rows as can't be taken for the ``outputs`` of the actor. In the first, :func:`plain_samples`,
-    values and returns are positive, for a loss may take their logarithm, and the very first sample's policy is the old
-    one, as all are at the first optimiser step.
+    The number of rows differs from ``outputs``, so that the two can't be confused. In the first rows, see
+    :func:`plain_samples`, values and returns are positive, because a loss may take their logarithm. The policy of the
+    very first row is the old one, as that of all samples at the first optimiser step.
     """
     plain, draws = plain_samples(outputs).stop, np.random.Generator(np.random.Philox(0))
     rows = plain + WIDE + FAR
@@ -72,22 +72,22 @@ def check_loss(name: str, outputs: int, try_out: TryOut) -> tuple[Losses, Gradie
     """Tries a loss on made-up samples.
 
     Args:
-        name: as the config has it.
-        outputs: of the actor.
+        name: the loss's name in the config.
+        outputs: number of the actor's outputs.
         try_out: computes losses and gradients of some samples.
 
     Returns:
-        Both, of all made-up samples.
+        The losses and gradients of all made-up samples.
 
     Raises:
-        ValueError: it raises, returns something else than a finite loss of each sample, depends on more than that
-            sample, or on nothing that is trained; one line, with the place in the user's code if it is one there.
+        ValueError: it raises, doesn't return a finite loss of each sample, depends on other samples, or depends on
+            nothing that is trained; one line, with the place in the user's code if there is one.
     """
     plain, some = plain_samples(outputs), slice(0, 3)
     try:
         losses, gradients = try_out(slice(None))
         again, alone = try_out(slice(None))[0], try_out(some)[0]
-    except Exception as error:  # of the user's own
+    except Exception as error:  # raised by the user's code
         if str(error).startswith(SETTING):
             raise ValueError(str(error).replace(f"{SETTING}: it", f"{SETTING}: {name}", 1)) from None
         cause = users_error(error) or error
@@ -137,10 +137,10 @@ NAMES_OF = {
     "log_prob and old_log_prob, whose difference is its logarithm": "ratio",
     "log_prob and old_log_prob, whose difference it is": "logratio log_ratio",
 }
-"""What other programs call the fields of a sample. In CleanRL what was collected has the plain name."""
+"""Names of a sample's fields in other programs. In CleanRL the plain name is that of what the rollout collected."""
 ELSEWHERE = {name: field for field, names in NAMES_OF.items() for name in names.split()}
 UNKNOWN = "obs observation observations action actions rewards dones state next_obs"
-"""What a loss isn't given."""
+"""Things that a loss doesn't get."""
 HINTS = (
     ("TracerBoolConversionError", "choose by jax.numpy.where instead of by if, and, or"),
     ("TracerArrayConversionError", "compute with jax.numpy instead of numpy"),
@@ -150,11 +150,11 @@ HINTS = (
     ("Boolean value of Tensor", "choose by torch.where instead of by if, and, or"),
     ("Can't call numpy()", "compute with torch instead of numpy, for the gradient"),
 )
-"""Parts of an error's class or text, and what to do instead."""
+"""Parts of an error's class or text, with what to do instead."""
 
 
 def hint(error: BaseException) -> str:
-    """Says what may have been meant by a loss that raised; it begins with a semicolon, or is ``""``."""
+    """Suggests what a loss that raised may have meant; begins with a semicolon, or is ``""``."""
     if isinstance(error, AttributeError) and isinstance(error.obj, LossSample):
         names = [field.name for field in fields(LossSample) if not field.name.startswith("_")]
         asked = (error.name or "").lower().removeprefix("b_").removeprefix("mb_")

@@ -9,7 +9,7 @@ Colour = tuple[int, int, int]
 
 
 class Canvas:
-    """A square picture in units of length, on which shapes are laid by their signed distances (negative inside).
+    """A square picture on which shapes are painted by their signed distances (negative inside).
 
     Its sides have ``size`` pixels and show a length of ``view``; ``centre`` is the point in the middle, and y points
     up.
@@ -22,7 +22,7 @@ class Canvas:
         self.pixels = np.broadcast_to(np.array(floor, np.float64), (size, size, 3)).copy()
 
     def around(self, centre: Point, half: float) -> Canvas:
-        """The part of the picture about a point, to lay small shapes quickly: they show in the whole picture."""
+        """Returns the part of the picture around a point, to paint small shapes quickly; both share their pixels."""
         left, top = centre[0] - half - self.x[0, 0], self.y[0, 0] - centre[1] - half
         first = [max(0, int(edge * self._scale)) for edge in (top, left)]
         rows, columns = (slice(start, start + int(2 * half * self._scale) + 2) for start in first)
@@ -32,24 +32,24 @@ class Canvas:
         return part
 
     def lay(self, distance: np.ndarray, colour: Colour, opacity: float = 1.0, blur: float = 0.0) -> None:
-        """Paint where ``distance`` is negative; the border is a pixel wide, or ``blur`` units."""
+        """Paints where ``distance`` is negative; the border is a pixel wide, or ``blur`` units."""
         width = max(blur, 1 / self._scale)
         cover = opacity * np.clip(0.5 - distance / width, 0.0, 1.0)[..., None]
         self.pixels += cover * (np.array(colour, np.float64) - self.pixels)
 
     def disc(self, centre: Point, radius: float) -> np.ndarray:
-        """Distance from a disc."""
+        """Returns the distance from a disc."""
         return np.hypot(self.x - centre[0], self.y - centre[1]) - radius
 
     def bar(self, start: Point, end: Point, radius: float) -> np.ndarray:
-        """Distance from a bar with round ends."""
+        """Returns the distance from a bar with round ends."""
         ax, ay = end[0] - start[0], end[1] - start[1]
         rx, ry = self.x - start[0], self.y - start[1]
         share = np.clip((rx * ax + ry * ay) / (ax * ax + ay * ay), 0.0, 1.0)
         return np.hypot(rx - share * ax, ry - share * ay) - radius
 
     def square(self, centre: Point, half: float, rounding: float, yaw: Point = (1.0, 0.0)) -> np.ndarray:
-        """Distance from a square with rounded corners; ``yaw`` is its cosine and sine."""
+        """Returns the distance from a square with rounded corners; ``yaw`` is its cosine and sine."""
         rx, ry = self.x - centre[0], self.y - centre[1]
         qx = np.abs(yaw[0] * rx + yaw[1] * ry) - (half - rounding)
         qy = np.abs(yaw[0] * ry - yaw[1] * rx) - (half - rounding)

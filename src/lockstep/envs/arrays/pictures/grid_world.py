@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.envs.arrays.pictures.canvas import Canvas
 
 SIZE = 480
-"""Pixels, of both sides."""
+"""Height and width in pixels."""
 _MARGIN = 8  # pixels around the world, at least
 _FLOOR, _CELL, _SHADOW = (226, 229, 233), (250, 247, 241), (60, 50, 40)
 _WALL, _WALL_TOP, _HOLE, _HOLE_DEEP = (92, 102, 118), (122, 133, 150), (46, 62, 92), (24, 32, 50)
@@ -19,7 +19,7 @@ _GOAL, _REACHED, _AGENT, _AGENT_TOP = (64, 156, 116), (22, 190, 108), (214, 94, 
 
 
 def draw(letters: np.ndarray, size: int = SIZE) -> np.ndarray:
-    """A world from above, uint8 ``[size, size, 3]``, of what stands in each cell, ``[rows, rows]``."""
+    """Draws a world from above, uint8 ``[size, size, 3]``, from the letters of its cells, ``[rows, rows]``."""
     rows = len(letters)
     tile = (size - 2 * _MARGIN) // rows
     start = (size - rows * tile) // 2
@@ -32,7 +32,7 @@ def draw(letters: np.ndarray, size: int = SIZE) -> np.ndarray:
 
 
 def _tile(letter: str, size: int) -> np.ndarray:
-    """One cell, uint8 ``[size, size, 3]``; its side is the unit of length."""
+    """Draws one cell, uint8 ``[size, size, 3]``; its side is the unit of length."""
     canvas = Canvas(size, (0.0, 0.0), 1.0, _FLOOR)
     square = canvas.square((0.0, 0.0), 0.47, 0.06)
     canvas.lay(square, _WALL if letter == "#" else _CELL)
@@ -54,6 +54,6 @@ def _tile(letter: str, size: int) -> np.ndarray:
 
 
 def write(letters: np.ndarray) -> str:
-    """A world as lines of text with a border, of what stands in each cell, ``[rows, rows]``."""
+    """Writes a world as lines of text with a border, from the letters of its cells, ``[rows, rows]``."""
     edge = "+" + "-" * (2 * len(letters) - 1) + "+"
     return "\n".join([edge, *("|" + " ".join(row) + "|" for row in letters.tolist()), edge])

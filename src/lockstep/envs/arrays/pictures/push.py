@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lockstep.envs.arrays.push import PushCube
 
 SIZE = 480
-"""Pixels, of both sides."""
+"""Height and width in pixels."""
 _CENTRE, _VIEW = (0.0, -0.14), 1.44  # m: the table and the arm behind it
 _FLOOR, _TABLE, _EDGE = (226, 229, 233), (250, 247, 241), (205, 197, 183)
 _GOAL, _REACHED, _CUBE, _CUBE_TOP = (64, 156, 116), (22, 190, 108), (214, 94, 44), (240, 131, 77)
@@ -20,7 +20,7 @@ _ARM, _ARM_LIGHT, _JOINT, _PEG, _SHADOW = (58, 78, 107), (92, 117, 152), (36, 48
 
 
 def draw(env: PushCube, row: dict[str, float], size: int = SIZE) -> np.ndarray:
-    """The state ``row`` of one environment from above, uint8 ``[size, size, 3]``."""
+    """Draws the state ``row`` of one environment from above, uint8 ``[size, size, 3]``."""
     canvas = Canvas(size, _CENTRE, _VIEW, _FLOOR)
     half = env.table_half_size
     canvas.lay(canvas.square((0.012, -0.018), half, 0.02), _SHADOW, 0.25, 0.05)
@@ -67,7 +67,7 @@ def _draw_arm(canvas: Canvas, env: PushCube, row: dict[str, float]) -> None:
 
 
 def joints(env: PushCube, row: dict[str, float]) -> tuple[Point, Point, Point]:
-    """Where shoulder, elbow and peg are, m."""
+    """Returns the positions of shoulder, elbow and peg, m."""
     first, second = row["shoulder"], row["shoulder"] + row["elbow"]
     (x, y), length = env.base, env.link_length
     x1, y1 = x + length * float(np.cos(first)), y + length * float(np.sin(first))
@@ -75,9 +75,9 @@ def joints(env: PushCube, row: dict[str, float]) -> tuple[Point, Point, Point]:
 
 
 def write(env: PushCube, row: dict[str, float], columns: int = 41) -> str:
-    """The table from above as text, ``#`` the cube, ``o`` the goal, ``*`` the peg.
+    """Writes the table from above as text: ``#`` is the cube, ``o`` the goal, ``*`` the peg.
 
-    There are ``columns`` characters in a line, which is as high as two are wide.
+    A line has ``columns`` characters, and is as high as two characters are wide.
     """
     half, lines = env.table_half_size, (columns + 1) // 2
     x, y = np.meshgrid(np.linspace(-half, half, columns), np.linspace(half, -half, lines))

@@ -1,7 +1,7 @@
 """Draws a game of Snake, and writes it as text, both from a board of ages.
 
-The age of a cell is in how many steps it becomes free: the head's is the greatest, the tail's 1, 0 is a free cell and
--1 food.
+The age of a cell is the number of steps until it becomes free: greatest at the head, 1 at the tail, 0 for a free cell.
+Food is -1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.envs.arrays.pictures.canvas import Canvas
 
 SIZE = 480
-"""Pixels, of both sides."""
+"""Height and width in pixels."""
 _MARGIN = 8  # pixels around the board, at least
 _FLOOR, _CELL = (226, 229, 233), (250, 247, 241)
 _HEAD, _NECK, _TAIL, _EYE = (28, 84, 68), (64, 156, 116), (170, 214, 190), (250, 247, 241)
@@ -19,7 +19,7 @@ _FOOD, _FOOD_LIGHT, _SHADOW = (200, 66, 52), (240, 131, 77), (60, 50, 40)
 
 
 def draw(board: np.ndarray, score: int, size: int = SIZE) -> np.ndarray:
-    """A board of ages, int ``[rows, rows]``, from above: uint8 ``[size, size, 3]``; the score isn't shown."""
+    """Draws a board of ages, int ``[rows, rows]``, from above: uint8 ``[size, size, 3]``; it doesn't show the score."""
     rows = len(board)
     tile = (size - 2 * _MARGIN) // rows
     canvas = Canvas(size, (rows / 2, rows / 2), size / tile, _FLOOR)
@@ -38,7 +38,7 @@ def draw(board: np.ndarray, score: int, size: int = SIZE) -> np.ndarray:
 
 
 def _middle(board: np.ndarray, cell: int) -> tuple[float, float]:
-    """The middle of a cell; y points up."""
+    """Returns the middle of a cell; y points up."""
     row, column = divmod(int(cell), len(board))
     return column + 0.5, len(board) - row - 0.5
 
@@ -59,7 +59,7 @@ def _draw_head(canvas: Canvas, snake: list[tuple[float, float]]) -> None:
 
 
 def write(board: np.ndarray, score: int) -> str:
-    """A board of ages, int ``[rows, rows]``, as lines of text with a border and the score.
+    """Writes a board of ages, int ``[rows, rows]``, as lines of text with a border and the score.
 
     ``@`` is the head, ``o`` the body, ``*`` food.
     """

@@ -1,4 +1,4 @@
-"""Shows pictures one after the other in a window; needs pygame, which is loaded when the first one comes."""
+"""Shows pictures in a window; needs pygame, which is loaded with the first picture."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Window:
         self._pygame: Any = None
 
     def show(self, picture: np.ndarray) -> None:
-        """Show a picture, uint8 ``[height, width, 3]``, when its time has come.
+        """Shows a picture, uint8 ``[height, width, 3]``, and waits until the next one is due.
 
         Raises:
-            gymnasium.error.DependencyNotInstalled: pygame isn't.
+            gymnasium.error.DependencyNotInstalled: pygame isn't installed.
         """
         pygame = self._pygame or self._opened(picture.shape)
         pygame.event.pump()
@@ -42,7 +42,7 @@ class Window:
         return pygame
 
     def close(self) -> None:
-        """Close the window, if it is open."""
+        """Closes the window, if it is open."""
         if self._pygame is not None:
             self._pygame.display.quit()
             self._pygame = None

@@ -1,1 +1,1 @@
-"""Plays array environments by a rule."""
+"""Plays array environments by fixed rules."""

@@ -1,18 +1,18 @@
-"""Plays Snake greedily: straight to the food, but not into what it would run into at once, if it can help it."""
+"""Plays Snake greedily: moves straight to the food, but avoids cells where the game would end, if it can."""
 
 from __future__ import annotations
 
 import numpy as np
 
 DOWN, RIGHT = np.array([0, 1, 0, -1]), np.array([-1, 0, 1, 0])
-"""Rows and columns that each action moves the head by."""
+"""Rows and columns by which each action moves the head."""
 
 
 def greedy_actions(images: np.ndarray, noise: np.random.Generator) -> np.ndarray:
-    """Actions, int64 ``[n]``, for what is seen of ``n`` boards, uint8 ``[n, size, size, 3]``: head, body, food.
+    """Returns actions, int64 ``[n]``, for images of ``n`` boards, uint8 ``[n, size, size, 3]``: head, body, food.
 
-    Of the moves into a free cell one that leads nearest to the food is taken, at random where there are several; where
-    every move ends the game any of them. The cell that the tail is about to leave counts as taken.
+    It takes the move into a free cell that leads nearest to the food, at random among equal ones. If every move ends
+    the game, it takes one of them. The cell that the tail is about to leave counts as taken.
     """
     count, size = len(images), images.shape[1]
     flat = images.reshape(count, -1, 3)
