@@ -12,6 +12,7 @@ from benchmarks.fuzz.options import OF_A_SESSION, OPTIONS, Draw, Setting
 from lockstep.config.checks import resolve
 from lockstep.config.files import nested
 from lockstep.config.run import Config
+from lockstep.training.limits import LEARNING_RATE_LIMITS
 
 MOST_RANKS = 8
 SESSIONS = 8
@@ -79,6 +80,7 @@ def _draw(source: random.Random, engine: str) -> Drawn:
     iterations = source.randint(4, 12)
     values |= _sizes(source, setting, shards, iterations)
     _normalise_several(values, setting)
+    _adapt_within_limits(values)
     fast = shards > 1 and source.random() < 0.08
     if fast:
         values |= _fast(source, engine)
@@ -134,6 +136,13 @@ def _normalise_several(values: dict[str, Any], setting: Setting) -> None:
     part = values["num_envs"] // shards * values["num_steps"] // values["ppo.num_minibatches"]
     if not setting.grpo and part * (1 if values.get(key) == "local" else shards) == 1:
         values[key] = "off"
+
+
+def _adapt_within_limits(values: dict[str, Any]) -> None:
+    """Leaves learning rates constant that are beyond the limits of the adaptive schedule, which are refused."""
+    low, high = LEARNING_RATE_LIMITS
+    if values["ppo.schedule"] == "adaptive" and not low <= values["ppo.learning_rate"] <= high:
+        values["ppo.schedule"] = "constant"
 
 
 def _divisors(number: int) -> Sequence[int]:

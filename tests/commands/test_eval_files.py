@@ -96,6 +96,16 @@ def test_random_actions_lie_within_their_bounds_and_in_the_mask():
     rows = masked.observation.zeros(200)
     masked.observation.floats(rows)[:, -6:] = [0, 1, 0, 0, 1, 0]
     assert set(masked.native(rows).tolist()) == {1, 4}
+    rows = masked.observation.zeros(4000)
+    masked.reset(0)
+    plain = masked.native(rows)
+    masked.observation.floats(rows)[:, -6:] = [0, 1, 0, 1, 1, 0]
+    masked.reset(0)
+    taken = masked.native(rows)
+    shares = np.bincount(taken, minlength=6) / 4000
+    assert abs(shares[[1, 3, 4]] - 1 / 3).max() < 4 * np.sqrt(2 / 9 / 4000)
+    kept = np.isin(plain, [1, 3, 4])
+    assert np.array_equal(taken[kept], plain[kept])
 
 
 def test_the_greedy_one_goes_to_the_food_but_into_nothing():

@@ -294,7 +294,7 @@ def test_what_no_environment_gives_is_refused_in_a_line(trained, engine):
     doors = load_policy(trained(*DOORS).path)
     seen = doors.observation.decode(doors.random_rows(1, np.random.default_rng(0))[0])
     choices = sum(doors.action.choices)
-    with pytest.raises(ValueError, match="action_mask: it allows no action"):
+    with pytest.raises(ValueError, match="action_mask: it allows nothing"):
         doors(seen, action_mask=np.zeros(choices))
     assert doors(seen, action_mask=np.ones(choices)) is not None
 

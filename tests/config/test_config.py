@@ -115,6 +115,7 @@ def normalising(over, num_envs=8, num_shards=8, num_steps=4, world_size=1, **ppo
         ("local", {}, "a shard's part of a minibatch is 1 sample, .*: use ppo.num_minibatches 2, global or off"),
         ("local", {"num_steps": 1, "num_minibatches": 1}, "use more num_steps, global or off"),
         ("local", {"num_envs": 1, "num_shards": 1}, "use ppo.num_minibatches 2 or off"),
+        ("local", {"num_minibatches": 1, "batch_size": 8}, "use ppo.batch_size 16, global or off"),
         ("rank", {"world_size": 8}, "a rank's part of a minibatch is 1 sample, .*: use .*, global or off"),
         ("rank", {"world_size": 5}, "a rank's part of a minibatch is 1 sample"),
         ("global", {"num_envs": 1, "num_shards": 1}, "but a minibatch is 1 sample, .*: use ppo.num_minibatches 2 or"),
@@ -242,6 +243,36 @@ def test_the_numbers_of_minibatches_that_an_error_offers_work(num_steps, minibat
     for number in offered:
         fitting = config.model_copy(update={"ppo": PPOConfig(num_minibatches=int(number))})
         assert resolve(fitting).ppo.num_minibatches == int(number)
+
+
+def test_a_batch_size_that_does_not_divide_among_shards_is_told_in_sizes():
+    config = Config(num_envs=8, num_steps=32, ppo=PPOConfig(batch_size=4))
+    text = complaint(resolve, config)
+    assert text == (
+        "ppo.batch_size: 4 makes 64 minibatches, and 64 doesn't divide a shard's 1 environments x 32 steps = 32 "
+        "samples; nearest that work: 8 or 16"
+    )
+    assert complaint(resolve, Config(num_envs=8, num_steps=32, ppo=PPOConfig(batch_size=3))) == (
+        "ppo.batch_size: 3 doesn't divide num_envs 8 x num_steps 32 = 256 samples; nearest that work: 8 or 16"
+    )
+
+
+@given(st.integers(1, 40), st.integers(1, 700), st.integers(1, 2), st.sampled_from([None, 2]))
+def test_the_batch_sizes_that_an_error_offers_work(num_steps, size, envs, length):
+    values = {"num_envs": 8 * envs, "num_shards": 8, "num_steps": num_steps * (length or 1)}
+    if length:
+        values["network"] = {"recurrent": "gru", "sequence_length": length}
+    config = Config.model_validate({**values, "ppo": {"batch_size": size, "advantage_normalization": "off"}})
+    samples, every = 8 * envs * num_steps * (length or 1), 8 * (length or 1)
+    if samples % size == 0 and size % every == 0:
+        assert resolve(config).ppo.num_minibatches * size == samples
+        return
+    text = complaint(resolve, config)
+    assert text.startswith(f"ppo.batch_size: {size} ")
+    for number in text.rpartition("nearest that work: ")[2].split(" or "):
+        ppo = config.ppo.model_copy(update={"batch_size": int(number)})
+        fitting = resolve(config.model_copy(update={"ppo": ppo}))
+        assert fitting.ppo.num_minibatches * int(number) == samples
 
 
 def test_num_envs_and_num_envs_per_rank_together():

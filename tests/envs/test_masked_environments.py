@@ -10,7 +10,7 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.numbers import check_numbers
+from lockstep.envs.numbers import check_acted, check_numbers
 from lockstep.envs.registry import make_envs
 
 STEPS = 3
@@ -82,13 +82,13 @@ def test_an_episode_that_goes_on_without_a_mask_is_an_error():
 
 
 @pytest.mark.parametrize("source", ["info", "method"])
-def test_a_mask_that_allows_nothing_is_an_error(source):
+def test_a_mask_that_allows_nothing_is_left_to_whoever_acts_on_it(source):
     envs = begin(source, nothing=2)
     envs.step()
-    with pytest.raises(
-        EnvironmentFailureError, match=r"environment 0 .* raised in step: .*the action mask allows nothing"
-    ):
-        envs.step()
+    envs.step()
+    assert masks(envs.buffers.observations) == [[0.0] * STEPS] * 2
+    with pytest.raises(EnvironmentFailureError, match=r"environment 0 .* mask that allows nothing in step 2 of"):
+        check_acted(envs.description, envs.env_ids, envs.buffers.observations[None], 0, 2)
 
 
 def test_a_mask_of_several_indices_allows_something_of_each():

@@ -52,7 +52,7 @@ def collected(envs: HostEnvs, said: list[str] | None = None) -> HostRollout:
         return call
 
     envs.begin_step, envs.end_step = noted("begin", envs.begin_step), noted("end", envs.end_step)
-    collect(envs, infer, lambda actions: actions, out)
+    collect(envs, infer, lambda actions: actions, out, 0)
     return out
 
 

@@ -6,13 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import numpy as jnp
 from net_cases import CASES
 
 from lockstep import reference
-from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout, observation_layout
 from lockstep.jax_engine.nets import distributions
 from lockstep.jax_engine.nets.nets import PolicyNet
 
@@ -147,6 +148,18 @@ def test_what_is_masked_is_never_sampled():
 
     assert forbidden(np.where(allowed, logits, np.float32(-1e8))) == 0
     assert forbidden(logits) > 100
+
+
+@pytest.mark.parametrize("mask", [(1, 0, 1, 0), (1, 1, 1, 0), (0, 1, 1, 1)])
+def test_random_actions_are_uniform_over_what_is_allowed(mask):
+    """As those of the host are, for which the same is asked of these masks."""
+    layout = observation_layout(Box(-1.0, 1.0, (2,), np.float32), mask_size=4)
+    net = PolicyNet(layout, ActionLayout("discrete", (4,), (0,)))
+    rows = np.tile(layout.encode(np.zeros(2), np.array(mask)), (DRAWS, 1))
+    actions = np.asarray(distributions.random_actions(net, jnp.asarray(rows), jax.random.key(0)))
+    expected = np.array(mask) / sum(mask)
+    error = 4 * np.sqrt(expected * (1 - expected) / DRAWS)
+    assert (abs(np.bincount(actions, minlength=4) / DRAWS - expected) <= error).all()
 
 
 def test_random_actions_are_normal_where_float32_does_not_hold_the_span_between_bounds():

@@ -7,10 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 
 from lockstep.config.run import Config
 from lockstep.core.errors import EnvironmentFailureError
-from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout, observation_layout
 from lockstep.policies import videos
 from lockstep.policies.videos import play_episode, video_writer
 
@@ -54,6 +55,48 @@ def test_an_environment_that_observes_what_no_policy_is_shown_is_named():
         EnvironmentFailureError, match=r"^environment Shaped gave what no policy is shown: .* is none of"
     ):
         play_episode(gymnasium.make("CartPole-v1"), policy, None, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (ActionLayout("discrete", (2,), (0,)), "nothing"),
+        (
+            ActionLayout("multi_discrete", (2, 3), (0, 0), (2,)),
+            "nothing of index 1 (allow every choice of an index that doesn't matter)",
+        ),
+    ],
+    ids=["one-index", "two-indices"],
+)
+def test_a_mask_that_allows_nothing_ends_what_is_shown(action, said):
+    class Masked(gymnasium.Wrapper):
+        """Allows nothing of the last index from the third step on."""
+
+        steps = 0
+
+        def step(self, action):
+            self.steps += 1
+            return self.env.step(0)
+
+        def action_masks(self):
+            allowed = np.ones(action.outputs)
+            allowed[-action.choices[-1] :] = self.steps < 3
+            return allowed
+
+    class Careful(Left):
+        environment = {"mask_from": "method"}  # noqa: RUF012
+        observation = observation_layout(Box(-9.0, 9.0, (4,), np.float32), mask_size=action.outputs)
+
+        def act(self, rows, *_):
+            return np.zeros((len(rows), *action.row_shape), np.int64)
+
+    policy: Any = Careful()
+    policy.action = action
+    env = Masked(gymnasium.make("CartPole-v1"))
+    with pytest.raises(EnvironmentFailureError) as caught:
+        play_episode(env, policy, None, 3, True)
+    assert str(caught.value) == f"environment Shaped gave what no policy is shown: action_mask: it allows {said}"
+    assert env.steps == 3
 
 
 @pytest.mark.parametrize(("fps", "frames"), [(8, 100), (12, 100), (30, 100), (50, 100), (67, 50), (125, 34), (500, 10)])

@@ -12,6 +12,7 @@ from lockstep.config.run import Config
 from lockstep.core.normalizers import RunningMoments
 from lockstep.core.shards import ShardPlan
 from lockstep.core.spaces import ActionLayout, observation_layout
+from lockstep.envs.gymnasium.random_policy import draw_replacements
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.torch_engine.rollout import (
@@ -21,6 +22,7 @@ from lockstep.torch_engine.rollout import (
     collect,
     collect_random,
     random_actions,
+    random_replacements,
     record_replay,
 )
 from lockstep.torch_engine.state import TrainState, make_net
@@ -32,7 +34,7 @@ HEADS = pytest.mark.parametrize("discrete", [True, False], ids=["discrete", "con
 
 
 @HEADS
-@pytest.mark.parametrize("draw", ["noise", "random actions"])
+@pytest.mark.parametrize("draw", ["noise", "random actions", "replacements"])
 def test_a_ranks_draws_are_its_slice_of_the_worlds(draw, discrete):
     config, description = small_config(num_shards=4), described(discrete)
 
@@ -41,6 +43,8 @@ def test_a_ranks_draws_are_its_slice_of_the_worlds(draw, discrete):
             return action_noise(
                 config, plan, make_net(config, description.observation, description.action), iteration=2
             )
+        if draw == "replacements":
+            return random_replacements(config, plan, ActionLayout("multi_discrete", (2, 3), (0, 0), (2,)))
         return random_actions(config, plan, description.action)
 
     world = drawn(plan_of(config))
@@ -97,7 +101,8 @@ def test_random_actions_respect_a_mask_and_stay_where_they_may(action):
     layout = observation_layout(space, mask_size=action.outputs)
     rows = np.stack([layout.encode(np.zeros(2), mask) for mask in masks])
     drawn = np.stack([rng.integers(0, count, 200) for count in action.choices], -1).reshape(200, *action.row_shape)
-    taken = allowed_actions(layout, action, rows, drawn)
+    replacements = draw_replacements(rng, action, (200,))
+    taken = allowed_actions(layout, action, rows, drawn, replacements)
 
     def permitted(actions: np.ndarray) -> np.ndarray:
         return masks[np.arange(200)[:, None], starts + actions.reshape(200, -1)]
@@ -107,7 +112,7 @@ def test_random_actions_respect_a_mask_and_stay_where_they_may(action):
     assert not permitted(drawn).all()
     kept = permitted(drawn)
     assert np.array_equal(taken.reshape(200, -1)[kept], drawn.reshape(200, -1)[kept])
-    assert allowed_actions(observation_layout(space), action, rows, drawn) is drawn
+    assert allowed_actions(observation_layout(space), action, rows, drawn, replacements) is drawn
 
 
 # --- Collecting -------------------------------------------------------------------------------------------------------

@@ -32,6 +32,20 @@ def test_a_loss_that_isnt_finite_names_place_and_terms():
         non_finite(3, "there", ("policy_loss", "value_loss"), [0.5])
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_rewards_are_blamed_where_the_policy_is_finite_and_the_values_are_not(value):
+    terms, rewards = ("policy_loss", "value_loss", "entropy"), "env.reward_scale, env.reward_clip or normalize.returns"
+
+    def advice(iteration, policy_loss, value_loss, entropy):
+        return str(non_finite(iteration, "there", terms, [policy_loss, value_loss, entropy])).rpartition("; ")[2]
+
+    usual = "a smaller ppo.learning_rate or normalize.observations may help"
+    assert advice(1, 1e-8, value, 0.69) == advice(1, math.nan, value, 0.69) == f"{rewards} may help"
+    assert advice(2, 1e-8, value, 0.69) == f"a smaller ppo.learning_rate, {rewards} may help"
+    assert advice(1, value, value, value) == usual
+    assert advice(1, value, 1.0, 0.69) == usual
+
+
 def test_a_network_that_gives_what_isnt_finite_is_named():
     terms = ("policy_loss", "entropy")
     told = [str(non_finite(3, "there", terms, [math.nan, entropy], custom="nets:Own")) for entropy in (math.nan, 0.5)]

@@ -18,12 +18,12 @@ def resolve(config: Config, world_size: int = 1) -> Config:
         ValueError: one line with the key, the value and the nearest values that work.
     """
     num_envs, num_shards = envs_and_shards(config, world_size)
-    config = counted(config, num_envs)
+    size, config = config.ppo.batch_size, counted(config, num_envs, num_shards)
     if config.num_shards is None:
         _check_enough(config, world_size, num_envs, num_shards)
     check_world_size(world_size, num_shards, *(("devices", "devices") if config.engine == "jax" else ()))
-    _check_minibatches(config, num_envs // num_shards)
-    _check_normalization(config, num_envs // num_shards, num_shards, world_size)
+    _check_minibatches(config, num_envs // num_shards, num_shards, size)
+    _check_normalization(config, num_envs // num_shards, num_shards, world_size, size)
     _check_choices(config)
     if config.cuda_graphs is True and world_size > 1:
         raise ValueError(
@@ -51,17 +51,20 @@ def _check_enough(config: Config, world_size: int, num_envs: int, num_shards: in
     )
 
 
-def counted(config: Config, num_envs: int) -> Config:
+def counted(config: Config, num_envs: int, num_shards: int = 1) -> Config:
     """Replaces ``total_iterations`` by ``total_steps`` and ``ppo.batch_size`` by ``ppo.num_minibatches``.
 
-    ``num_envs`` is the number of environments of the whole run. Raises the errors of :func:`resolve`.
+    ``num_envs`` is the number of environments of the whole run, and ``num_shards`` that of the shards which share the
+    sizes that an error offers. Raises the errors of :func:`resolve`.
     """
     samples, size = num_envs * config.num_steps, config.ppo.batch_size
     if size is not None:
         if samples % size:
+            every = num_shards * config.sequence_length
+            every = 1 if samples % every else every
             raise ValueError(
                 f"ppo.batch_size: {size} doesn't divide num_envs {num_envs} x num_steps {config.num_steps} = {samples} "
-                f"samples; nearest that work: {nearest_divisors(samples, size)}"
+                f"samples; nearest that work: {nearest_divisors(samples // every, size / every, every)}"
             )
         ppo = config.ppo.model_copy(update={"num_minibatches": samples // size, "batch_size": None})
         config = config.model_copy(update={"ppo": ppo})
@@ -90,7 +93,8 @@ def envs_and_shards(config: Config, world_size: int) -> tuple[int, int]:
     return num_envs, num_shards
 
 
-def _check_minibatches(config: Config, envs_per_shard: int) -> None:
+def _check_minibatches(config: Config, envs_per_shard: int, num_shards: int, size: int | None) -> None:
+    """Checks what divides a shard's samples; ``size`` is the batch size that stands for ``num_minibatches``, if any."""
     length = config.sequence_length
     if config.num_steps % length:
         raise ValueError(
@@ -100,9 +104,14 @@ def _check_minibatches(config: Config, envs_per_shard: int) -> None:
     units, wanted = envs_per_shard * config.num_steps // length, config.ppo.num_minibatches
     what = f"= {units} samples" if length == 1 else f"/ {length} = {units} sequences"
     if units % wanted and not (config.ppo.drop_remainder and wanted <= units):
+        given, fitting = f"ppo.num_minibatches: {wanted} doesn't divide", nearest_divisors(units, wanted)
+        if size is not None:
+            every = num_shards * length  # a minibatch has as many sequences of every shard
+            given = f"ppo.batch_size: {size} makes {wanted} minibatches, and {wanted} doesn't divide"
+            fitting = nearest_divisors(units, size / every, every)
         raise ValueError(
-            f"ppo.num_minibatches: {wanted} doesn't divide a shard's {envs_per_shard} environments x "
-            f"{config.num_steps} steps {what}; nearest that work: {nearest_divisors(units, wanted)}"
+            f"{given} a shard's {envs_per_shard} environments x {config.num_steps} steps {what}; nearest that work: "
+            f"{fitting}"
         )
     part = units // wanted
     if part % config.ppo.gradient_accumulation:
@@ -117,7 +126,9 @@ def _check_minibatches(config: Config, envs_per_shard: int) -> None:
         )
 
 
-def _check_normalization(config: Config, envs_per_shard: int, num_shards: int, world_size: int) -> None:
+def _check_normalization(
+    config: Config, envs_per_shard: int, num_shards: int, world_size: int, size: int | None
+) -> None:
     """Refuses to normalise the advantage of a single sample, which always gives 0 and so trains nothing."""
     over, wanted = config.ppo.advantage_normalization, config.ppo.num_minibatches
     if config.algorithm == "grpo" or over == "off":
@@ -130,6 +141,8 @@ def _check_normalization(config: Config, envs_per_shard: int, num_shards: int, w
     place = {"global": "", "rank": f"a {rank}'s part of ", "local": "a shard's part of "}[over]
     fewer = max((n for n in range(1, wanted) if units % n == 0), default=None)
     instead = ["more num_steps" if fewer is None else f"ppo.num_minibatches {fewer}"]
+    if fewer is not None and size is not None:
+        instead = [f"ppo.batch_size {envs_per_shard * num_shards * config.num_steps // fewer}"]
     instead += [] if num_shards == 1 or over == "global" else ["global"]
     raise ValueError(
         f"ppo.advantage_normalization: {over}, but {place}a minibatch is 1 sample, whose advantage would always be "

@@ -32,6 +32,7 @@ class RunningMoments:
         """Population variance ``[size]``; ones if there are no samples yet."""
         return self.m2 / self.count if self.count else np.ones_like(self.m2)
 
+    @np.errstate(over="ignore", invalid="ignore")  # of numbers too large for any; the loss made of them is looked at
     def merge(self, count: float, mean: np.ndarray, m2: np.ndarray) -> None:
         """Merges the moments of further samples into these."""
         if not count:
@@ -52,6 +53,7 @@ class RunningMoments:
         return cls(float(arrays["count"][0]), arrays["mean"].copy(), arrays["m2"].copy())
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def shard_moments(samples: np.ndarray) -> np.ndarray:
     """Returns mean and M2 of one shard's samples ``[n, size]``, float64 ``[2, size]``."""
     x = np.ascontiguousarray(samples, np.float64)

@@ -90,11 +90,11 @@ def check_shards(num_envs: int, num_shards: int) -> None:
         )
 
 
-def nearest_divisors(number: int, wanted: int) -> str:
-    """Returns the two divisors of ``number`` that are nearest to ``wanted``, in words: ``4 or 8``."""
+def nearest_divisors(number: int, wanted: float, each: int = 1) -> str:
+    """Returns the two divisors of ``number`` that are nearest to ``wanted``, times ``each``, in words: ``4 or 8``."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]  # each has a large partner
     fits = sorted({*small, *(number // n for n in small)})
-    return " or ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])))
+    return " or ".join(str(n * each) for n in sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2]))
 
 
 def check_world_size(world_size: int, num_shards: int, key: str = "nproc", what: str = "ranks") -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.config.handed import is_handed
 from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.spaces import ActionLayout
 from lockstep.envs.description import EnvDescription
 
 Found = tuple[int, int, str]
@@ -23,6 +24,22 @@ def check_rows(
 ) -> None:
     """Checks the observations ``[E, width]`` after ``after`` steps of a rollout, as :func:`check_numbers` does."""
     check_numbers(description, env_ids, rows[None], np.zeros((0, len(rows))), iteration, after)
+
+
+def check_acted(
+    description: EnvDescription,
+    env_ids: Sequence[int],
+    rows: np.ndarray,
+    iteration: int | None,
+    first: int = 0,
+    dead: np.ndarray | None = None,
+) -> None:
+    """Checks observations ``[t, E, width]`` that were acted on from step ``first`` on, before an environment failed.
+
+    It may have failed for an action that was none: of a mask that allows nothing, or of an observation of NaN.
+    """
+    dead = None if dead is None else dead[: len(rows)]
+    check_numbers(description, env_ids, rows, np.zeros(rows.shape[:2]), iteration, first, dead)
 
 
 def check_numbers(
@@ -97,9 +114,14 @@ def unusable(
         if dead is not None:
             none &= ~dead[..., None]
         for step, env, index in np.argwhere(none)[:1].tolist():
-            which = f" of index {index}" if len(description.action.choices) > 1 else ""
-            found.append((step, env, f"an action mask that allows nothing{which}"))
+            found.append((step, env, f"an action mask that allows {nothing(description.action, index)}"))
     return found
+
+
+def nothing(action: ActionLayout, index: int) -> str:
+    """Says what a mask allows that leaves an index of an action without a choice, and what to give instead."""
+    several = len(action.choices) > 1
+    return f"nothing of index {index} (allow every choice of an index that doesn't matter)" if several else "nothing"
 
 
 def _observed(description: EnvDescription, column: int, value: str) -> str:

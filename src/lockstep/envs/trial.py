@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.shards import keyed_generator
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
+from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions, draw_replacements
 from lockstep.envs.gymnasium.watched import GlobalGenerators
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.envs.numbers import check_numbers
+from lockstep.envs.numbers import check_acted, check_numbers
 from lockstep.envs.restore.replay import row_hashes
 
 
@@ -78,6 +79,8 @@ class Trial:
         self._envs, self._description, self._steps = envs, description, steps
         shape, draws = (steps, envs.num_envs), [keyed_generator(seed, "check", *key) for key in ((), (1,))]
         self._drawn = np.concatenate([draw_actions(draw, description.action, shape) for draw in draws])
+        draws = [keyed_generator(seed, "check/allowed", *key) for key in ((), (1,))]
+        self._replacements = np.concatenate([draw_replacements(draw, description.action, shape) for draw in draws])
         self._taken: list[np.ndarray] = []
         self._hashes: list[np.ndarray] = []
         self._ends: list[np.ndarray] = []
@@ -116,7 +119,8 @@ class Trial:
         b = self._envs.buffers
         for env, (step, episode, _) in begun.items():
             b.episodes[env] = episode
-            self._drawn[: len(self._drawn) - step, env] = self._drawn[step:, env].copy()
+            for numbers in (self._drawn, self._replacements):
+                numbers[: len(numbers) - step, env] = numbers[step:, env].copy()
         self._envs.reset()
         return [e for e, (*_, seen) in begun.items() if not np.array_equal(b.observations[e], seen, equal_nan=True)]
 
@@ -128,16 +132,21 @@ class Trial:
                 choices, or a mask that allows nothing.
         """
         b, first = self._envs.buffers, len(self._taken)
+        observation, action = self._description.observation, self._description.action
         rows, rewards = (
             np.zeros((count + 1, *b.observations.shape), b.observations.dtype),
             np.zeros((count, len(b.rewards))),
         )
         rows[0], dead = b.observations, np.zeros(rewards.shape, np.bool_)
         for t in range(count):
-            drawn = self._drawn[first + t]
-            b.actions[...] = allowed_actions(self._description.observation, self._description.action, rows[t], drawn)
-            with generators or contextlib.nullcontext():
-                self._envs.step()
+            drawn, replacements = self._drawn[first + t], self._replacements[first + t]
+            b.actions[...] = allowed_actions(observation, action, rows[t], drawn, replacements)
+            try:
+                with generators or contextlib.nullcontext():
+                    self._envs.step()
+            except EnvironmentFailureError:
+                check_acted(self._description, self._envs.env_ids, rows[: t + 1], None, first, dead)
+                raise
             rows[t + 1], rewards[t], dead[t] = b.observations, b.rewards, b.dead
             self._taken.append(b.actions.copy())
             self._ends.append(np.array([b.terminated, b.truncated]))

@@ -19,12 +19,16 @@ from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.finding import find_run, run_if_any
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import check_trackers
+from lockstep.training.limits import LEARNING_RATE_LIMITS
 from lockstep.training.own_loss.fingerprint import same_loss
 from lockstep.training.reference_policy import check_same_networks, digests_before, policy_digest
 
 
 def check_limits(options: RunOptions, config: Config, is_group: bool = False) -> None:
-    """Raises a one-line ``ValueError`` if the name, the end or the seeds of a run contradict its other options."""
+    """Raises a one-line ``ValueError`` if name, end, seeds or learning rate of a run contradict its other options.
+
+    A resumed run keeps the learning rate that it began with.
+    """
     if options.seeds_at_once is not None and not is_group:
         raise ValueError(f"seeds_at_once: {options.seeds_at_once}, but there is one seed; give --seeds 0-4 as well")
     check_processes_here(config.device, options.seeds_at_once or 1)
@@ -33,6 +37,12 @@ def check_limits(options: RunOptions, config: Config, is_group: bool = False) ->
     stop = options.stop_at_step
     if options.resume is None and stop is not None and stop > config.total_steps:
         raise ValueError(f"stop_at_step: {stop} is beyond total_steps {config.total_steps}")
+    (low, high), rate = LEARNING_RATE_LIMITS, config.ppo.learning_rate
+    if options.resume is None and config.ppo.schedule == "adaptive" and not low <= rate <= high:
+        raise ValueError(
+            f"ppo.learning_rate: {rate:g} with ppo.schedule adaptive, which moves between {low:g} and {high:g} alone; "
+            "give one of these, or another schedule"
+        )
 
 
 def check_company(config: Config, resumed: Path | None = None) -> None:

@@ -11,7 +11,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.process import fail_now
 from lockstep.core.shards import keyed_generator
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
+from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions, draw_replacements
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.planning.waiting import expected_max_of_sums
@@ -76,11 +76,12 @@ def _times(config: EnvConfig, description: EnvDescription, envs: int) -> np.ndar
 
 def _stepped(envs: HostEnvs, description: EnvDescription) -> np.ndarray:
     generator, buffers = keyed_generator(SEED, "plan"), envs.buffers
-    actions = draw_actions(generator, description.action, (MOST_STEPS, envs.num_envs))
+    observation, action, shape = description.observation, description.action, (MOST_STEPS, envs.num_envs)
+    actions, replacements = draw_actions(generator, action, shape), draw_replacements(generator, action, shape)
     times: list[float] = []
     started = time.perf_counter()
     for number, drawn in enumerate(actions):
-        buffers.actions[...] = allowed_actions(description.observation, description.action, buffers.observations, drawn)
+        buffers.actions[...] = allowed_actions(observation, action, buffers.observations, drawn, replacements[number])
         before = time.perf_counter()
         envs.step()
         now = time.perf_counter()

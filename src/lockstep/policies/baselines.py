@@ -12,7 +12,7 @@ from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.envs.arrays.players.snake import greedy_actions
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
+from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions, draw_replacements
 
 BASELINES = ("random", "greedy")
 SNAKE = "lockstep/Snake-v0"
@@ -70,6 +70,7 @@ class Baseline:
         """See :meth:`Actor.reset`."""
         if seed is not None:
             self._noise = keyed_generator(seed, "baseline")
+            self._replacing = keyed_generator(seed, "baseline/allowed")
 
     def forget(self, rows: np.ndarray) -> None:
         """See :meth:`Actor.forget`: there is nothing to forget."""
@@ -81,4 +82,5 @@ class Baseline:
             images = observations[:, leaf.start : leaf.start + leaf.size].reshape(-1, *leaf.shape)
             return greedy_actions(images[..., -3:], self._noise)
         drawn = draw_actions(self._noise, self.action, (len(observations),))
-        return allowed_actions(self.observation, self.action, observations, drawn)
+        replacements = draw_replacements(self._replacing, self.action, (len(observations),))
+        return allowed_actions(self.observation, self.action, observations, drawn, replacements)

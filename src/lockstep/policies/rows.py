@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.core.spaces import ActionLayout, ObservationLayout, descend
+from lockstep.envs.numbers import nothing
 
 EDGE = 1.0 - 1e-6
 """How close to its bounds, scaled to 1, a squashed action may be: at them the inverse of tanh is infinite."""
@@ -239,8 +240,9 @@ def checked_rows(layout: ObservationLayout, action: ActionLayout, rows: np.ndarr
         what, column = f" part {leaf.name!r}" if leaf.name else "", at - leaf.start
         index = leaf.index(column, float(floats[row, at]))
         raise ValueError(f"observation{what}: {index} is none of {leaf.range_of(column)}")
-    if layout.mask is not None and not action.possible(layout.masks(rows)).all():
-        raise ValueError("action_mask: it allows no action")
+    if layout.mask is not None:
+        for _, index in np.argwhere(~action.possible(layout.masks(rows)))[:1].tolist():
+            raise ValueError(f"action_mask: it allows {nothing(action, index)}")
     return rows
 
 

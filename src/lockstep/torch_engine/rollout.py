@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.core.spaces import ObservationLayout
-from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
+from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions, random_replacements
 from lockstep.envs.host_envs import Buffers, HostEnvs
-from lockstep.envs.numbers import check_numbers, check_rows
+from lockstep.envs.numbers import check_acted, check_numbers, check_rows
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets.functions import Actor
@@ -256,7 +257,7 @@ class _Part:
         try:
             out.actions[t] = self._actor(out.observations[t], self._noise[t], self._rows)
         except Exception:  # maybe because the network got an index that is no choice
-            check_rows(self._envs.description, self._env_ids.tolist(), buffers.observations, self._iteration, t)
+            check_acted(self._envs.description, self._env_ids.tolist(), buffers.observations[None], self._iteration, t)
             raise
         if self._net.squashed:
             out.native[t] = self._net.squash(out.actions[t])
@@ -292,16 +293,20 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
         part.observe(0)
         part.act(0)
         envs.begin_step(number)
-    steps = len(noise)
-    for t in range(steps):
-        for number, part in enumerate(parts):
-            envs.end_step(number)
-            life.progressed()
-            part.take(t)
-            out.stated |= envs.stated_at(t)
-            if t + 1 < steps:
-                part.act(t + 1)
-                envs.begin_step(number)
+    steps, t = len(noise), 0
+    try:
+        for t in range(steps):
+            for number, part in enumerate(parts):
+                envs.end_step(number)
+                life.progressed()
+                part.take(t)
+                out.stated |= envs.stated_at(t)
+                if t + 1 < steps:
+                    part.act(t + 1)
+                    envs.begin_step(number)
+    except EnvironmentFailureError:
+        check_acted(envs.description, envs.env_ids, out.raw[: t + 1], state.iteration, dead=out.dead)
+        raise
     out.final = np.concatenate(final)
     out.shape_rewards(envs.description.rewards)
 
@@ -316,11 +321,15 @@ def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout
     """Fills ``out`` with random actions, for the normalisers' first statistics; then starts new episodes."""
     buffers = envs.buffers
     observation, action = envs.description.observation, envs.description.action
-    actions = random_actions(config, plan, action)
+    actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
     for t in range(config.num_steps):
         out.raw[t] = buffers.observations
-        buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t])
-        envs.step()
+        buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t], replacements[t])
+        try:
+            envs.step()
+        except EnvironmentFailureError:
+            check_acted(envs.description, envs.env_ids, out.raw[: t + 1], -1, dead=out.dead)
+            raise
         life.progressed()
         out.take(t, buffers)
     out.shape_rewards(envs.description.rewards)

@@ -87,7 +87,10 @@ def non_finite(
         )
     if "loss" in names:  # a term that is the user's own
         perhaps += "loss is what your ppo.loss gave; if all terms are finite, its gradient isn't; "
+    helps = "a smaller ppo.learning_rate or normalize.observations"
+    if not math.isfinite(found.get("value_loss", 0.0)) and math.isfinite(found.get("entropy", math.nan)):
+        learnt = "a smaller ppo.learning_rate, " if iteration > 1 else ""
+        helps = f"{learnt}env.reward_scale, env.reward_clip or normalize.returns"  # for the policy is as it should be
     return NonFiniteError(
-        f"non-finite loss or gradient in iteration {iteration}, {where} ({named}); {perhaps}a smaller "
-        "ppo.learning_rate or normalize.observations may help"
+        f"non-finite loss or gradient in iteration {iteration}, {where} ({named}); {perhaps}{helps} may help"
     )

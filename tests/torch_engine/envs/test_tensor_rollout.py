@@ -115,6 +115,8 @@ def test_a_recurrent_policy_carries_nothing_over_an_end():
         ("index", 16, r"observation 6 in 'at' \(component 0\), none of the 5 choices from 1 to 5, in step 3 of"),
         ("index", 3, r"observation 6 in 'at' \(component 0\), none of the 5 choices from 1 to 5, in step 3 of"),
         ("mask", 16, "an action mask that allows nothing in step 3 of"),
+        ("refused", 16, "an action mask that allows nothing in step 3 of"),
+        ("masks", 16, r"an action mask that allows nothing of index 1 \(allow every choice of .*\) in step 3 of"),
         ("final", 16, r"observation 0 in 'at' \(component 0\), none of the 5 choices from 1 to 5, in step 7 of"),
     ],
 )

@@ -10,7 +10,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.shards import keyed_generator
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.in_process import InProcessEnvs
-from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions
+from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions, draw_replacements
 from lockstep.envs.host_envs import WantedEnvs
 
 WORKER_SECONDS = 90e-6
@@ -34,14 +34,15 @@ def measure_step(config: EnvConfig, description: EnvDescription, fail: Callable[
     """
     envs = InProcessEnvs(WantedEnvs(config, description, 0, [0], purpose="measure"), fail)
     try:
-        actions = draw_actions(keyed_generator(0, "measure"), description.action, (_STEPS + 1, 1))
         b, observation, action = envs.buffers, description.observation, description.action
+        generator, shape = keyed_generator(0, "measure"), (_STEPS + 1, 1)
+        actions, replacements = draw_actions(generator, action, shape), draw_replacements(generator, action, shape)
         envs.reset()
         started, steps = time.perf_counter(), 0
         for number in range(_STEPS + 1):
             if number == 1:
                 started, steps = time.perf_counter(), 0
-            b.actions[...] = allowed_actions(observation, action, b.observations, actions[number])
+            b.actions[...] = allowed_actions(observation, action, b.observations, actions[number], replacements[number])
             envs.step()
             steps += 1
             if time.perf_counter() - started > _SECONDS:

@@ -187,17 +187,12 @@ class KeyedEnv:
         """Writes an observation into its row; needs no mask if it ``ended`` an episode, as no action follows.
 
         Raises:
-            ValueError: a part doesn't have its space's shape, or a mask allows nothing; one line.
+            ValueError: a part doesn't have its space's shape; one line.
         """
         layout = self._description.observation
         masked = layout.mask is not None and not ended
         mask = stated_mask(self._env, info, self._description.mask_from) if masked else self._all_allowed
-        layout.encode_into(row, observation, mask)
-        if masked:
-            possible = self._description.action.possible(layout.masks(row))
-            if not possible.all():
-                which = f" of index {possible.argmin()}" if len(possible) > 1 else ""
-                raise ValueError(f"the action mask allows nothing{which}")
+        layout.encode_into(row, observation, mask)  # whoever acts on it looks whether it allows anything
 
     def step(self, action: np.ndarray, row: np.ndarray) -> tuple[float, bool]:
         """Takes one row of actions, clipped to their bounds; writes the observation, returns reward and if it ended."""

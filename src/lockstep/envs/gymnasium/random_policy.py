@@ -32,10 +32,33 @@ def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tu
     return np.where(bounded, np.where(bounded, low, 0.0) + span * uniform, normal).astype(np.float32)
 
 
+def random_replacements(config: Config, plan: ShardPlan, action: ActionLayout) -> np.ndarray:
+    """Draws the replacements ``[T, E, indices]`` of :func:`allowed_actions` for :func:`random_actions`.
+
+    Their key ``(seed, "random/allowed", shard)`` is their own, so that runs without a mask keep their random actions.
+    """
+    shape = (config.num_steps, plan.envs_per_shard)
+    generators = [keyed_generator(config.seed, "random/allowed", shard) for shard in plan.shards]
+    return np.concatenate([draw_replacements(generator, action, shape) for generator in generators], 1)
+
+
+def draw_replacements(generator: np.random.Generator, action: ActionLayout, shape: tuple[int, ...]) -> np.ndarray:
+    """Draws replacements ``[*shape, indices]``, uniform in [0, 1), see :func:`allowed_actions`."""
+    return generator.random((*shape, len(action.choices)))
+
+
 def allowed_actions(
-    observation: ObservationLayout, action: ActionLayout, rows: np.ndarray, drawn: np.ndarray
+    observation: ObservationLayout,
+    action: ActionLayout,
+    rows: np.ndarray,
+    drawn: np.ndarray,
+    replacements: np.ndarray,
 ) -> np.ndarray:
-    """Returns the drawn actions ``[E, …]``, and others in place of those that rows ``[E, width]`` forbid."""
+    """Returns the drawn actions ``[E, …]``, and others in place of those that rows ``[E, width]`` forbid.
+
+    ``replacements`` ``[E, indices]``, uniform in [0, 1) and independent of ``drawn``, choose the others among all that
+    are allowed. If ``drawn`` is uniform over all actions, the result is uniform over the allowed ones.
+    """
     if observation.mask is None:
         return drawn
     start, indices = observation.mask.start, drawn.reshape(len(drawn), -1).copy()
@@ -43,7 +66,7 @@ def allowed_actions(
         allowed = observation.floats(rows)[:, start : start + count] > 0.5
         start += count
         index = indices[:, number]
-        other = index % np.maximum(allowed.sum(1), 1)
+        other = np.floor(replacements[:, number] * allowed.sum(1))
         instead = (np.cumsum(allowed, 1) > other[:, None]).argmax(1)
         indices[:, number] = np.where(allowed[np.arange(len(index)), index], index, instead)
     return indices.reshape(drawn.shape)

@@ -9,10 +9,12 @@ import numpy as np
 from jax import Array
 
 from lockstep.config.run import Config
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
+from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions, random_replacements
 from lockstep.envs.host_envs import Buffers, HostEnvs
+from lockstep.envs.numbers import check_acted
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 
 Infer = Callable[[int, int, np.ndarray], Array]
@@ -79,10 +81,12 @@ class HostRollout:
             self.final[t, part][b.truncated] = b.final_observations[b.truncated]
 
 
-def collect(envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout) -> None:
+def collect(
+    envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndarray], out: HostRollout, iteration: int
+) -> None:
     """Steps every part of the environments ``T`` times.
 
-    ``squash`` turns the policy's actions into the environments'.
+    ``squash`` turns the policy's actions into the environments'; ``iteration`` is named in errors.
     """
     parts = envs.parts
     buffers = [envs.buffers.of(part) for part in parts]
@@ -99,31 +103,40 @@ def collect(envs: HostEnvs, infer: Infer, squash: Callable[[np.ndarray], np.ndar
         if t + 1 < steps:
             under_way[p] = infer(p, t + 1, out.raw[t + 1, parts[p]])
 
-    for t in range(steps):
-        for p, part in enumerate(parts):
-            life.wait()  # the networks may still be under way, in a collective
-            actions = np.asarray(under_way[p])
-            life.go_on()
-            actions = actions.reshape(out.actions[t, part].shape)
-            out.actions[t, part] = actions
-            out.native[t, part] = buffers[p].actions[...] = squash(actions)
-            envs.begin_step(p)
-            if not envs.in_workers:
-                end(p, t)
-        if envs.in_workers:
-            for p in range(len(parts)):
-                end(p, t)
+    t = 0
+    try:
+        for t in range(steps):
+            for p, part in enumerate(parts):
+                life.wait()  # the networks may still be under way, in a collective
+                actions = np.asarray(under_way[p])
+                life.go_on()
+                actions = actions.reshape(out.actions[t, part].shape)
+                out.actions[t, part] = actions
+                out.native[t, part] = buffers[p].actions[...] = squash(actions)
+                envs.begin_step(p)
+                if not envs.in_workers:
+                    end(p, t)
+            if envs.in_workers:
+                for p in range(len(parts)):
+                    end(p, t)
+    except EnvironmentFailureError:
+        check_acted(envs.description, envs.env_ids, out.raw[: t + 1], iteration)
+        raise
     out.rewards[...] = envs.description.rewards(out.scores)
 
 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: HostRollout) -> None:
     """Collects a rollout of random actions for the normalisers' first statistics, then resets all environments."""
     observation, action, b = envs.description.observation, envs.description.action, envs.buffers
-    actions = random_actions(config, plan, action)
+    actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
     out.raw[0] = b.observations
     for t in range(config.num_steps):
-        b.actions[...] = allowed_actions(observation, action, b.observations, actions[t])
-        envs.step()
+        b.actions[...] = allowed_actions(observation, action, b.observations, actions[t], replacements[t])
+        try:
+            envs.step()
+        except EnvironmentFailureError:
+            check_acted(envs.description, envs.env_ids, out.raw[: t + 1], -1)
+            raise
         life.progressed()
         out.take(t, slice(None), b)
     b.episodes += 1

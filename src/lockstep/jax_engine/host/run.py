@@ -173,7 +173,7 @@ class HostRun:
             actions, states[p] = self._policy.act(parameters, scale, shaped, states[p], ended, noises[p], *numbers)
             return actions
 
-        collect(self.envs, infer, self.program.net.squash, self.rollout)
+        collect(self.envs, infer, self.program.net.squash, self.rollout, iteration)
 
     def _ended(self, part: slice, t: int) -> np.ndarray:
         """Returns whether the step before ended an episode for the learner, bool ``[n]``."""
@@ -193,12 +193,14 @@ class HostRun:
             return by_shard(np.ascontiguousarray(np.moveaxis(shaped, 1, 0)))
 
         zeros = np.zeros(out.scores.shape, np.float32)
+        with np.errstate(over="ignore"):  # the loss made of them is looked at
+            rewards = out.rewards.astype(np.float32)
         rollout = Rollout(
             observations=placed(out.raw),
             raw=placed(out.raw[:-1]) if self.config.normalize.observations else None,
             actions=placed(out.actions),
             outputs=None,
-            rewards=placed(out.rewards.astype(np.float32)),
+            rewards=placed(rewards),
             terminated=placed(out.terminated),
             truncated=placed(out.truncated),
             final=placed(out.final),

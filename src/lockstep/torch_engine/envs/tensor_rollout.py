@@ -15,8 +15,8 @@ from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_seed
 from lockstep.core.spaces import ActionLayout, ObservationLayout
-from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions
-from lockstep.envs.numbers import check_numbers, check_rows
+from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions, random_replacements
+from lockstep.envs.numbers import check_acted, check_numbers, check_rows
 from lockstep.torch_engine.envs.simulators import Step
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.nets import distributions
@@ -280,7 +280,8 @@ class TensorCollector:
                 take_step(t, envs, self._actor, noise[t], self._buffers, self._normalize, self._squash)
             except Exception:  # maybe because a network on the host got an index that is no choice
                 if on_host(envs.device):
-                    check_rows(envs.description, envs.env_ids, envs.observations.numpy(), self._state.iteration, t)
+                    rows = envs.observations.numpy()[None]
+                    check_acted(envs.description, envs.env_ids, rows, self._state.iteration, t)
                 raise
             life.progressed()
 
@@ -324,10 +325,11 @@ def take_step(
 def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: TensorRollout) -> None:
     """Fills ``out`` with random actions, for the normalisers' first statistics; then starts new episodes."""
     observation, action = envs.description.observation, envs.description.action
-    actions = random_actions(config, plan, action)
+    actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
     for t in range(config.num_steps):
         out.raw[t] = envs.observations
-        allowed = allowed_actions(observation, action, envs.observations.cpu().numpy(), actions[t])
+        rows = envs.observations.cpu().numpy()
+        allowed = allowed_actions(observation, action, rows, actions[t], replacements[t])
         out.keep(t, envs.advance(torch.from_numpy(allowed).to(envs.device)))
     out.to_host(lambda rows: rows, observation, action)
     out.shape_rewards(envs.description.rewards)
