@@ -1,1 +1,1 @@
-"""Brings data parallelism to scripts and libraries that know nothing of it."""
+"""Brings data parallelism to scripts and libraries that were written for one process."""

@@ -1,4 +1,4 @@
-"""Makes ranks hold the same: compares what they are about to train, and sends the first rank's values."""
+"""Compares what the ranks are about to train, and broadcasts the first rank's values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lockstep.core.errors import RankMismatchError
 from lockstep.integrations.attach.process_group import communicator, meet
 
 PACKED_BYTES = 64 << 20
-"""How much is sent at once."""
+"""The most bytes that one broadcast packs together."""
 
 Fact = list[Any]
 
 
 def check_alike(parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]) -> None:
-    """Raise unless all ranks train the same parameters with the same optimisers.
+    """Raises unless all ranks train the same parameters with the same optimisers; a collective.
 
     Raises:
         RankMismatchError: on every rank, naming the first difference.
@@ -48,7 +48,7 @@ def _described(parameters: Mapping[str, nn.Parameter]) -> Iterator[Fact]:
 
 
 def _settings(number: int, optimizer: Optimizer) -> Iterator[Fact]:
-    """Hyperparameters and a fingerprint of the state, as facts that can be compared as JSON."""
+    """Yields an optimiser's hyperparameters and a fingerprint of its state, as JSON that ranks compare."""
     kind = f"optimizer {number} ({type(optimizer).__name__})"
     for position, group in enumerate(optimizer.param_groups):
         for key, value in sorted(group.items()):
@@ -59,7 +59,7 @@ def _settings(number: int, optimizer: Optimizer) -> Iterator[Fact]:
 
 
 def _fingerprint(state: Any) -> str:
-    """Hash of nested dicts of tensors and numbers."""
+    """Returns a hash of nested dicts and lists of tensors and numbers; ``"empty"`` if there is nothing in them."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -81,13 +81,13 @@ def _fingerprint(state: Any) -> str:
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """The elements in order, as uint8 ``[bytes]``."""
+    """Returns a tensor's elements in order, as uint8 ``[bytes]``."""
     return x.detach().contiguous().view(-1).view(torch.uint8)
 
 
 @torch.no_grad()
 def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
-    """Give every rank the first one's values, in place; many tensors travel as one."""
+    """Overwrites the tensors with the first rank's values, in packs of up to :data:`PACKED_BYTES`; a collective."""
     for device in dict.fromkeys(tensor.device for tensor in tensors):
         pack: list[Tensor] = []
         size = 0
@@ -104,6 +104,6 @@ def _broadcast(tensors: Sequence[Tensor]) -> None:
     received = communicator().broadcast(torch.cat([as_bytes(tensor) for tensor in tensors]))
     start = 0
     for tensor in tensors:
-        part = received[start : start + tensor.nbytes].clone()  # of its own: a view's offset may not be aligned
-        tensor.data.copy_(part.view(tensor.dtype).view(tensor.shape))  # saved for a backward pass: no new version
+        part = received[start : start + tensor.nbytes].clone()  # the slice may be misaligned for the dtype
+        tensor.data.copy_(part.view(tensor.dtype).view(tensor.shape))  # .data: a graph that saved it stays valid
         start += tensor.nbytes

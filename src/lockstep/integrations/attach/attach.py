@@ -1,8 +1,8 @@
 """Makes any PyTorch loop data-parallel in one line: ``lockstep.attach(module, optimizer)``.
 
 Gradients are reduced at the end of every backward pass, whichever method computed the loss: hooks on the parameters
-see what is accumulated, and a callback on the autograd engine reduces it before ``backward`` returns. So the script's
-own clipping, its scaler and its optimiser see the gradient of all ranks' data.
+see what is accumulated, and a callback of the autograd engine reduces it before ``backward`` returns. The script's own
+clipping, gradient scaler and optimiser therefore see the gradient of all ranks' data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lockstep.torch_engine.distributed.scripts import parallel_wrapper, unwrappe
 Reduction = Literal["mean", "sum"]
 
 REDUCED = "_lockstep_reduced"
-"""Attribute of a gradient that a reduction has seen: it may be stepped with twice."""
+"""Attribute set on a gradient when it is reduced: an optimiser may then step with it more than once."""
 
 EQUALLY = "every rank must run equally many; decide together, with lockstep.stop_if or from lockstep.all_mean"
 
@@ -47,29 +47,30 @@ def attach(
     reduction: Reduction = "mean",
     check_phases: bool = True,
 ) -> Attached:
-    """Make a PyTorch loop data-parallel over the ranks that a launcher started; a collective of all of them.
+    """Makes a PyTorch loop data-parallel over the ranks that a launcher started; a collective.
 
-    Parameters and buffers become those of the first rank. From then on every ``backward`` ends with one reduction, in a
-    fixed order, of what it added to the gradients. With one rank nothing is hooked.
+    Every rank takes the first rank's parameters and buffers. From then on every ``backward`` ends with one reduction,
+    in a fixed order, of what it added to the gradients. With one rank nothing is hooked.
 
     Args:
-        module: what is trained, or several modules (actor and critic) whose backward passes may be separate. Of one in
-            DDP, what it wraps: gradients are reduced whether the loss went through DDP's forward or round it.
-        optimizer: what steps the parameters. Before each step it is checked that its gradients were reduced.
-        broadcast_buffers: buffers (running statistics) follow the first rank's at the end of each backward pass.
-        reduction: ``mean``: gradients are averaged over ranks, right for a loss that is a mean over equally many
-            samples on every rank. ``sum``: they are added, right for a loss divided by the count of all ranks' samples;
-            such a loss goes round DDP's forward.
-        check_phases: raise if between two backward passes one rank ran forward passes without gradients (a rollout)
-            and another none: one of them has stopped its epochs early.
+        module: the module to train, or several (actor and critic) whose backward passes may be separate. A module
+            wrapped in DDP is unwrapped: gradients are reduced whether or not the loss went through DDP's forward.
+        optimizer: the optimisers of these parameters. Each step first checks that its gradients were reduced.
+        broadcast_buffers: copy the first rank's buffers (running statistics) to all ranks, now and at the end of each
+            backward pass.
+        reduction: ``mean`` averages gradients over ranks, right for a loss that is a mean over equally many samples on
+            every rank. ``sum`` adds them, right for a loss divided by the count of all ranks' samples; such a loss
+            must not go through DDP's forward.
+        check_phases: raise if one rank ran forward passes without gradients (a rollout) between two backward passes
+            and another rank did not: one of them has stopped its epochs early.
 
     Returns:
         A handle with ``no_sync()`` and ``detach()``.
 
     Raises:
-        ValueError: a module is in the hands of FSDP, or a part of it in DDP's, or attached already; an optimiser steps
-            parameters of other modules.
-        RankMismatchError: the ranks' modules or optimisers differ; on every rank.
+        ValueError: a module is wrapped in FSDP, has a part wrapped in DDP, or is attached already; it has complex
+            parameters or none that require gradients; or an optimiser steps parameters of other modules.
+        RankMismatchError: on every rank, if the ranks' modules or optimisers differ.
     """
     modules = [unwrapped(each) for each in ([module] if isinstance(module, nn.Module) else module)]
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
@@ -80,7 +81,7 @@ def attach(
 
 
 def _named_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """Parameters by name, each once; with several modules their number comes first: ``1.weight``."""
+    """Returns parameters by name, each once; if there are several modules, names start with a number: ``1.weight``."""
     return dict((modules[0] if len(modules) == 1 else nn.ModuleList(modules)).named_parameters())
 
 
@@ -108,11 +109,11 @@ def _check(modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Non
 
 
 class Attached:
-    """Keeps attached modules and optimisers one on all ranks; :func:`attach` makes it.
+    """Keeps attached modules identical on all ranks by reducing their gradients; :func:`attach` makes it.
 
     Attributes:
-        reductions: backward passes that ended with a reduction so far.
-        indices: by identity of the parameter, its place among those that are reduced; empty with one rank.
+        reductions: number of backward passes so far that ended with a reduction.
+        indices: maps ``id(parameter)`` to the parameter's index among those that are reduced; empty with one rank.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Attached:
         _attached.add(self)
 
     def detach(self) -> None:
-        """Take every hook away: from here on each rank trains for itself."""
+        """Removes every hook; from here on each rank trains independently."""
         if self.indices:
             self._increments.remove()
             self._phases.remove()
@@ -164,7 +165,7 @@ class Attached:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside add to the local gradients only; the first one after reduces everything since."""
+        """Suspends reduction: backward passes inside only accumulate; the first one after it reduces all of it."""
         before, self._syncing = self._syncing, False
         try:
             yield
@@ -172,7 +173,7 @@ class Attached:
             self._syncing = before
 
     def _queue(self) -> None:
-        """Ask the engine to call back at the end of this backward pass, once."""
+        """Queues one callback of the autograd engine for the end of this backward pass."""
         task = torch._C._current_graph_task_id()
         if task in self._queued:
             return
@@ -189,7 +190,7 @@ class Attached:
 
     @torch.no_grad()
     def _reduce(self) -> None:
-        """One reduction of everything that backward passes have added since the last one."""
+        """Reduces everything that backward passes have added to gradients since the last reduction."""
         increments = self._increments
         indices = self._agree(sorted(increments.added))
         self._check_frozen()
@@ -210,7 +211,7 @@ class Attached:
         self._passes = 0
 
     def _agree(self, used: list[int]) -> list[int]:
-        """Make sure that all ranks do the same; parameters that at least one of them used."""
+        """Raises unless ranks are in step; returns indices of the parameters that at least one rank used."""
         told = meet(
             self._where,
             [
@@ -228,7 +229,7 @@ class Attached:
         return communicator().gather_ranks(bitmap).any(0).nonzero().flatten().tolist()
 
     def _reduce_together(self, indices: list[int]) -> dict[int, Tensor]:
-        """Reduce increments that lie on one device, in one buffer: float32 carries half precision unrounded."""
+        """Reduces the increments on one device in one buffer, float64 if one of them is, else float32."""
         parts = [self._increments.increment(index) for index in indices]
         dtypes = {part.dtype for part in parts}
         wire = torch.float64 if torch.float64 in dtypes else torch.float32
@@ -253,7 +254,7 @@ class Attached:
         self._steps += 1
 
     def _check_step(self, number: int, optimizer: Optimizer) -> None:
-        """Raise unless every gradient that an optimiser is about to use came by a reduction."""
+        """Raises unless every gradient that an optimiser is about to use was reduced."""
         self._check_frozen()
         reduced = self._reduced_for[number]
         for group in optimizer.param_groups:

@@ -1,7 +1,7 @@
-"""Gives a loop on many ranks what it needs beside reduced gradients: means, decisions, seeds.
+"""Combines means and decisions over ranks, and derives a seed for each.
 
-All but :func:`shard_seed` are collectives: every rank must come to them, equally often. With one rank they are what the
-script would have written without them.
+All but :func:`shard_seed` are collectives: every rank must call them, equally often. With one rank they return what the
+script would have computed without them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Value = TypeVar("Value", Tensor, np.ndarray, float)
 
 
 def all_mean(x: Value) -> Value:
-    """The mean over ranks, element by element, added up in float64 and rank order; the same bits on every rank.
+    """Returns the elementwise mean over ranks, summed in float64 and in rank order; the same bits on every rank.
 
     Args:
         x: floating-point tensor or array, of the same shape on every rank, or a number.
 
     Returns:
-        The same type, dtype and shape; a tensor without a graph.
+        The mean, of the type, dtype and shape of ``x``; a tensor is detached from the graph.
 
     Raises:
-        ValueError: ``x`` holds integers, whose mean is none.
-        OutOfStepError: shapes differ between ranks, or another rank is elsewhere; on every rank.
+        ValueError: ``x`` is a tensor or an array that isn't floating-point.
+        OutOfStepError: on every rank, if numbers of elements differ or ranks are at different calls.
     """
     tensor = _floating("all_mean", x)
     if join()[1] == 1:
@@ -49,7 +49,7 @@ def _floating(name: str, x: Tensor | np.ndarray | float) -> Tensor:
 
 
 def _like(x: Value, result: Tensor) -> Value:
-    """A result in the type of what was given."""
+    """Converts a result to the type and dtype of ``x``; an int gives a float."""
     if isinstance(x, Tensor):
         return result.to(x.dtype)
     if isinstance(x, np.ndarray):
@@ -59,21 +59,21 @@ def _like(x: Value, result: Tensor) -> Value:
 
 
 def normalize(adv: Value, eps: float = 1e-8) -> Value:
-    """``(adv - mean) / (std + eps)`` with mean and standard deviation of all ranks' elements.
+    """Returns ``(adv - mean) / (std + eps)``, with mean and standard deviation over all ranks' elements.
 
-    Each rank brings count, mean and sum of squared differences; they are combined in rank order in float64 (Chan et al.
-    1983), so every rank uses the same two numbers. As with ``Tensor.std()``, the variance is divided by the count - 1.
+    Each rank contributes count, mean and sum of squared differences. They are combined in rank order in float64 (Chan
+    et al. 1983), so every rank uses the same two numbers. As in ``Tensor.std()``, the variance divides by count - 1.
 
     Args:
-        adv: floating-point tensor or array ``[…]``; ranks may have different numbers of elements, also none.
+        adv: floating-point tensor or array ``[…]``; ranks may have different numbers of elements, or none.
         eps: added to the standard deviation.
 
     Returns:
-        The same type, dtype and shape; a tensor without a graph.
+        The result, of the type, dtype and shape of ``adv``; a tensor is detached from the graph.
 
     Raises:
-        ValueError: integers, or fewer than two elements over all ranks.
-        OutOfStepError: another rank is elsewhere; on every rank.
+        ValueError: ``adv`` isn't floating-point, or there are fewer than two elements over all ranks.
+        OutOfStepError: on every rank, if ranks are at different calls.
     """
     tensor = _floating("normalize", adv).detach()
     if join()[1] == 1:
@@ -90,7 +90,7 @@ def _check_count(count: float) -> None:
 
 
 def _global_moments(x: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of all ranks' elements."""
+    """Returns mean and standard deviation over all ranks' elements, computed in float64; a collective."""
     values = x.double().flatten()
     own_mean = values.mean() if len(values) else values.new_zeros(())
     own = torch.stack([values.new_tensor(float(len(values))), own_mean, (values - own_mean).square().sum()])
@@ -104,13 +104,13 @@ def _global_moments(x: Tensor) -> tuple[float, float]:
 
 
 def stop_if(flag: object) -> bool:
-    """Whether any rank says so: for a decision that every rank must take alike, such as an early stop.
+    """Returns whether ``flag`` is true on any rank: for decisions that ranks must share, such as an early stop.
 
     Args:
-        flag: this rank's opinion; its truth counts.
+        flag: this rank's vote, converted by ``bool``.
 
     Raises:
-        OutOfStepError: another rank is elsewhere; on every rank.
+        OutOfStepError: on every rank, if ranks are at different calls.
     """
     if join()[1] == 1:
         return bool(flag)
@@ -118,14 +118,14 @@ def stop_if(flag: object) -> bool:
 
 
 def shard_seed(seed: int, rank: int | None = None) -> int:
-    """A seed of a rank's own, for its environments and action noise; no collective.
+    """Derives a rank's seed, for its environments and action noise; not a collective.
 
     Args:
-        seed: the run's.
-        rank: whose; None: this process's. With one rank ``seed`` itself comes back then, and the script is unchanged.
+        seed: the run's seed.
+        rank: the rank to derive it for; None: this process's rank, or ``seed`` unchanged if there is only one.
 
     Returns:
-        A 31-bit integer, unrelated to that of another rank or seed.
+        A 31-bit integer, unrelated to those of other ranks and seeds.
     """
     whose, (own, world_size) = rank, place()
     if whose is None and world_size == 1:

@@ -1,4 +1,4 @@
-"""Refuses forward passes through DDP whose own reduction would spoil what ``attach`` makes of the gradients."""
+"""Refuses forward passes through DDP if its own reduction would spoil the gradients that ``attach`` has reduced."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lockstep.torch_engine.distributed.scripts import ddp_in_forward
 
 
 class DDPForward:
-    """A hook on the forward passes of an attached module.
+    """A forward pre-hook of an attached module that raises if DDP's reduction would conflict with ``attach``.
 
-    In the backward pass behind its own forward DDP puts the ranks' mean into the gradients, after ``attach``: the same
-    again where that averages too. Copies and pickles of the module refuse nothing.
+    After a forward through DDP, DDP's backward writes the mean over ranks into the gradients, after ``attach`` has
+    reduced them. This is harmless if ``attach`` averages too. In copies and pickles of the module the hook is inactive.
     """
 
     def __init__(self, refuses: bool = False, summed: bool = False) -> None:
         self._refuses, self._summed = refuses, summed
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Raise a one-line ``ValueError`` where DDP will reduce otherwise."""
+        """Raises a one-line ``ValueError`` if DDP would replace a sum by a mean, or reduces the memory attach reads."""
         if torch.compiler.is_compiling() or not self._refuses or not torch.is_grad_enabled():
             return
         ddp = ddp_in_forward()

@@ -1,7 +1,7 @@
-"""Accounts for what backward passes have added to gradients since these were last the same on every rank.
+"""Tracks what backward passes have added to gradients since these were last the same on every rank.
 
-Only that part is reduced: what a gradient held before is the same everywhere, be it zeros, or the reduced gradient of
-an earlier pass, clipped or not.
+Only that part is reduced. What a gradient held before is already the same on every rank: zeros, or the reduced gradient
+of an earlier pass, clipped or not.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from lockstep.core.errors import UnreducedGradientError
 
 
 class _Added(NamedTuple):
-    """A gradient that backward passes have added to, and its version when the last of them was done.
+    """A gradient that backward passes have added to, and its version after the last of them.
 
-    ``base`` is a copy of what it held before, None if there was none.
+    ``base`` is a copy of the gradient before them; None if there was none.
     """
 
     base: Tensor | None
@@ -30,12 +30,12 @@ class _Added(NamedTuple):
 
 
 class Increments:
-    """Hooks on parameters that keep account of what is added to their gradients, and isn't reduced yet: ``added``.
+    """Hooks parameters and records in ``added`` what was added to their gradients and isn't reduced yet.
 
-    They call back whenever something was added to one, within the backward pass.
+    The callback ``added`` of the constructor runs, within the backward pass, whenever something was added.
 
-    Parameters keep this alive, and whom it calls back, by one of their hooks. The other can't: PyTorch hides it from
-    the garbage collector, which then would never free a module that leads back to itself.
+    The parameters' first hook keeps this object and the callback alive. The second holds only a weak reference: PyTorch
+    hides it from the garbage collector, so a strong one would leak every module that takes part in a cycle.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], names: Sequence[str], added: Callable[[], None]) -> None:
@@ -52,13 +52,13 @@ class Increments:
             )
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Removes the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _before(self, index: int, _: Tensor) -> None:
-        """The gradient is about to be added to (or only computed, by ``autograd.grad``)."""
+        """Copies the gradient before autograd adds to it (or only computes one, for ``autograd.grad``)."""
         grad = self.parameters[index].grad
         if grad is None:
             self.added.pop(index, None)
@@ -68,7 +68,11 @@ class Increments:
             self._bases[index] = grad.detach().clone()
 
     def _zeroed(self, index: int, grad: Tensor) -> bool:
-        """Whether the script has zeroed, in place, a gradient that isn't reduced yet."""
+        """Returns whether the script has zeroed, in place, a gradient that isn't reduced yet.
+
+        Raises:
+            UnreducedGradientError: the gradient was changed in another way.
+        """
         known = self.added[index]
         if known.base is None or (grad is known.grad and grad._version == known.version):
             return False
@@ -80,7 +84,7 @@ class Increments:
         return True
 
     def after(self, index: int, parameter: Tensor) -> None:
-        """Something was added to a gradient."""
+        """Records that autograd added to a gradient, and calls back; raises ``ValueError`` if it is sparse."""
         grad = parameter.grad
         assert grad is not None
         if grad.layout != torch.strided:
@@ -92,14 +96,14 @@ class Increments:
         self._notify()
 
     def outstanding(self, index: int) -> bool:
-        """Whether a gradient that exists holds something that isn't reduced."""
+        """Returns whether a parameter's gradient exists and holds something that isn't reduced."""
         return index in self.added and self.parameters[index].grad is not None
 
     def pass_ends(self) -> None:
-        """Forget what the script has zeroed since it was added.
+        """Ends a backward pass: forgets additions to gradients that the script has since set to None.
 
         Raises:
-            UnreducedGradientError: a gradient was taken away within the pass.
+            UnreducedGradientError: a gradient was set to None within the pass.
         """
         for index in [index for index in self.added if self.parameters[index].grad is None]:
             if index in self._in_this_pass:
@@ -123,7 +127,7 @@ class Increments:
 
     @torch.no_grad()
     def settle(self, reduced: dict[int, Tensor]) -> None:
-        """Put reduced increments, by index of the parameter, in place of what this rank added, and forget that."""
+        """Replaces what this rank added to each gradient by ``reduced[index]``, and clears ``added``."""
         targets, values = [], []
         for index, value in reduced.items():
             parameter, known = self.parameters[index], self.added.get(index)
@@ -134,7 +138,7 @@ class Increments:
                 base = known.base if known else parameter.grad.detach().clone()
             targets.append(parameter.grad.detach())
             values.append(value if base is None else value.to(base.dtype) + base)
-        if targets:  # else a pass within this pass has brought everything
+        if targets:  # else a backward pass nested in this one has reduced everything
             torch._foreach_copy_(targets, values)  # pyright: ignore[reportPrivateImportUsage]
         self.added.clear()
 

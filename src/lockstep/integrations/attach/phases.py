@@ -1,4 +1,4 @@
-"""Notices what happens to a module between its backward passes: rollouts, and parts that are replaced."""
+"""Detects what happens to a module between its backward passes: rollouts, and replaced parameters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.integrations.attach.process_group import Same
 
 ROLLOUTS = 2
-"""So many of all ranks under ``eval()`` tell that rollouts are run so."""
+"""After this many phases that all ranks spent under ``eval()``, passes under ``eval()`` count as rollouts."""
 
 
 class _Watch:
-    """A forward hook that notices passes without gradients, in training and in evaluation mode.
+    """A forward pre-hook that records passes without gradients, in training mode and in evaluation mode.
 
-    Copies and pickles of the module don't watch.
+    Copies and pickles of the module get a hook that nobody reads.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class _Watch:
 
 
 class _Registrations:
-    """Tells :class:`Phases` of every parameter and part that some module gets, by hooks of the whole process.
+    """Tells every :class:`Phases` when any module gets a parameter or a submodule, through process-wide hooks.
 
-    These keep nobody alive: whoever is gone is told no more. They stay until the last one leaves, for a collection of
-    garbage may fall into their own call, where hooks can't be taken away.
+    The hooks hold weak references only. :meth:`discard` removes them, not the garbage collector: it may run during a
+    hook's own call, when hooks can't be removed.
     """
 
     def __init__(self) -> None:
@@ -74,16 +74,16 @@ _registrations = _Registrations()
 
 
 class Phases:
-    """Hooks on modules for what the parameters' own hooks can't see.
+    """Hooks modules to see rollouts and replaced parameters, which the parameters' own hooks can't see.
 
-    A rollout is what runs a module without gradients in training mode: a rank that evaluates (``module.eval()``) does
-    that alone, rightly. Where rollouts are run under ``eval()`` every rank does so, and none in training mode: if that
-    was so twice, such passes are taken for rollouts.
+    A forward pass without gradients counts as a rollout if the module is in training mode; under ``module.eval()`` it
+    is an evaluation, which one rank may run alone. But if all ranks ran such passes only under ``eval()``, in
+    :data:`ROLLOUTS` phases, then passes under ``eval()`` count as rollouts from there on.
     """
 
     def __init__(self, modules: Sequence[nn.Module], known: Container[int], check: bool) -> None:
         self._check, self._watch = check, _Watch()
-        self._under_eval: bool | None = None  # whether rollouts run so; not known at first
+        self._under_eval: bool | None = None  # whether rollouts run under eval(); None: not known yet
         self._agreed = 0
         self._handles: list[RemovableHandle] = []
         self._parts = {part for module in modules for part in module.modules()}
@@ -96,11 +96,11 @@ class Phases:
         _registrations.add(self)
 
     def telling(self) -> int:
-        """1 if, while it isn't known how rollouts are run, this one was run in evaluation mode alone; else 0."""
+        """Returns 1 if the mode of rollouts isn't known yet and this phase ran passes only under ``eval()``, else 0."""
         return int(self._under_eval is None and self._watch.evaluating and not self._watch.training)
 
     def told(self, ranks: Sequence[int]) -> None:
-        """Learn what all ranks are :meth:`telling`; the next phase begins."""
+        """Takes every rank's :meth:`telling`, in rank order, and begins the next phase."""
         if self._under_eval is None:
             self._agreed += all(ranks)
             if self._watch.training or any(ranks) != all(ranks):
@@ -122,14 +122,14 @@ class Phases:
         return [Same("had begun {} rollouts since its last backward pass", int(seen), advice, parted=False)]
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Removes the hooks."""
         _registrations.discard(self)
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        """Raise a one-line ``ValueError`` if a parameter that a module gets takes the place of one that is known."""
+        """Raises a one-line ``ValueError`` if an attached module gets a parameter that ``attach`` didn't see."""
         if module in self._parts and parameter is not None and id(parameter) not in self._known:
             raise ValueError(
                 f"attach: parameter {name} of {type(module).__name__} is replaced after attach, which doesn't know the "
@@ -137,7 +137,7 @@ class Phases:
             )
 
     def joined(self, module: nn.Module, name: str, part: nn.Module | None) -> None:
-        """The same, of the parameters of a part."""
+        """Raises like :meth:`registered` for the parameters of a submodule that an attached module gets."""
         if module in self._parts and part is not None:
             for parameter_name, parameter in part.named_parameters():
                 self.registered(module, f"{name}.{parameter_name}", parameter)

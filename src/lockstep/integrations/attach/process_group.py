@@ -1,6 +1,6 @@
-"""Finds a process's place among its ranks, and exchanges tensors between them.
+"""Finds a process's rank, joins the other ranks, and checks that they are in step.
 
-Without a launcher, or with one rank, nothing happens: no process group, no collective.
+Without a launcher, or with one rank, there is no process group and no collective.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.distributed.scripts import join_script, script_topology
 
 DEFAULT_TIMEOUT = 1800.0
-"""Seconds that a rank waits for the others, which may be evaluating; a rank that ended is noticed at once."""
+"""Seconds that a rank waits for others, which may be evaluating; it notices at once if one has ended."""
 
 HEADER_NUMBERS = 8
 
@@ -26,13 +26,13 @@ _joined: list[Communicator] = []
 
 
 def join(timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
-    """Join the ranks that a launcher (torchrun, ``lockstep run``, srun) started; a collective at its first call.
+    """Joins the ranks that a launcher (torchrun, ``lockstep run``, srun) started; a collective at its first call.
 
-    A process group that the script has opened is used; else one is opened: gloo, and NCCL where every rank has a GPU
-    of its own, which then becomes the current device. The other functions call this themselves.
+    Uses the script's process group if it has one. Otherwise opens gloo, and NCCL too if every rank has its own GPU,
+    which then becomes the current device. The other functions call this themselves.
 
     Args:
-        timeout: seconds to wait for a rank in a collective; only the first call's counts.
+        timeout: seconds to wait for a rank in a collective; only the first call's value counts.
 
     Returns:
         ``(rank, world_size)``; ``(0, 1)`` without a launcher.
@@ -47,23 +47,23 @@ def join(timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
 
 
 def joined() -> bool:
-    """Whether :func:`join` has brought this process together with others."""
+    """Returns whether :func:`join` has connected this process with other ranks."""
     return bool(_joined)
 
 
 def place() -> tuple[int, int]:
-    """``(rank, world_size)`` without joining anybody."""
+    """Returns ``(rank, world_size)`` without joining the other ranks."""
     topology = _joined[0].topology if _joined else script_topology()
     return topology.rank, topology.world_size
 
 
 def is_writer() -> bool:
-    """Whether this rank writes: logs, checkpoints, videos. True for exactly one rank, and without a launcher."""
+    """Returns whether this rank writes logs, checkpoints and videos: true on rank 0 only, and without a launcher."""
     return place()[0] == 0
 
 
 def communicator() -> Communicator:
-    """The collectives of this process; of more than one rank."""
+    """Returns this process's collectives, and joins first if necessary; only for more than one rank."""
     if not _joined:
         join()
     return _joined[0]
@@ -73,8 +73,11 @@ def communicator() -> Communicator:
 class Same:
     """A number that must be the same on every rank.
 
-    ``words`` say what a rank did so often (``"took {} steps"``), and ``advice`` what to do where ranks differ; then
-    they have ``parted`` for certain, or perhaps one of them did something that the others needn't.
+    Attributes:
+        words: what a rank did this many times, for the error: ``"took {} steps"``.
+        advice: what to do if ranks differ.
+        parted: whether a difference proves that ranks are out of step; if False, one of them may rightly have done
+            something that the others needn't.
     """
 
     words: str
@@ -84,17 +87,19 @@ class Same:
 
 
 def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
-    """Make sure that all ranks are at the same place of the script, before they exchange anything there.
+    """Raises unless all ranks are at the same place of the script; called before they exchange anything there.
 
-    ``where`` names the place for people, at most 6 numbers are ``said`` to be the same on every rank, and ``telling``
-    is a number of this rank's own.
+    Args:
+        where: names the place, for errors.
+        said: at most 6 numbers that must be the same on every rank.
+        telling: a number that may differ between ranks.
 
     Returns:
-        What each rank told, in rank order.
+        ``telling`` of each rank, in rank order.
 
     Raises:
         OutOfStepError: on every rank, if ranks are at different places or numbers differ.
-        PeerFailureError: a rank has ended or doesn't come.
+        PeerFailureError: a rank has ended or doesn't come in time.
     """
     numbers = [zlib.crc32(where.encode()), telling, *(same.number for same in said)]
     header = torch.from_numpy(np.array(numbers + [0] * (HEADER_NUMBERS - len(numbers))))  # torch.tensor takes longer
@@ -104,7 +109,7 @@ def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
         raise PeerFailureError(
             f"{error}; this rank waited at {where}: every rank must come to every collective, equally often"
         ) from None
-    communicator().take_durations()  # nobody reads them, and they would become many
+    communicator().take_durations()  # nobody reads them, and the list would grow
     told = [row.pop(1) for row in rows]
     elsewhere = next((rank for rank, row in enumerate(rows) if row[0] != rows[0][0]), None)
     if elsewhere is not None:

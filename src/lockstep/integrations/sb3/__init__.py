@@ -1,7 +1,7 @@
 """Trains Stable-Baselines3's PPO and A2C on many ranks: only the import changes.
 
-Start the script with ``lockstep run --nproc 4 script.py`` or with torchrun; without a launcher these classes are
-Stable-Baselines3's own, bit for bit. Importing this makes ranks other than the first write no files.
+Start the script with ``lockstep run --nproc 4 script.py`` or with torchrun. Without a launcher these classes train as
+Stable-Baselines3's own do, bit for bit. Importing this module stops all ranks but the first from writing files.
 """
 
 from lockstep.integrations.sb3.callbacks import OneRankCallback

@@ -1,4 +1,4 @@
-"""Checks, before ranks learn together, that they mean the same and see different environments and random numbers."""
+"""Checks before ``learn`` that ranks have the same settings, and gives them different environments and draws."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SCHEDULES = ("lr_schedule", "clip_range", "clip_range_vf")
 
 
 def agree(model: OnPolicyAlgorithm, learning: dict[str, Any], rank: int, gather_json: Callable[[Any], list]) -> None:
-    """Check that the ranks learn in the same way; give each its own environments and random numbers.
+    """Checks that ranks have the same settings, then makes their environments' seeds and random numbers differ.
 
-    ``learning`` are the arguments of ``learn`` that decide how often ranks meet.
+    ``learning`` holds the arguments of ``learn`` that decide how often ranks meet. A collective.
 
     Raises:
         RankMismatchError: on every rank, if a setting differs.
@@ -63,19 +63,19 @@ def _check_settings(everyone: Sequence[dict[str, Any]]) -> None:
 
 
 def _pending_seeds(env: VecEnv) -> list[int | None]:
-    """The seeds that a vector environment's next reset will use."""
+    """Returns the seeds that a vector environment's next reset will use."""
     return [_plain(seed) for seed in getattr(env.unwrapped, "_seeds", [])]
 
 
 def _shift_seeds(env: VecEnv, everyone: Sequence[list[int | None]], rank: int) -> None:
-    """Seeds that a script gave to its environments on every rank become those of their global ids."""
+    """Reseeds this rank's environments by their global ids if a lower rank has the same seeds."""
     mine = everyone[rank]
     if mine and mine[0] is not None and mine in everyone[:rank]:
         env.seed(mine[0] + rank * env.num_envs)
 
 
 def _generators() -> dict[str, str]:
-    """Fingerprints of the global generators, from which actions, dropout and the order of samples are drawn."""
+    """Returns fingerprints of the global generators, which draw actions, dropout and the order of samples."""
     numpy = np.random.get_state(legacy=False)
     assert isinstance(numpy, dict)
     states = {
@@ -87,7 +87,7 @@ def _generators() -> dict[str, str]:
 
 
 def _separate_generators(everyone: Sequence[dict[str, str]], rank: int) -> None:
-    """Give this rank numbers of its own, where a seed has made them the same as those of a rank before it."""
+    """Reseeds each global generator whose state equals that of a lower rank."""
     seeds: dict[str, Callable[[int], Any]] = {"python": random.seed, "numpy": np.random.seed}
     for name, seed in (seeds | {"torch": torch.manual_seed}).items():
         states = [one[name] for one in everyone]

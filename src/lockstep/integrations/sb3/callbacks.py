@@ -1,4 +1,4 @@
-"""Runs callbacks on many ranks: each where it belongs, and one that keeps the ranks together."""
+"""Decides which callbacks run on which rank, and keeps ranks together after each rollout."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ EVALUATION = ("best_mean_reward", "last_mean_reward")
 
 
 class OneRankCallback(CallbackList):
-    """Callbacks that run on one rank only, because they write: ``OneRankCallback([MyPlots(), MyTable()])``.
+    """Runs callbacks that write on one rank only: ``OneRankCallback([MyPlots(), MyTable()])``.
 
-    Those of Stable-Baselines3 that write need no such guard. If one returns False, all ranks stop.
+    The callbacks of Stable-Baselines3 that write don't need it. If one returns False, all ranks stop.
     """
 
 
@@ -33,7 +33,7 @@ ONE_RANK = (OneRankCallback, CheckpointCallback, EvalCallback, ProgressBarCallba
 
 
 class Elsewhere(BaseCallback):
-    """Stands on the other ranks for a callback that runs on one rank only; it counts the calls."""
+    """Replaces, on the other ranks, a callback that runs on one rank only; it only counts calls and steps."""
 
     def __init__(self, callback: BaseCallback) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Elsewhere(BaseCallback):
 
 
 class GlobalProgressBar(ProgressBarCallback):
-    """Stable-Baselines3's progress bar, over the steps of all ranks."""
+    """Shows Stable-Baselines3's progress bar over the steps of all ranks."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class GlobalProgressBar(ProgressBarCallback):
 
 
 def of_this_rank(callback: MaybeCallback, progress_bar: bool, writer: bool, world_size: int) -> BaseCallback:
-    """The callbacks of this rank, of what a script gives to ``learn``."""
+    """Turns the callbacks that a script gives to ``learn`` into those that this rank runs."""
     tree = CallbackList(list(callback)) if isinstance(callback, list) else callback
     if not isinstance(tree, BaseCallback):
         tree = ConvertCallback(tree)
@@ -82,7 +82,7 @@ def _of_this_rank(callback: BaseCallback, writer: bool, world_size: int) -> Base
 
 
 def _evaluations(callback: BaseCallback | None) -> Iterator[EvalCallback]:
-    """The evaluations among callbacks, in the same order on every rank."""
+    """Yields the evaluation callbacks in a tree of callbacks, in the same order on every rank."""
     if isinstance(callback, Elsewhere):
         yield from _evaluations(callback.callback)
     elif isinstance(callback, EvalCallback):
@@ -95,7 +95,7 @@ def _evaluations(callback: BaseCallback | None) -> Iterator[EvalCallback]:
 
 
 class SynchronizedCallback(BaseCallback):
-    """The outermost callback on every rank: it counts all ranks' steps, and meets the others after each rollout."""
+    """Wraps a rank's callbacks: counts the steps of all ranks, and meets the other ranks after each rollout."""
 
     exchange: RolloutExchange
 
@@ -104,7 +104,7 @@ class SynchronizedCallback(BaseCallback):
         self.callback, self._world_size = callback, world_size
 
     def init_callback(self, model: BaseAlgorithm) -> None:
-        """Initialise the callbacks of this rank."""
+        """Initialises the callbacks of this rank."""
         super().init_callback(model)
         self.callback.init_callback(model)
 
@@ -115,7 +115,7 @@ class SynchronizedCallback(BaseCallback):
         self.callback.on_rollout_start()
 
     def on_step(self) -> bool:
-        """Count the other ranks' environments as well, before anybody reads ``num_timesteps``."""
+        """Adds the other ranks' steps to ``num_timesteps`` before any callback reads it."""
         self.model.num_timesteps += self.training_env.num_envs * (self._world_size - 1)
         return super().on_step()
 
@@ -131,12 +131,12 @@ class SynchronizedCallback(BaseCallback):
         self.callback.on_training_end()
 
     def update_child_locals(self, locals_: dict[str, Any]) -> None:
-        """Pass the rollout's local variables on."""
+        """Passes the rollout's local variables on."""
         self.callback.update_locals(locals_)
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """Lists what every evaluation found last and best."""
+        """Returns the last and the best mean reward of every evaluation callback."""
         return [{name: float(getattr(one, name)) for name in EVALUATION} for one in _evaluations(self.callback)]
 
     @evaluations.setter

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class RolloutExchange:
-    """Exchanges what one rollout's ranks tell each other, once.
+    """Exchanges episodes, statistics and decisions between ranks, once per rollout.
 
-    A rank whose callback says stop comes here at once, the others when their rollout is over; so does a rank that
-    fails. Which of them it was, and when, is known to all ranks before any goes on.
+    A rank that fails, or whose callback says stop, meets the others at once; they come when their rollout is over. All
+    ranks learn which rank it was before any of them goes on.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RolloutExchange:
         self._before = [list(model.ep_info_buffer), list(model.ep_success_buffer)]
 
     def record(self, infos: list[dict[str, Any]], dones: Any) -> None:
-        """Keep the episodes that ended in a step of this rank's environments."""
+        """Records the episodes that ended in one step of this rank's environments."""
         for number, (info, done) in enumerate(zip(infos, dones, strict=True)):
             episode, success = info.get("episode"), info.get("is_success") if done else None
             if episode is not None or success is not None:
@@ -49,13 +49,13 @@ class RolloutExchange:
         self._step += 1
 
     def fail(self, error: Exception) -> None:
-        """Tell the others that this rank failed, unless they know, or are beyond this rollout."""
+        """Tells the other ranks that this one failed, unless they have met already in this rollout."""
         if not self._met:
             with contextlib.suppress(RunError):
                 self._meet({"error": f"{type(error).__name__}: {error}"})
 
     def meet(self, stop: bool = False) -> None:
-        """Exchange everything, and whether this rank's callbacks want to stop; the first call of a rollout counts.
+        """Exchanges everything, including whether this rank's callbacks say stop; only a rollout's first call does so.
 
         Raises:
             PeerFailureError: another rank failed, or has ended.
@@ -67,7 +67,7 @@ class RolloutExchange:
             if "error" in theirs:
                 raise PeerFailureError(f"rank {rank} failed, so rank {self._rank} ends too: {theirs['error']}")
         self.stopped = any(theirs["stop"] for theirs in said)
-        # The others have gone on to the end of their rollouts, which nobody will learn from.
+        # After a stop, the other ranks' remaining steps aren't trained on, so they don't count.
         self._model.num_timesteps = min(theirs["steps"] for theirs in said)
         self._merge_episodes(episode for theirs in said for episode in theirs["episodes"])
         self._callback.evaluations = said[0]["evaluations"]
@@ -77,11 +77,11 @@ class RolloutExchange:
         self._met = True
         mine["evaluations"] = self._callback.evaluations
         said = self._communicator.gather_bytes(json.dumps(mine, default=_plain).encode())
-        self._communicator.take_durations()  # nobody reads them, and they would become many
+        self._communicator.take_durations()  # nobody reads them, and the list would grow
         return [json.loads(theirs) for theirs in said]
 
     def _merge_episodes(self, episodes: Any) -> None:
-        """The episodes of all ranks, in the order of steps and global environment ids, behind those before."""
+        """Appends all ranks' episodes to those before this rollout, ordered by step and global environment id."""
         buffers = [self._model.ep_info_buffer, self._model.ep_success_buffer]
         ordered = sorted(episodes, key=lambda episode: episode[:2])
         for buffer, before, column in zip(buffers, self._before, (2, 3), strict=True):
@@ -91,5 +91,5 @@ class RolloutExchange:
 
 
 def _plain(value: Any) -> Any:
-    """Takes what JSON can carry of an entry of an episode's information."""
+    """Converts an entry of an episode's ``info`` that JSON can't hold: arrays to lists, others to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -1,7 +1,7 @@
-"""Keeps one set of files: what Stable-Baselines3 writes by itself, or a script saves, is written by one rank.
+"""Lets one rank alone write what Stable-Baselines3 writes by itself or a script saves.
 
-Environments are made before any model, in the script's processes and in those of ``SubprocVecEnv``; so this works at
-import, on ranks other than the first.
+Environments are made before any model, in the script's processes and in those of ``SubprocVecEnv``. So the patches are
+applied at import.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from lockstep.integrations.attach.process_group import is_writer, joined, place
 from lockstep.torch_engine.distributed.scripts import count_up, counted
 
 TIMEOUT = 7200.0
-"""Seconds that ranks wait for one that evaluates in a callback; one that ended is noticed at once."""
+"""Seconds that ranks wait for one that evaluates in a callback; they notice at once if it has ended."""
 WAIT = 600.0
-"""Seconds that a rank waits for the file that another one saves."""
+"""Seconds that a rank waits for a file that the writing rank saves."""
 POLL = 0.01
 
 _saved: Counter[str] = Counter()
@@ -34,37 +34,37 @@ _learning: list[Any] = []
 
 
 class NoOutput(logger.KVWriter, logger.SeqWriter):
-    """An output of a logger, and a ``ResultsWriter`` of ``Monitor`` and ``VecMonitor``, that writes nothing."""
+    """Discards output: a logger's output format, and a ``ResultsWriter`` for ``Monitor`` and ``VecMonitor``."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def write_row(self, epinfo: dict[str, Any]) -> None:
-        """Take an episode and forget it."""
+        """Discards an episode."""
 
     def write(self, key_values: dict, key_excluded: dict, step: int = 0) -> None:
-        """Take metrics and forget them."""
+        """Discards metrics."""
 
     def write_sequence(self, sequence: list[str]) -> None:
-        """Take a text and forget it."""
+        """Discards a text."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing."""
 
 
 class QuietEnvironment:
-    """Makes an environment in a process of ``SubprocVecEnv``: to load this there makes that process write nothing."""
+    """Makes an environment in a ``SubprocVecEnv`` process; unpickling it imports this package, which stops writing."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
     def __call__(self) -> Any:
-        """Make it."""
+        """Makes the environment."""
         return self._make()
 
 
 def leave_files_to_the_writer() -> None:
-    """On every rank but one, let Stable-Baselines3 write nothing; what is saved outside of ``learn`` is waited for."""
+    """Patches Stable-Baselines3 so that only one rank writes, and others wait for ``VecNormalize.save``."""
     if place()[1] == 1:
         return
     VecNormalize.save = _saved_by_the_writer(VecNormalize.save)
@@ -80,7 +80,7 @@ def _never(step: int) -> bool:
 
 
 def _change_init(cls: type, name: str, change: Callable[[Any], Any]) -> None:
-    """Change one argument of a class's constructor, however it is given."""
+    """Patches a class's constructor so that ``change`` is applied to one argument, positional or by keyword."""
     original = cls.__init__
     signature = inspect.signature(original)
 
@@ -103,7 +103,7 @@ def _saved_by_the_writer(save: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def learning() -> Iterator[None]:
-    """Within this, ranks are at different places of the script: nobody waits for what another one saves."""
+    """Marks that ``learn`` runs: ranks are at different places of the script, so none waits for another's save."""
     _learning.append(None)
     try:
         yield
@@ -112,14 +112,14 @@ def learning() -> Iterator[None]:
 
 
 def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
-    """Save to a path on the writing rank; on the others return when it is there. No collective.
+    """Saves to a path on the writing rank; the other ranks return when the file is there. Not a collective.
 
-    A rank waits for as many files of that name as it was told to save. Before the first ``learn`` it doesn't, for the
-    ranks haven't met and need not; during ``learn`` neither, since callbacks may decide otherwise on another rank.
-    Memory (``io.BytesIO``) every rank fills for itself.
+    A rank's n-th save of a path waits for the writer's n-th. It doesn't wait before the first ``learn``, when ranks
+    haven't met, nor during ``learn``, when callbacks may save on one rank alone. Every rank saves to memory
+    (``io.BytesIO``) itself.
 
     Raises:
-        RunError: the writing rank doesn't save.
+        RunError: the writing rank hasn't saved within :data:`WAIT` seconds.
     """
     if place()[1] == 1 or isinstance(path, io.BytesIO):
         save()

@@ -1,4 +1,4 @@
-"""Merges ``VecNormalize`` over ranks: each rank's statistics run on during a rollout, and are merged after it."""
+"""Merges the statistics of ``VecNormalize`` over ranks: each rank updates its own in a rollout, then they merge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Moments = tuple[float, np.ndarray, np.ndarray]
 
 
 def normalizers(env: VecEnv) -> list[VecNormalize]:
-    """Every ``VecNormalize`` around a vector environment, the outermost first."""
+    """Returns every ``VecNormalize`` around a vector environment, the outermost first."""
     found, inner = [], env
     while isinstance(inner, VecEnvWrapper):
         if isinstance(inner, VecNormalize):
@@ -25,7 +25,7 @@ def normalizers(env: VecEnv) -> list[VecNormalize]:
 
 
 def running_statistics(env: VecEnv) -> list[RunningMeanStd]:
-    """The running statistics of observations (by key, if they are a dict) and returns around a vector environment."""
+    """Returns the running statistics of every ``VecNormalize``: observations (sorted by key, if a dict), then returns."""
     found: list[RunningMeanStd] = []
     for normalizer in normalizers(env):
         observations = getattr(normalizer, "obs_rms", None)
@@ -38,7 +38,7 @@ def running_statistics(env: VecEnv) -> list[RunningMeanStd]:
 
 
 def since(base: RunningMeanStd, now: RunningMeanStd) -> Moments:
-    """Count, mean and variance of the samples that ``now`` has and ``base`` hasn't: Chan et al. 1983, backwards."""
+    """Returns count, mean and variance of the samples in ``now`` but not in ``base``: Chan et al. 1983, inverted."""
     count = now.count - base.count
     if count <= 0:
         return 0.0, np.zeros_like(now.mean), np.zeros_like(now.var)
@@ -49,9 +49,9 @@ def since(base: RunningMeanStd, now: RunningMeanStd) -> Moments:
 
 
 class MergedStatistics:
-    """The statistics of one vector environment's normalisers, which ranks merge from time to time.
+    """Merges the statistics of one vector environment's normalisers over ranks.
 
-    ``gather`` gives a tensor of every rank, ``[world_size, …]``.
+    ``gather`` stacks a tensor over ranks: ``[world_size, …]``.
     """
 
     def __init__(self, env: VecEnv, gather: Callable[[Tensor], Tensor]) -> None:
@@ -60,9 +60,9 @@ class MergedStatistics:
         self._base = [statistics.copy() for statistics in self._statistics]
 
     def go_on(self, fresh: bool) -> None:
-        """Merge before a ``learn``; take the first rank's statistics if those of any rank are ``fresh``, or replaced.
+        """Merges before ``learn``, or takes rank 0's statistics if any rank's are ``fresh`` or replaced.
 
-        Statistics are replaced by other objects, or set back to fewer samples.
+        Statistics count as replaced if they are other objects, or hold fewer samples than at the last merge.
         """
         now = running_statistics(self.env)
         same = len(now) == len(self._statistics) and all(a is b for a, b in zip(now, self._statistics, strict=True))
@@ -74,14 +74,14 @@ class MergedStatistics:
             self.merge()
 
     def take_from_the_first_rank(self) -> None:
-        """Set every rank's statistics to those of rank 0: where all of them go on from."""
+        """Sets every rank's statistics to those of rank 0; the next merge starts from them."""
         parts = [(s.count, s.mean, s.var) for s in self._statistics]
         for statistics, ranks in zip(self._statistics, self._exchanged(parts), strict=True):
             statistics.count, statistics.mean, statistics.var = ranks[0]
         self._base = [statistics.copy() for statistics in self._statistics]
 
     def merge(self) -> None:
-        """Add what each rank has seen since the last merge to what all of them had then, in rank order."""
+        """Adds each rank's samples since the last merge, in rank order, to the statistics of that merge."""
         parts = [since(base, now) for base, now in zip(self._base, self._statistics, strict=True)]
         for base, now, ranks in zip(self._base, self._statistics, self._exchanged(parts), strict=True):
             for count, mean, variance in ranks:
@@ -90,7 +90,7 @@ class MergedStatistics:
             now.count, now.mean, now.var = base.count, base.mean.copy(), base.var.copy()
 
     def _exchanged(self, parts: list[Moments]) -> list[list[Moments]]:
-        """Count, mean and variance of every statistic and rank; one collective, or none where there are none."""
+        """Gathers count, mean and variance of every statistic from every rank: one collective, none if no parts."""
         if not parts:
             return []
         flat = np.concatenate([np.concatenate([[count], mean.ravel(), var.ravel()]) for count, mean, var in parts])

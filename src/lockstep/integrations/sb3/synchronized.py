@@ -1,4 +1,4 @@
-"""Makes an on-policy algorithm of Stable-Baselines3 one agent on all ranks, by its own code wherever it can."""
+"""Trains one agent on all ranks by an on-policy algorithm of Stable-Baselines3, with its own code where possible."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from lockstep.integrations.sb3.update import UpdateGuard, merge_metrics, of_all_
 from lockstep.torch_engine.distributed.scripts import use_own_gpu
 
 OWN = ("_place", "_attached", "_guard", "_outermost", "_exchange", "_statistics", "_started")
-"""What a saved model doesn't hold."""
+"""Attributes that a saved model leaves out."""
 
 
 class Synchronized(OnPolicyAlgorithm):
-    """Stands before an on-policy algorithm among the bases of a class; with one rank it does nothing.
+    """A mixin, placed before an on-policy algorithm among a class's bases; with one rank it changes nothing.
 
-    Ranks meet in :meth:`learn` only: once before, at the end of each rollout, and in each optimiser step. A model can
-    be made, loaded and asked for actions by one rank alone.
+    Ranks meet in :meth:`learn` only: at its start, at the end of each rollout, and in the updates. One rank alone can
+    make or load a model and predict with it.
     """
 
     normalize_advantage_locally = False
@@ -55,7 +55,7 @@ class Synchronized(OnPolicyAlgorithm):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks; 1 without a launcher."""
+        """The number of ranks; 1 without a launcher."""
         return self._place[1]
 
     def _setup_model(self) -> None:
@@ -64,17 +64,17 @@ class Synchronized(OnPolicyAlgorithm):
         super()._setup_model()
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        """Seed everything; environments by ``seed`` + their global ids, the same network on every rank."""
+        """Seeds generators and network alike on every rank, and each environment by ``seed`` + its global id."""
         super().set_random_seed(seed)
         if self.world_size > 1 and seed is not None and self.env is not None:
             self.env.seed(seed + self._place[0] * self.env.num_envs)
 
     def set_logger(self, logger: Logger) -> None:
-        """Set the logger; it writes on one rank."""
+        """Sets the logger; it writes on one rank only."""
         super().set_logger(logger if is_writer() else Logger(logger.get_dir(), []))
 
     def learn(self, *args: Any, **kwargs: Any) -> Any:
-        """Learn, as Stable-Baselines3 does, from ``total_timesteps`` steps of all ranks together."""
+        """Learns as Stable-Baselines3 does; ``total_timesteps`` counts the steps of all ranks together."""
         if self.world_size == 1:
             return super().learn(*args, **kwargs)
         try:
@@ -112,7 +112,7 @@ class Synchronized(OnPolicyAlgorithm):
             self._custom_logger = False
 
     def _start_statistics(self) -> None:
-        """Go on from the same normalisers on every rank; those known from before are merged."""
+        """Makes normaliser statistics the same on every rank: merges known ones, takes rank 0's if they are new."""
         assert self.env is not None
         fresh = getattr(self, "_statistics", None) is None or self._statistics.env is not self.env
         if fresh:
@@ -137,10 +137,10 @@ class Synchronized(OnPolicyAlgorithm):
     def collect_rollouts(
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
     ) -> bool:
-        """Fill the buffer from this rank's environments; False on every rank if a callback of any says stop.
+        """Fills the buffer from this rank's environments; returns False on all ranks if any rank's callback says stop.
 
         Raises:
-            PeerFailureError: another rank failed meanwhile.
+            PeerFailureError: another rank failed during the rollout.
         """
         if self.world_size == 1:
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
@@ -158,7 +158,7 @@ class Synchronized(OnPolicyAlgorithm):
         return not exchange.stopped
 
     def _record_speed(self) -> None:
-        """Log the environment steps per second of all ranks together, for the next line of the log."""
+        """Logs environment steps per second of all ranks together."""
         steps = self.num_timesteps - self._num_timesteps_at_start
         self.logger.record("time/global_fps", int(steps / max(time.perf_counter() - self._started, 1e-9)))
 
@@ -168,7 +168,7 @@ class Synchronized(OnPolicyAlgorithm):
             self._exchange.record(infos, np.zeros(len(infos), bool) if dones is None else dones)
 
     def train(self) -> None:
-        """Update the policy by all ranks' samples, in the same optimiser steps on every rank."""
+        """Updates the policy on all ranks' samples, with the same optimiser steps on every rank."""
         if self.world_size == 1:
             super().train()
             return
@@ -179,9 +179,9 @@ class Synchronized(OnPolicyAlgorithm):
         merge_metrics(self, communicator())
 
     def save(self, path: Any, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None) -> None:
-        """Save a zip of Stable-Baselines3 on one rank; the others return when it is there.
+        """Saves Stable-Baselines3's zip file on one rank; the others return when the file is there.
 
-        During ``learn`` they return at once.
+        During ``learn``, or before the first one, they return at once.
         """
         save_on_one_rank(path, lambda: super(Synchronized, self).save(path, exclude, include))
 
@@ -190,24 +190,24 @@ class Synchronized(OnPolicyAlgorithm):
 
 
 class A2C(Synchronized, stable_baselines3.A2C):
-    """``stable_baselines3.A2C`` (Mnih et al. 2016), every rank stepping environments of its own for one agent.
+    """``stable_baselines3.A2C`` (Mnih et al. 2016) on many ranks, which train one agent on their own environments.
 
-    Takes what Stable-Baselines3's takes. ``n_envs`` and ``n_steps`` are of each rank: an update learns from
-    ``world_size`` times as many samples.
+    Takes the same arguments. ``n_envs`` and ``n_steps`` are per rank: an update learns from ``world_size`` times as
+    many samples.
 
     Args:
-        normalize_advantage_locally: if advantages are normalised, do so by the mean and standard deviation of this
-            rank's samples, instead of all ranks'.
+        normalize_advantage_locally: if advantages are normalised, use the mean and standard deviation of this rank's
+            samples instead of all ranks'.
     """
 
 
 class PPO(Synchronized, stable_baselines3.PPO):
-    """``stable_baselines3.PPO`` (Schulman et al. 2017), every rank stepping environments of its own for one agent.
+    """``stable_baselines3.PPO`` (Schulman et al. 2017) on many ranks, which train one agent on their own environments.
 
-    Takes what Stable-Baselines3's takes. ``n_envs``, ``n_steps`` and ``batch_size`` are of each rank: an update learns
-    from ``world_size`` times as many samples, in as many minibatches, each ``world_size`` times as large.
+    Takes the same arguments. ``n_envs``, ``n_steps`` and ``batch_size`` are per rank: an update learns from
+    ``world_size`` times as many samples, in equally many minibatches, each ``world_size`` times as large.
 
     Args:
-        normalize_advantage_locally: normalise advantages by the mean and standard deviation of this rank's part of a
-            minibatch, instead of the whole one's.
+        normalize_advantage_locally: if advantages are normalised, use the mean and standard deviation of this rank's
+            part of a minibatch instead of the whole minibatch's.
     """

@@ -1,4 +1,4 @@
-"""Makes an update of Stable-Baselines3's own code all ranks': global advantages, one gradient, one decision."""
+"""Makes Stable-Baselines3's own update global: it normalises advantages and compares the KL over all ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lockstep.torch_engine.distributed.communicator import Communicator
 
 
 class GloballyNormalized:
-    """A rollout buffer whose minibatches have advantages of mean 0 and deviation 1 over all ranks' parts of them."""
+    """Wraps a rollout buffer and normalises each minibatch's advantages over all ranks' parts of it."""
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """The buffer's minibatches; one collective for each."""
+        """Yields the buffer's minibatches; one collective for each."""
         for samples in self._buffer.get(batch_size):
             yield samples._replace(advantages=normalize(samples.advantages))
 
@@ -35,9 +35,9 @@ class GloballyNormalized:
 
 
 class AgreedLimit:
-    """A ``target_kl`` that is compared with the mean over ranks: ``kl > 1.5 * limit`` is the same on every rank."""
+    """A ``target_kl`` that compares with the mean KL over ranks: ``kl > 1.5 * limit`` is the same on every rank."""
 
-    __array_ufunc__ = None  # NumPy leaves comparisons with this to it
+    __array_ufunc__ = None  # so that NumPy defers to __lt__ and __rmul__
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -50,10 +50,10 @@ class AgreedLimit:
 
 
 class UpdateGuard:
-    """Refuses the first optimiser step of a subclass's ``train`` that hasn't called ours.
+    """Raises if a subclass's ``train`` takes an optimiser step before it has called ours.
 
-    It watches every optimiser that holds one of the policy's parameters. A rollout closes it, our ``train`` opens it:
-    steps of the subclass's own after that are all ranks', since their gradients are reduced.
+    It watches every optimiser that holds one of the policy's parameters. A rollout closes the guard, our ``train``
+    opens it: later steps of the subclass are safe, because their gradients are reduced.
     """
 
     def __init__(self, policy: nn.Module, owner: str) -> None:
@@ -62,15 +62,15 @@ class UpdateGuard:
         self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def open(self) -> None:
-        """Let optimisers step until the next rollout."""
+        """Allows optimiser steps until the next rollout."""
         self._is_open = True
 
     def close(self) -> None:
-        """Let none step until our ``train`` is called."""
+        """Refuses optimiser steps until our ``train`` is called."""
         self._is_open = False
 
     def remove(self) -> None:
-        """Watch no more."""
+        """Removes the hook."""
         self._handle.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -85,7 +85,7 @@ class UpdateGuard:
 
 @contextmanager
 def of_all_ranks(model: Any) -> Iterator[None]:
-    """Within this, the model's ``train`` normalises advantages and compares the KL divergence over all ranks."""
+    """Makes the model's ``train``, within this context, normalise advantages and compare the KL over all ranks."""
     buffer, normalized, limit = model.rollout_buffer, model.normalize_advantage, getattr(model, "target_kl", None)
     try:
         if normalized and not model.normalize_advantage_locally:
@@ -100,7 +100,7 @@ def of_all_ranks(model: Any) -> Iterator[None]:
 
 
 def merge_metrics(model: OnPolicyAlgorithm, communicator: Communicator) -> None:
-    """Replaces what the update has logged of this rank by means over ranks."""
+    """Replaces the ``train/`` metrics that this rank has logged by means over ranks; a collective."""
     values = model.logger.name_to_value
     mine = {name: float(value) for name, value in values.items() if name.startswith("train/")}
     everyone = communicator.gather_json(mine)
@@ -113,7 +113,7 @@ def merge_metrics(model: OnPolicyAlgorithm, communicator: Communicator) -> None:
 
 
 def explained_variance(model: OnPolicyAlgorithm, gather: Callable[[torch.Tensor], torch.Tensor]) -> float:
-    """``1 - Var[returns - values] / Var[returns]`` over all ranks' samples; NaN where returns don't vary."""
+    """Returns ``1 - Var[returns - values] / Var[returns]`` over all ranks' samples; NaN if returns don't vary."""
     returns, values = model.rollout_buffer.returns.ravel(), model.rollout_buffer.values.ravel()
     moments = RunningMoments.empty(2)
     mine = shard_moments(np.stack([returns, returns.astype(np.float64) - values], 1))
