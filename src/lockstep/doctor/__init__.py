@@ -1,4 +1,4 @@
-"""Watches anybody's training script and says whether its ranks are one agent, with cause and fix."""
+"""Watches any PyTorch training script and says whether its ranks train one agent; if not, with cause and fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_replicated"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that ``import lockstep.doctor`` loads no framework."""
+    """Imports on first use, so that ``import lockstep.doctor`` loads no framework."""
     if name == "check_replicated":
         from lockstep.doctor.replicated import check_replicated
 

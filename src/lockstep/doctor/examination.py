@@ -1,4 +1,4 @@
-"""Examines a script: runs its ranks with the doctor inside, waits for their end, and diagnoses what they left."""
+"""Examines a script: runs its ranks with the doctor inside, waits for them to end, and diagnoses what they recorded."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from lockstep.runs.directory import is_writer
 
 @dataclass(frozen=True)
 class Examination:
-    """Says what is examined, and how closely.
+    """The script to examine, and how closely.
 
     Attributes:
         script: the program that every rank runs.
-        directory: where ranks leave what is compared; None: among temporary files.
-        first: compare after each of the first so many optimiser steps.
-        interval: and after every such step later.
+        directory: where ranks record what is compared; None: the directory for temporary files.
+        first: the number of first optimiser steps that are all compared.
+        interval: of later steps, every ``interval``-th is compared.
         wait_limit: seconds that ranks may wait for others.
-        run_limit: seconds after which the script is ended; None: when it ends.
+        run_limit: seconds after which the script is stopped; None: never.
     """
 
     script: Script
@@ -42,17 +42,17 @@ class Examination:
     run_limit: float | None
 
     def words(self, store: Path) -> list[str]:
-        """What follows ``python`` in a rank that leaves its traces in ``store``."""
+        """Returns the arguments of ``python`` for a rank that records in ``store``."""
         return ["-m", MODULE, json.dumps([str(store), self.first, self.interval]), *self.script.words]
 
     def supervisor(self, ranks: Ranks, store: Path, world_size: int, *, judges: bool) -> Supervisor:
-        """Makes who waits for the ranks that this process started."""
+        """Returns the supervisor of the ranks that this process started."""
         limits = {"wait_limit": self.wait_limit, "run_limit": self.run_limit}
         return Supervisor(ranks, store, world_size, judges=judges, **limits)
 
 
 def examine(wanted: Examination, nproc: int) -> Diagnosis:
-    """Starts ``nproc`` ranks on this machine and diagnoses them when they have ended."""
+    """Starts ``nproc`` ranks on this machine, waits until they have ended, and returns their diagnosis."""
     with temporary_directory(within=wanted.directory) as directory:
         store, logs = directory / "store", directory / "logs"
         logs.mkdir()
@@ -62,12 +62,15 @@ def examine(wanted: Examination, nproc: int) -> Diagnosis:
 
 
 def examine_as_rank(wanted: Examination, topology: Topology, tell: Callable[[Diagnosis], int]) -> int:
-    """Does this rank's part, where another launcher started every rank; the exit status, the same on every rank.
+    """Examines this rank of a script whose ranks another launcher started.
 
-    Rank 0's process judges, and reports by ``tell``, which returns that status.
+    Rank 0's process judges and reports by ``tell``, which returns the exit status.
+
+    Returns:
+        The exit status, the same on every rank; 1 on a rank that got no verdict from rank 0.
 
     Raises:
-        ValueError: ranks on several hosts share no directory, or some never come there; one line.
+        ValueError: one line, if ranks on several hosts share no directory, or some never come there.
     """
     if wanted.directory is None and not topology.on_one_host:
         raise ValueError(

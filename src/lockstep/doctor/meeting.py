@@ -1,8 +1,8 @@
-"""Meets the ranks that another launcher started, in a directory that all of them find: none takes an old run for this.
+"""Gives the ranks that another launcher started one new directory, even if an earlier run left files at the same place.
 
-Where a launcher gives every run the same names (torchrun with a fixed address, on several hosts) so is the directory's,
-and a run that was killed has left its own there. So every rank asks with a word that nobody has used before, and rank 0
-answers it with the name of a store that it has just made.
+Some launchers give every run the same names (torchrun with a fixed address, on several hosts). Then the meeting place
+has the same name too, and a run that was killed has left its files there. So every rank asks with a new random word,
+and rank 0 answers it with the name of a store that it has just made.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from lockstep.doctor.watch.side_store import rank_directory, read_json, write_js
 from lockstep.runs.directory import is_writer
 
 MEETING_SECONDS = 300.0
-"""Ranks of one run may be started so long after one another."""
+"""The longest that ranks of one run may be started apart."""
 _POLL_SECONDS = 0.1
 _NAMES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
-"""What launchers call a run."""
+"""Environment variables by which launchers name a run."""
 
 
 @contextmanager
 def common_store(directory: Path | None, topology: Topology) -> Iterator[Path]:
-    """Gives the same new store to every rank of this run; rank 0 removes it, and whatever an old run left beside it.
+    """Yields the same new store on every rank of this run; rank 0 removes it, and what an old run left beside it.
 
     Raises:
-        ValueError: the directory is somebody else's, or a rank doesn't come there; one line.
+        ValueError: one line, if the directory belongs to another user or a rank doesn't come there.
     """
     place = _place(directory, topology)
     if not is_writer(topology):
@@ -52,7 +52,7 @@ def common_store(directory: Path | None, topology: Topology) -> Iterator[Path]:
 
 
 def _place(directory: Path | None, topology: Topology) -> Path:
-    """Makes the directory that every rank of this run finds by itself, and few other runs do."""
+    """Makes the meeting place, named by what launchers tell every rank of this run and few other runs."""
     run, host = [*(os.environ.get(name, "") for name in _NAMES), topology.master], ""
     if topology.on_one_host:
         run, host = [*run, str(os.getppid()), started_at(os.getppid())], of_this_host()
@@ -68,7 +68,7 @@ def _owned(place: Path) -> Path:
 
 
 def _empty(place: Path) -> None:
-    """Removes what an old run left; who has asked already asks again."""
+    """Removes what an old run left; a rank whose question is removed asks again."""
     for old in place.iterdir():
         if old.is_dir() and not old.is_symlink():
             shutil.rmtree(old, ignore_errors=True)
@@ -77,7 +77,7 @@ def _empty(place: Path) -> None:
 
 
 def _gather(place: Path, world_size: int) -> Path:
-    """Answers the others until all of them have come."""
+    """Makes the store and answers the other ranks until all of them have come; rank 0's part."""
     store = Path(tempfile.mkdtemp(prefix="run-", dir=place))
     answered: dict[int, Any] = {}
 
@@ -98,17 +98,19 @@ def _gather(place: Path, world_size: int) -> Path:
 
 
 def _join(place: Path, rank: int) -> Path:
-    """Asks rank 0 for the store until it has answered."""
+    """Asks rank 0 for the store until it answers; the other ranks' part."""
     question = {"word": uuid.uuid4().hex}
     answer: dict[str, Any] = {}
 
     def missing() -> bool:
-        with suppress(OSError):  # rank 0 is removing an old run's
+        with suppress(OSError):  # rank 0 may be removing an old run's files
             if read_json(_question(_owned(place), rank)) != question:
                 write_json(_question(place, rank), question)
             answer.update(read_json(_answer(place, rank)) or {})
             if answer.get("word") == question["word"]:
-                rank_directory(place / answer["store"], rank).mkdir(exist_ok=True)  # NFS may say so of its own
+                rank_directory(place / answer["store"], rank).mkdir(
+                    exist_ok=True
+                )  # NFS may report a directory that we made ourselves
                 return False
         return True
 
@@ -129,7 +131,7 @@ def _answer(place: Path, rank: int) -> Path:
 
 
 def _wait(missing: Callable[[], Any]) -> Any:
-    """Asks until nothing is missing, or for too long; what is missing then."""
+    """Calls ``missing`` until it returns something false or time is up; returns its last result."""
     deadline = time.monotonic() + MEETING_SECONDS
     while (found := missing()) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)

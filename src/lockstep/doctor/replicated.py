@@ -1,4 +1,4 @@
-"""Checks that all devices and processes of JAX hold the same copies of what should be replicated."""
+"""Checks that all devices and processes of JAX hold equal copies of arrays that should be replicated."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from lockstep.jax_engine.distributed.processes import gather_json
 
 
 def check_replicated(pytree: Any, *, device_axis: bool = False) -> int:
-    """Compare all copies of every leaf, bit for bit, on all devices of all processes.
+    """Compares all copies of every leaf, bit for bit, on all devices of all processes.
 
-    A sharding says that devices hold the same array and JAX believes it; after ``shard_map`` without its check, or
-    with other data in every process, they may not. Of an array that is sharded over some axes of a mesh and replicated
-    over others, copies of each part are compared. With several processes this is a collective: all must call it, with
+    JAX trusts a sharding that says devices hold the same array. After ``shard_map`` without its check, or with
+    different data in each process, they may not. If an array is sharded over some axes of a mesh and replicated over
+    others, the copies of each part are compared. With several processes this is a collective: all must call it, with
     trees of the same structure.
 
     Args:
-        pytree: of ``jax.Array`` (PRNG keys too), NumPy arrays and numbers; the latter are copies of their process.
-            Leaves that are none of these (functions of an Equinox module) are passed over.
-        device_axis: whether the leading axis of every array counts copies, as ``pmap`` and
-            ``lockstep.jax.replicate`` have it: its slices are compared with one another. Without it each device's
-            slice is a part of its own, and there is nothing to compare. Numbers have no such axis.
+        pytree: of ``jax.Array`` (PRNG keys too), NumPy arrays and numbers; each process holds one copy of the latter
+            two. Other leaves (functions of an Equinox module) are skipped.
+        device_axis: whether the leading axis of every array counts copies, as in ``pmap`` and
+            ``lockstep.jax.replicate``: its slices are compared with one another. If False, each device's slice of such
+            an array is a different part, with no copy to compare. Numbers have no such axis.
 
     Returns:
-        Number of leaves of which there were several copies to compare; 0 says that nothing was compared.
+        The number of leaves that had several copies to compare; 0 means that nothing was compared.
 
     Raises:
         DesyncError: in every process; one line that names the first leaf, how many differ, and where.
@@ -57,12 +57,12 @@ def check_replicated(pytree: Any, *, device_axis: bool = False) -> int:
 
 
 def _holds_numbers(leaf: Any) -> bool:
-    """Whether a leaf is an array or a number: of any other object NumPy has only the address."""
+    """Returns whether a leaf is an array or a number; NumPy would wrap any other object as a pointer."""
     return isinstance(leaf, jax.Array) or np.asarray(leaf).dtype != object
 
 
 def _copies(leaf: Any, device_axis: bool) -> dict[str, dict[str, str]]:
-    """By part of the leaf: each holder's digest."""
+    """Returns the digest of each holder's copy, by part of the leaf: ``{part: {holder: digest}}``."""
     holder = f"process {jax.process_index()}"
     device_axis = device_axis and np.ndim(leaf) > 0
     out: dict[str, dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""Watches from outside over the ranks that the doctor looks at: they always come to an end, and to a verdict."""
+"""Supervises the examined ranks from outside, so that they always end and there is always a verdict."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ POLL_SECONDS = 0.1
 GRACE_SECONDS = 3.0
 VERDICT_SECONDS = 60.0
 UNCERTAIN = 6.0
-"""So many times longer ranks may stand still if not all of them are known to be in a collective."""
+"""Factor on the wait limit if not all ranks that stand still are known to be in a collective."""
 STOP = "stop.json"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Tells how a run ended: by a ``deadlock``, ``interrupted`` by a signal, or ``stopped`` at its run limit."""
+    """How a run ended: in a ``deadlock``, ``interrupted`` by a signal, or ``stopped`` at its run limit."""
 
     deadlock: bool = False
     interrupted: bool = False
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class OneRank:
-    """The rank that this process stands for, where another launcher started it: the script runs as its child."""
+    """Runs the script of one rank as a child of this process, which another launcher started as that rank."""
 
     def __init__(self, command: Sequence[str], rank: int) -> None:
         self._rank = rank
@@ -50,20 +50,20 @@ class OneRank:
         )
 
     def exit_codes(self) -> dict[int, int | None]:
-        """Its exit code, None while it runs."""
+        """Returns the exit code by rank, None while it runs."""
         return {self._rank: self._process.poll()}
 
     def message_file(self, rank: int) -> str:
-        """It leaves no message."""
+        """Returns "": such a rank leaves no message."""
         return ""
 
     def send(self, number: int) -> None:
-        """Send it a signal."""
+        """Sends the script a signal."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and whatever it started."""
+        """Kills the script and every process that it started."""
         kill_session(self._process.pid)
         self._process.wait()
 
@@ -71,8 +71,8 @@ class OneRank:
 class Supervisor:
     """Waits for the ranks that this process started.
 
-    It decides when to stop if it ``judges``, else it follows. All ranks that still run may wait ``wait_limit`` seconds
-    for others, and the run is ended after ``run_limit`` (None: never).
+    If it ``judges``, it decides when the run stops; otherwise it follows the judging process. The run stops when all
+    ranks that still run have waited for others for ``wait_limit`` seconds, or after ``run_limit`` (None: never).
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class Supervisor:
         self._stop_at: float | None = None
 
     def wait(self) -> Outcome:
-        """Wait until every rank has ended, or until they are to be ended."""
+        """Waits until every rank has ended or the run is to stop, then kills the ranks that are left."""
         with forwarding() as signals:
             signals.go_to(self._ranks)
             try:
                 return self._wait(signals.received)
             finally:
                 try:
-                    self._tell_ends()  # of those that came to an end of themselves
+                    self._tell_ends()  # of ranks that ended before they are killed
                 finally:
                     self._ranks.kill()
 
@@ -116,7 +116,7 @@ class Supervisor:
             time.sleep(POLL_SECONDS)
 
     def _tell_ends(self) -> None:
-        """Write how ranks ended that this process started."""
+        """Writes, for each rank of this process that has ended since the last call, its exit code and the time."""
         for rank, code in self._ranks.exit_codes().items():
             if code is not None and rank not in self._told:
                 self._told.add(rank)
@@ -125,12 +125,12 @@ class Supervisor:
                 write_json(path / ENDED, {"code": code, "at": time.time()})  # compared with other hosts
 
     def _over_here(self, received: list[int]) -> bool:
-        """Whether the ranks of this process are done, or a signal said so some time ago."""
+        """Returns whether this process's ranks have ended, or the grace period after a signal is over."""
         codes = self._ranks.exit_codes().values()
         return None not in codes or (bool(received) and self._after(GRACE_SECONDS))
 
     def _after(self, seconds: float) -> bool:
-        """Whether so much time has gone since this was first asked."""
+        """Returns whether this many seconds have passed since the first call of this method."""
         if self._stop_at is None:
             self._stop_at = time.monotonic() + seconds
         return time.monotonic() > self._stop_at
@@ -139,7 +139,7 @@ class Supervisor:
         return [rank for rank, reader in self._readers.items() if reader.ended() is None]
 
     def _judged(self, received: list[int]) -> Outcome | None:
-        """Decides what the run came to; None while it goes on."""
+        """Returns how the run ended, or None while it goes on."""
         ended = {rank: reader.ended() for rank, reader in self._readers.items()}
         running = [rank for rank, how in ended.items() if how is None]
         if not running:
@@ -150,7 +150,7 @@ class Supervisor:
             return Outcome(stopped=True)
         states = [state for rank in running if not (state := self._readers[rank].state()).get("over")]
         if not states and self._after(self._wait_limit):
-            return Outcome()  # the scripts are done, and their processes don't end
+            return Outcome()  # the scripts are done, but their processes don't end
         certain = all(state.get("certain") for state in states)
         limit = self._wait_limit if certain else UNCERTAIN * self._wait_limit
         if states and min(state.get("waiting") or 0.0 for state in states) > limit:
@@ -160,9 +160,9 @@ class Supervisor:
 
 
 def await_verdict(store: Path, rank: int) -> int:
-    """Waits for what the judging process decides; the exit status, which is 1 if there is no verdict within a minute.
+    """Waits for the judging process's verdict and returns its exit status, or 1 if none comes within a minute.
 
-    A rank may work on long after this one has ended, at a last evaluation: the limit counts from its last sign of life.
+    The minute counts from any rank's last sign of life: a rank may go on long after this one ended, with an evaluation.
     """
     deadline, heard = time.monotonic() + VERDICT_SECONDS, 0
     while time.monotonic() < deadline:
@@ -171,9 +171,9 @@ def await_verdict(store: Path, rank: int) -> int:
             deadline, heard = time.monotonic() + VERDICT_SECONDS, newest
         verdict: Mapping[str, int] | None = read_json(store / VERDICT)
         if verdict is not None:
-            with suppress(OSError):  # rank 0 hasn't waited for it
+            with suppress(OSError):  # rank 0 may have removed it already
                 (rank_directory(store, rank) / LEFT).touch()
-            _await(lambda: not store.exists())  # a launcher ends the others when the first has ended badly
+            _await(lambda: not store.exists())  # a launcher kills the other ranks once one has failed
             return verdict["status"]
         time.sleep(POLL_SECONDS)
     say(f"{ERROR_PREFIX}doctor: rank 0 gave no verdict within {VERDICT_SECONDS:g} s")
@@ -181,7 +181,7 @@ def await_verdict(store: Path, rank: int) -> int:
 
 
 def _last_sign(store: Path) -> int:
-    """Finds when a rank last said how it fares, in nanoseconds of the files' clock; 0 if none has."""
+    """Returns when any rank last wrote its state, in nanoseconds of the file system's clock; 0 if none has."""
     newest = 0
     for state in store.glob(f"*/{STATE}"):
         with suppress(OSError):
@@ -190,7 +190,7 @@ def _last_sign(store: Path) -> int:
 
 
 def await_leaving(store: Path, others: Sequence[int]) -> None:
-    """Wait a little until the other ranks have read the verdict."""
+    """Waits until the other ranks have read the verdict, for a few seconds at most."""
     _await(lambda: all((rank_directory(store, rank) / LEFT).exists() for rank in others))
 
 

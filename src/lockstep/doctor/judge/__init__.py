@@ -1,1 +1,1 @@
-"""Judges the ranks by their traces."""
+"""Judges from the ranks' traces whether they are one agent."""

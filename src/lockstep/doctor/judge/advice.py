@@ -1,4 +1,4 @@
-"""Names causes and fixes of what the doctor finds."""
+"""Holds the texts of causes and fixes for what the doctor finds."""
 
 from __future__ import annotations
 
@@ -159,4 +159,4 @@ UNSEEN = (
 )
 """What no report covers."""
 UNSEEN_SUMS = "whether gradients are averaged or only summed"
-"""What one doesn't whose compared steps were all clipped, or scaled otherwise."""
+"""Not covered either if gradients were clipped or scaled before every compared step."""

@@ -15,16 +15,17 @@ from lockstep.doctor.watch.side_store import BETWEEN_WORDS, OPTIMIZED
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of tensors at one moment on all ranks.
+    """The result of comparing one kind of tensors at one moment on all ranks.
 
     Attributes:
         kind: ``parameters``, ``gradients``, ``moments``, ``frozen``, ``buffers``, ``normalizers`` or ``gathered``.
-        compared: number of tensors that ranks should hold wholly and alike.
-        sharded: number of tensors of which each rank rightly holds another part.
-        differing: names of those that differ, in order.
-        ranks: that differ from the first one.
+        compared: number of tensors that every rank should hold wholly, with the same values.
+        sharded: number of tensors of which each rank rightly holds a different part.
+        differing: names of the tensors that differ, in order.
+        ranks: ranks that differ from the first one.
         relative: largest difference over all differing tensors, each relative to its largest element; NaN if the kept
             samples are equal and only the digests differ.
+        nonzero: whether any kept number of the compared tensors isn't 0.
     """
 
     kind: str
@@ -38,19 +39,22 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether there was something to compare, and it is the same on all ranks."""
+        """Whether there was something to compare and it is the same on all ranks."""
         return self.compared > 0 and not self.differing
 
 
 def same(a: Kept, b: Kept) -> bool:
-    """Whether two ranks hold the same tensor: same numbers (NaN is NaN), and the same bits beyond a sample."""
+    """Returns whether two ranks hold the same tensor: equal kept numbers (NaN equals NaN) and equal digests."""
     if a.elements != b.elements or a.digest != b.digest or a.numbers.shape != b.numbers.shape:
         return False
     return bool(np.array_equal(a.numbers, b.numbers, equal_nan=True))
 
 
 def relative_difference(a: Kept, b: Kept) -> float:
-    """Largest difference of two tensors' elements over the largest element; NaN if what was kept doesn't show any."""
+    """Returns the largest difference of two tensors' kept elements over their largest magnitude.
+
+    It is NaN if the kept elements are equal; infinite if shapes, or the places of NaNs or infinities, differ.
+    """
     if a.numbers.shape != b.numbers.shape:
         return float("inf")
     x, y = a.numbers.astype(np.float64), b.numbers.astype(np.float64)
@@ -63,18 +67,18 @@ def relative_difference(a: Kept, b: Kept) -> float:
 
 
 WITNESSES = frozenset({"own", "stepped"})
-"""Kinds that aren't to be equal: gradients as ``backward`` left them, and what became of them."""
+"""Kinds that need not be equal: samples of gradients as ``backward`` left them, and as the step got them."""
 EVERYWHERE = frozenset({"parameters", "gradients"})
-"""Kinds that every rank has if one has them. Moments may be split over ranks, modules and normalisers be one rank's."""
+"""Kinds that every rank must have if one has them. Ranks may split moments, and one alone may have a normaliser."""
 
 
 def compare_parts(
     kind: str, moment: Moment, parts: Mapping[int, Part], names: Mapping[str, str] | None = None
 ) -> Comparison:
-    """Compare one kind of tensors, ``parts[rank]``, called by ``names`` instead of their places in the optimiser.
+    """Compares one kind of tensors, ``parts[rank]``; ``names`` replaces places in the optimiser in the result.
 
-    Moments that not every rank has are taken for sharded ones; buffers and normalisers, for one rank's own. A parameter
-    or gradient that not every rank has is a difference.
+    If not every rank has a tensor, a moment counts as sharded, a buffer or normaliser as one rank's own, and a
+    parameter or gradient as a difference.
     """
     ranks = sorted(parts)
     first, others = parts[ranks[0]], ranks[1:]
@@ -107,13 +111,13 @@ def _size(mine: Kept | None, other: Kept | None) -> float:
 
 
 def _split(place: str) -> tuple[str, str]:
-    """A place in the optimiser, ``0.2``, and what follows of a moment: ``exp_avg`` or nothing."""
+    """Splits a place in the optimiser, ``0.2``, from a moment's own name, ``exp_avg``, which may be empty."""
     group, number, rest = (*place.split(".", 2), "")[:3]
     return f"{group}.{number}", rest
 
 
 def told(place: str, names: Mapping[str, str]) -> str:
-    """A tensor's name for its place; a moment's has its own name behind."""
+    """Returns a tensor's name for its place; a moment's own name follows the parameter's."""
     key, rest = _split(place)
     group, number = key.split(".")
     name = names.get(key, f"parameter {number} of group {group}")
@@ -121,21 +125,21 @@ def told(place: str, names: Mapping[str, str]) -> str:
 
 
 def named_alike(traces: Sequence[RankTrace], optimizer: int) -> bool:
-    """Whether an optimiser's parameters have the same names on all ranks, each once, wherever they stand there."""
+    """Returns whether an optimiser's parameters have the same unique names on all ranks, in any order."""
     names = [trace.names.get(optimizer, {}) for trace in traces]
     sets = [set(each.values()) for each in names]
     return all(len(found) == len(each) and found == sets[0] for found, each in zip(sets, names, strict=True))
 
 
 def by_name(part: Part, names: Mapping[str, str]) -> Part | None:
-    """A part with names for places; None if one has no name."""
+    """Returns a part keyed by names instead of places; None if a place has no name."""
     if not all(_split(place)[0] in names for place in part):
         return None
     return {told(place, names): kept for place, kept in part.items()}
 
 
 def shared_moments(traces: Sequence[RankTrace]) -> list[Moment]:
-    """Moments at which every rank was looked at, in order of time for each optimiser."""
+    """Returns the moments that every rank recorded, ordered by optimiser, then by time."""
     if not traces:
         return []
     order = {"before": 0, "after": 1, "end": 2}
@@ -144,7 +148,10 @@ def shared_moments(traces: Sequence[RankTrace]) -> list[Moment]:
 
 
 def comparisons(traces: Sequence[RankTrace], unmatched: set[str]) -> Iterator[Comparison]:
-    """Every kind of tensors at every moment that all ranks share; adds classes of normalisers that can't be matched."""
+    """Yields comparisons of every kind of tensors at every moment that all ranks recorded.
+
+    Adds to ``unmatched`` the classes of normalisers that can't be matched between ranks.
+    """
     unplaced = {trace.rank: trace.unplaced for trace in traces}
     alike = {o: named_alike(traces, o) for o in {moment.optimizer for moment in shared_moments(traces)}}
     for moment in shared_moments(traces):
@@ -164,17 +171,17 @@ def comparisons(traces: Sequence[RankTrace], unmatched: set[str]) -> Iterator[Co
                 {rank: by_name(part, names[rank]) for rank, part in parts.items()} if alike[moment.optimizer] else {}
             )
             whole = {rank: part for rank, part in named.items() if part is not None}
-            if len(whole) == len(parts):  # the groups' order may be another on every rank
+            if len(whole) == len(parts):  # ranks may order the groups differently
                 yield compare_parts(kind, moment, whole)
             else:
                 yield compare_parts(kind, moment, parts, names[traces[0].rank])
 
 
 def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
-    """Whether the ranks' data before a step are ``equal``, ``differ``, or were ``unseen``.
+    """Returns whether the ranks' data before a step are ``equal``, ``differ``, or were ``unseen`` on some rank.
 
-    They are equal where one rank's come in this order among another's: what that one had in addition (the graph for a
-    log, an evaluation with gradients) is no other data. The same ones in another order have equal gradients too.
+    They count as equal if one rank's are a subsequence of another's: additional passes (the graph for a log, an
+    evaluation with gradients) are no training data. They also do in another order, which gives equal gradients.
     """
     words = [list(filter(None, trace.checks[moment].facts.get("inputs", "").split(BETWEEN_WORDS))) for trace in traces]
     if not all(words):
@@ -184,21 +191,21 @@ def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
 
 
 def _among(fewer: Sequence[str], more: Sequence[str]) -> bool:
-    """Whether words come in the same order among others, or are these in another order."""
+    """Returns whether words are a subsequence of others, or the same words in another order."""
     left = iter(more)
     return all(word in left for word in fewer) or sorted(fewer) == sorted(more)
 
 
 def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:
-    """An optimiser's learning rates when it had taken ``step`` steps."""
+    """Returns an optimiser's learning rates when it had taken ``step`` steps; empty if none are known."""
     return next((rates for since, rates in reversed(trace.rates.get(optimizer, [])) if since <= step), [])
 
 
 def first_rate_difference(traces: Sequence[RankTrace], optimizer: int, parted: int | None = None) -> int | None:
-    """The number of steps taken when learning rates first differ between ranks; None if they never do.
+    """Returns the number of steps taken when learning rates first differ between ranks; None if they never do.
 
-    After so many steps that ranks had ``parted``, equal numbers are no longer those of one step. Of a rank that takes
-    no step none are known.
+    Only steps before ``parted`` count: from there on ranks took different numbers of steps, and the same number no
+    longer means the same step. Ranks without known rates are left out.
     """
     traces = [trace for trace in traces if trace.rates.get(optimizer)]
     taken = min((trace.steps.get(optimizer, 0) for trace in traces), default=0)
@@ -209,20 +216,20 @@ def first_rate_difference(traces: Sequence[RankTrace], optimizer: int, parted: i
 
 
 MOST_EXTRA = 2
-"""One rank's additional phases are evaluations if there are this many times as many shared ones."""
+"""A rank's additional phases count as evaluations if each other rank has at least this many times as many phases."""
 
 
 def phase_lengths(boundaries: Sequence[int]) -> list[int]:
-    """Steps per phase, from the numbers of steps taken at the phases' beginnings."""
+    """Returns the steps per phase, from the numbers of steps taken at the phases' beginnings."""
     return [after - before for before, after in zip([0, *boundaries], boundaries, strict=False)]
 
 
 def uneven_phase(traces: Sequence[RankTrace], optimizer: int) -> int | None:
-    """The first rollout phase (from 0) after which ranks had taken different numbers of steps; None if there is none.
+    """Returns the first rollout phase (from 0) after which ranks had taken different numbers of steps, or None.
 
-    A rank that evaluates between two steps has phases that others don't have: its boundaries hold all of theirs, and
-    that is no difference, if it happens seldom. A rank that always stops early may have a boundary in each phase of the
-    others, which is one.
+    A rank that evaluates between two steps has additional phases: its boundaries include all of the others', which is
+    no difference if it is rare. A rank that always stops early may have an additional boundary in every phase of the
+    others, which is a difference.
     """
     lists = [trace.boundaries.get(optimizer, []) for trace in traces]
     seen = _shared_boundaries(traces, optimizer)
@@ -233,7 +240,7 @@ def uneven_phase(traces: Sequence[RankTrace], optimizer: int) -> int | None:
 
 
 def rank_with_more_phases(traces: Sequence[RankTrace], optimizer: int) -> int | None:
-    """The rank whose phases begin wherever one of any other rank does, and elsewhere too; None if there is none."""
+    """Returns the rank whose boundaries include all other ranks' and at least one more, or None."""
     seen = _shared_boundaries(traces, optimizer)
     widest = max(seen, key=len)
     found = all(other <= widest for other in seen) and any(other < widest for other in seen)
@@ -241,6 +248,6 @@ def rank_with_more_phases(traces: Sequence[RankTrace], optimizer: int) -> int | 
 
 
 def _shared_boundaries(traces: Sequence[RankTrace], optimizer: int) -> list[set[int]]:
-    """Of each rank, numbers of steps at which a phase began, up to where every rank has come."""
+    """Returns each rank's numbers of steps at which a phase began, below the fewest steps of any rank."""
     taken = min(trace.steps.get(optimizer, 0) for trace in traces)
     return [{step for step in trace.boundaries.get(optimizer, []) if step < taken} for trace in traces]

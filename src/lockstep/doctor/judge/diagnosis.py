@@ -1,4 +1,4 @@
-"""Draws the verdict from all findings."""
+"""Collects all findings and draws the verdict from them."""
 
 from __future__ import annotations
 
@@ -45,19 +45,20 @@ from lockstep.doctor.judge.traces import RankTrace
 
 IN_SYNC, NOT_IN_SYNC, UNDETERMINED = "IN SYNC", "NOT IN SYNC", "UNDETERMINED"
 CERTAIN = frozenset({"independent", "gradients", "start", "parameters", "frozen", "normalizers", "buffers", "gathered"})
-"""Kinds of faults for which what was written of every rank stands, whatever else wasn't."""
+"""Kinds of faults that are proved by what ranks wrote, even if some of it was lost."""
 STATUS = {IN_SYNC: 0, NOT_IN_SYNC: 1, UNDETERMINED: 2}
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Holds what is to be told.
+    """The result of an examination.
 
     Attributes:
         verdict: ``IN SYNC``, ``NOT IN SYNC`` or ``UNDETERMINED``.
-        findings: the worst first; the first one is the verdict's reason unless all is well.
+        reason: the text of the first fault or doubt; if there is none, what was seen to be equal.
+        findings: faults, then doubts, then notes.
         coverage: what was compared: ranks, steps, tensors.
-        overhead: the doctor's own seconds on the script's thread, the script's seconds, and their quotient.
+        overhead: the doctor's own seconds, the script's seconds, and the doctor's over the rest.
     """
 
     verdict: str
@@ -72,7 +73,7 @@ class Diagnosis:
         return STATUS[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Returns the diagnosis as JSON types."""
         findings = [asdict(finding) for finding in self.findings]
         head = {"verdict": self.verdict, "status": self.status, "reason": self.reason, "findings": findings}
         return head | {"coverage": self.coverage, "overhead": self.overhead}
@@ -81,10 +82,13 @@ class Diagnosis:
 def diagnose(
     traces: Sequence[RankTrace], *, deadlock: bool = False, interrupted: bool = False, stopped: bool = False
 ) -> Diagnosis:
-    """Judge what the ranks left.
+    """Judges what the ranks recorded.
 
-    ``deadlock`` says that the doctor ended them because they only waited for one another, ``interrupted`` that somebody
-    stopped the run, ``stopped`` that its time was over.
+    Args:
+        traces: one per rank.
+        deadlock: whether the doctor ended the ranks because they only waited for one another.
+        interrupted: whether a signal stopped the run.
+        stopped: whether the run was ended at its time limit.
     """
     known = [trace for trace in traces if trace.state or trace.checks]
     evidence = gather_evidence(_one_agent(known)) if known else Evidence([RankTrace(0)], [], {})
@@ -114,7 +118,7 @@ def _findings(
         return _there([failure, server, *(e for e in endings if e is not failure), unknown_finding(evidence)])
     cut = stopped or bool(of_themselves(traces, deadlock))
     steps, start = step_finding(evidence, cut), start_finding(evidence)
-    before = evidence.until(steps)  # ranks that pair different minibatches since have nothing to be compared by
+    before = evidence.until(steps)  # after that, ranks pair different minibatches and can't be compared
     gradients, rates = gradient_finding(before), rate_finding(before)
     causes = [gradients, start, rates, settings_finding(evidence), loaded_finding(evidence)]
     found = [gradients, start, steps, *causes[2:]]
@@ -127,9 +131,10 @@ def _findings(
 
 
 def _one_agent(known: Sequence[RankTrace]) -> Sequence[RankTrace]:
-    """Ranks to be compared at their steps: all, but for actors.
+    """Returns the ranks to compare at their steps: all, or the learners alone if the others are actors.
 
-    They made no optimiser, or their parameters were compared with the learners'. Others have left their loop.
+    Ranks that take no steps are actors if they made no optimiser, or if their parameters were compared with the
+    learners'. Otherwise they have left the loop and count.
     """
     learners, server = stepping(known), server_finding(known)
     if len(learners) < 2 or server is None:
@@ -139,7 +144,7 @@ def _one_agent(known: Sequence[RankTrace]) -> Sequence[RankTrace]:
 
 
 def _doubted(finding: Finding) -> Finding:
-    """What was found by what isn't there, where not all was written."""
+    """Turns a fault into a doubt: it rests on something missing, which may have been lost."""
     return replace(finding, level=DOUBT) if finding.level == FAULT else finding
 
 
@@ -148,7 +153,7 @@ def _there(findings: Sequence[Finding | None]) -> list[Finding]:
 
 
 def _independent_finding(evidence: Evidence) -> Finding | None:
-    """Several processes that train, no process group between them, and nothing that was reduced in another way."""
+    """Finds processes that train without a common process group and without any other reduction."""
     if evidence.joined > 1 or not any(evidence.traces[0].steps.values()):
         return None
     if any(evidence.reduced(optimizer) for optimizer in evidence.optimizers):
@@ -199,7 +204,7 @@ def _coverage(traces: Sequence[RankTrace], evidence: Evidence) -> dict[str, Any]
 
 
 def _most_compared(evidence: Evidence, kind: str) -> int:
-    """Tensors of a kind; an optimiser's are its own, buffers and normalisers the same for all."""
+    """Returns the most tensors of a kind compared at one moment, summed over optimisers if each has its own."""
     most: dict[int, int] = {}
     for c in evidence.of(kind):
         key = c.moment.optimizer if kind in OPTIMIZED else 0
@@ -211,7 +216,7 @@ KINDS = ("parameters", "gradients", "moments", "frozen", "buffers", "normalizers
 
 
 def _overhead(traces: Sequence[RankTrace]) -> dict[str, float]:
-    """Of the rank where it is largest."""
+    """Returns the overhead of the rank with the largest share."""
     spent = [(trace.state.get("own_seconds", 0.0), trace.state.get("seconds", 0.0)) for trace in traces]
     shares = [(own / max(seconds - own, 1e-9), own, seconds) for own, seconds in spent if own > 0]
     share, own, seconds = max(shares, key=lambda each: each[0], default=(0.0, 0.0, 0.0))

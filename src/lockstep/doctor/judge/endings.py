@@ -1,4 +1,4 @@
-"""Finds how ranks ended: by an error of the script's own, or waiting for one that had left."""
+"""Finds how ranks ended: by an error of the script, or while they waited for a rank that had left."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ STACK_LINES = 12
 
 
 def waited(trace: RankTrace, deadlock: bool) -> bool:
-    """Whether a rank was ended while it waited for others, or failed in a collective, or stood still till the end."""
+    """Returns whether a rank waited for others when it was ended, failed in a collective, or stood still to the end."""
     if trace.lost:
-        return False  # what it last said may be long ago
+        return False  # its last state may be old
     return in_collective(trace) or (deadlock and trace.end is None and trace.state.get("waiting") is not None)
 
 
 def in_collective(trace: RankTrace) -> bool:
-    """Whether a rank was ended in a collective, or failed in one."""
+    """Returns whether a rank was ended in a collective or failed in one."""
     if trace.end is not None:
         return bool(trace.end.get("error_in_collective"))
     return trace.state.get("waiting") is not None and bool(trace.state.get("certain"))
 
 
 def _place(stack: Sequence[str]) -> str:
-    """Tells where a stack stands: its innermost frame, and the script's own."""
+    """Describes a stack by its innermost frame and the script's own innermost frame."""
     own = own_lines(list(stack))
     parts = [_short(stack[0])] if stack else []
     return " ← ".join([*parts, *(_short(line) for line in own[:1] if line != stack[0])])
 
 
 def _short(line: str) -> str:
-    """``/path/to/train.py:41 main`` as ``main (train.py:41)``."""
+    """Shortens ``/path/to/train.py:41 main`` to ``main (train.py:41)``."""
     place, _, name = line.rpartition(" ")
     return f"{name} ({os.path.basename(place)})"
 
 
 def waiting_finding(traces: Sequence[RankTrace], deadlock: bool) -> Finding | None:
-    """Ranks that wait in a collective while another has left, or all for one another.
+    """Finds ranks that wait in a collective for a rank that has left, or for one another.
 
-    ``deadlock`` says that the doctor ended them because nothing moved any more.
+    ``deadlock``: the doctor ended the ranks because they only waited.
     """
     waiting = [t for t in traces if waited(t, deadlock)]
     gone = [t for t in traces if t.finished]
@@ -71,12 +71,12 @@ def _failed(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 
 def of_themselves(traces: Sequence[RankTrace], deadlock: bool) -> list[RankTrace]:
-    """Ranks that failed, and not because they waited for others."""
+    """Returns the ranks that failed for another reason than waiting for others."""
     return [t for t in _failed(traces) if not waited(t, deadlock)]
 
 
 def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bool) -> Finding | None:
-    """A rank that failed of itself, the first one."""
+    """Finds the first rank that failed by itself; or that the script was interrupted."""
     own = of_themselves(traces, deadlock) or _failed(traces)
     if interrupted:
         return Finding("interrupted", DOUBT, "the script was stopped: what is said here was seen until then")
@@ -85,7 +85,7 @@ def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bo
     raised = all("raised_at" in (t.end or {}) for t in own)
     parted = [(t.end or {}).get("ranks_parted") for t in own]
     first = min(own, key=lambda t: ((t.end or {})["raised_at"] if raised else t.ended_at) or 0.0)
-    if all(parted):  # every rank that failed was told so by lockstep.attach, which compared them
+    if all(parted):  # lockstep.attach compared the ranks and raised on each
         text = f"ranks parted: rank {first.rank} {_how(first)}"
         return Finding("parted", FAULT, text, CAUSES["parted"], FIXES["steps"], {"rank": first.rank})
     cause, fix = ("", "") if None in parted else (CAUSES["parted_or_alone"], FIXES["parted_or_alone"])
@@ -106,7 +106,7 @@ def _how(trace: RankTrace) -> str:
 
 
 def unheard_finding(traces: Sequence[RankTrace]) -> Finding | None:
-    """Ranks of which nothing is known."""
+    """Finds ranks that recorded nothing."""
     silent = [t.rank for t in traces if not t.state and not t.checks]
     if not silent:
         return None
@@ -114,7 +114,7 @@ def unheard_finding(traces: Sequence[RankTrace]) -> Finding | None:
 
 
 def lost_finding(traces: Sequence[RankTrace]) -> Finding | None:
-    """Ranks that couldn't write all that they saw."""
+    """Finds ranks that couldn't write all that they saw."""
     lost = [t.rank for t in traces if t.lost]
     if not lost:
         return None

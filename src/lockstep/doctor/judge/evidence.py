@@ -1,4 +1,4 @@
-"""Holds what the comparison of ranks found, for the questions that are asked of it."""
+"""Holds all comparisons of ranks, and answers the questions that findings ask of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FAULT, DOUBT, NOTE = "fault", "doubt", "note"
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to tell.
+    """One statement of the report.
 
     Attributes:
-        kind: a word for it.
-        level: ``fault`` (ranks aren't one agent), ``doubt`` (can't be told) or ``note``.
-        details: figures, of JSON types.
+        kind: a word that identifies it.
+        level: ``fault`` (ranks aren't one agent), ``doubt`` (it can't be told) or ``note``.
+        details: figures, as JSON types.
     """
 
     kind: str
@@ -34,10 +34,13 @@ class Finding:
 
 @dataclass
 class Evidence:
-    """All comparisons, sorted for the questions that are asked of them.
+    """All comparisons of the ranks.
 
-    ``unmatched`` are classes of normalisers, ``parted`` is the number of steps after which ranks took others; None if
-    they never did, or all is to be judged.
+    Attributes:
+        inputs: whether the ranks' data before each step are ``equal``, ``differ`` or were ``unseen``.
+        unmatched: classes of normalisers that can't be matched between ranks.
+        parted: the number of steps after which ranks took different numbers of steps; None if they never did, or if
+            this is the evidence of the whole run.
     """
 
     traces: Sequence[RankTrace]
@@ -47,16 +50,16 @@ class Evidence:
     parted: int | None = None
 
     def of(self, kind: str, when: str | None = None) -> list[Comparison]:
-        """Comparisons of one kind of tensors."""
+        """Returns the comparisons of one kind of tensors, at moments ``when`` if given."""
         return [c for c in self.compared if c.kind == kind and when in (None, c.moment.when)]
 
     def first_difference(self, kind: str, when: str | None = None) -> Comparison | None:
-        """The earliest step at which tensors of a kind differ."""
+        """Returns the comparison of the earliest step at which tensors of a kind differ, or None."""
         unequal = [c for c in self.of(kind, when) if c.differing]
         return min(unequal, key=lambda c: c.moment.step, default=None)
 
     def until(self, steps: Finding | None) -> Evidence:
-        """What was compared before ranks first took different numbers of steps; all if they never did."""
+        """Returns the evidence from before ranks took different numbers of ``steps``; all of it if they never did."""
         if steps is None:
             return self
         first = min(steps.details["steps"].values()) + steps.details.get("before", 0)
@@ -65,34 +68,34 @@ class Evidence:
 
     @property
     def wrappers(self) -> set[str]:
-        """Of modules in any rank's process."""
+        """The wrappers of modules found in any rank's process."""
         return set().union(*(trace.wrappers for trace in self.traces))
 
     @property
     def libraries(self) -> set[str]:
-        """Of any rank's process."""
+        """The libraries whose models any rank trains."""
         return set().union(*(trace.libraries for trace in self.traces))
 
     @property
     def joined(self) -> int:
-        """The largest process group that was seen, 0 without any."""
+        """The size of the largest process group that was seen; 0 without any."""
         return max((trace.state.get("world", {}).get("size", 0) for trace in self.traces), default=0)
 
     @property
     def optimizers(self) -> list[int]:
-        """Of any rank."""
+        """The numbers of all ranks' optimisers, sorted."""
         return sorted(set().union(*(trace.steps for trace in self.traces)))
 
     def reduced(self, optimizer: int) -> bool:
-        """Whether an optimiser's gradients were ever equal though the data differed, or made equal by its ``step``."""
+        """Returns whether an optimiser's gradients were ever equal on different data, or reduced in its ``step``."""
         gradients = [c for c in self.of("gradients") if c.moment.optimizer == optimizer]
         seen = any(c.equal and c.nonzero and self.inputs[c.moment] == "differ" for c in gradients)
         return seen or self.reduced_in_step(optimizer)
 
     def reduced_in_step(self, optimizer: int) -> bool:
-        """Whether steps made of gradients that differ the same parameters on all ranks: it reduces them itself.
+        """Returns whether an optimiser reduces gradients itself: different gradients, but equal parameters after a step.
 
-        Every parameter with such a gradient must have been seen to move by such a step.
+        Every parameter with such a gradient must have been seen to change in such a step.
         """
         unequal = [c for c in self.of("gradients") if c.moment.optimizer == optimizer and c.differing]
         equal = {c.moment.step for c in self.of("parameters", "after") if c.moment.optimizer == optimizer and c.equal}
@@ -102,7 +105,7 @@ class Evidence:
         return all(name in moved for c in unequal for name in c.differing)
 
     def _moved(self, optimizer: int, step: int) -> set[str]:
-        """Names of the parameters that a step changed, seen on the first rank."""
+        """Returns the names of the parameters that a step changed on the first rank."""
         first = self.traces[0]
         before = Moment(optimizer, step - 1, "after") if step > 1 else Moment(optimizer, 1, "before")
         checks = [first.checks.get(moment) for moment in (before, Moment(optimizer, step, "after"))]
@@ -114,21 +117,21 @@ class Evidence:
 
 
 def gather_evidence(traces: Sequence[RankTrace]) -> Evidence:
-    """Compare all ranks."""
+    """Compares all ranks at all moments that they share."""
     inputs = {m: inputs_at(traces, m) for m in shared_moments(traces) if m.when == "before"}
     unmatched: set[str] = set()
     return Evidence(traces, list(comparisons(traces, unmatched)), inputs, unmatched)
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 0 and 1``, ``ranks 0, 1 and 2``."""
+    """Formats ranks: ``rank 1``, ``ranks 0 and 1``, ``ranks 0, 1 and 2``."""
     words = [str(rank) for rank in ranks]
     text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     return f"rank{'s' if len(words) > 1 else ''} {text}"
 
 
 def difference(evidence: Evidence, c: Comparison) -> str:
-    """``ranks 0 and 1 differ from optimiser step 1 in 12 of 12 tensors, first …, largest relative difference …``."""
+    """Formats ``ranks 0 and 1 differ from optimiser step 1 in 12 of 12 tensors, first …, largest relative …``."""
     who = listed([min(t.rank for t in evidence.traces), *c.ranks])
     optimizer = of_optimizer(evidence, c.moment.optimizer)
     since = f"from optimiser step {c.moment.step}{optimizer}" if c.moment.when != "end" else "at the end"
@@ -137,17 +140,17 @@ def difference(evidence: Evidence, c: Comparison) -> str:
 
 
 def figures(c: Comparison) -> dict[str, Any]:
-    """A comparison as details of a finding."""
+    """Returns a comparison as the details of a finding."""
     relative = c.relative if math.isfinite(c.relative) else None
     where = {"step": c.moment.step, "optimizer": c.moment.optimizer, "ranks": list(c.ranks)}
     return where | {"tensors": list(c.differing), "of": c.compared, "largest_relative_difference": relative}
 
 
 def fault(kind: str, text: str, advice: str, details: dict[str, Any] | None = None) -> Finding:
-    """A fault whose cause and fix are known by a word."""
+    """Makes a fault with the cause and the fix that :mod:`lockstep.doctor.judge.advice` holds for a word."""
     return Finding(kind, FAULT, text, CAUSES[advice], FIXES[advice], details or {})
 
 
 def of_optimizer(evidence: Evidence, optimizer: int) -> str:
-    """Names an optimiser by the order of their first steps, from 1; nothing if it is the only one."""
+    """Returns `` of optimiser N``, numbered from 1 in the order of first steps; "" if there is only one."""
     return f" of optimiser {optimizer + 1}" if len(evidence.optimizers) > 1 else ""

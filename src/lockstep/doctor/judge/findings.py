@@ -1,4 +1,4 @@
-"""Finds what is wrong with the script in what its optimisers' steps left, the worst first."""
+"""Finds what is wrong with the script in what its optimisers' steps recorded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROUNDING = 1e-4
 
 
 def gradient_finding(evidence: Evidence) -> Finding | None:
-    """Gradients that differ before the step, and aren't reduced by it."""
+    """Finds gradients that differ before a step and that the step doesn't reduce."""
     unequal = [c for c in evidence.of("gradients") if c.differing]
     unreduced = [c for c in unequal if not evidence.reduced_in_step(c.moment.optimizer)]
     found = min(unreduced, key=lambda c: c.moment.step, default=None)
@@ -42,7 +42,7 @@ def gradient_finding(evidence: Evidence) -> Finding | None:
 
 
 def _why(evidence: Evidence, found: Comparison) -> tuple[str, str]:
-    """Why gradients differ, as a word of the advice, and what to call it."""
+    """Returns why gradients differ, as a word of the advice, and the text for it."""
     own, ddp, never = found.moment.optimizer, "ddp" in evidence.wrappers, "gradients are never reduced"
     some = "some gradients are never reduced"
     equal = [c for c in evidence.of("gradients") if c.moment.optimizer == own and c.equal and c.nonzero]
@@ -77,7 +77,7 @@ def _why(evidence: Evidence, found: Comparison) -> tuple[str, str]:
 
 
 def _required_by_some(evidence: Evidence, found: Comparison) -> set[str]:
-    """Names of an optimiser's parameters that require gradients on some ranks and not on others, at a moment."""
+    """Returns the names of parameters that require gradients on some ranks only, at a comparison's moment."""
     fixed = []
     for trace in evidence.traces:
         names = trace.names.get(found.moment.optimizer, {})
@@ -86,14 +86,14 @@ def _required_by_some(evidence: Evidence, found: Comparison) -> set[str]:
 
 
 def _outside_ddp(evidence: Evidence, optimizer: int) -> set[str]:
-    """Names of an optimiser's parameters that no module in DDP holds."""
+    """Returns the names of an optimiser's parameters that no module in DDP holds."""
     first = evidence.traces[0]
     names, wrapped = first.names.get(optimizer, {}), first.wrapped.get(optimizer, set())
     return {told(place, names) for place in names if place not in wrapped}
 
 
 def start_finding(evidence: Evidence) -> Finding | None:
-    """Parameters that differ before the first step."""
+    """Finds parameters that differ before the first step."""
     if (found := evidence.first_difference("parameters", "before")) is None:
         return None
     text = f"parameters differ before the first step: {difference(evidence, found).replace(' from ', ' before ')}"
@@ -101,7 +101,7 @@ def start_finding(evidence: Evidence) -> Finding | None:
 
 
 def rate_finding(evidence: Evidence) -> Finding | None:
-    """Learning rates that differ before ranks took different numbers of steps."""
+    """Finds learning rates that differ before ranks took different numbers of steps."""
     for optimizer in evidence.optimizers:
         step = first_rate_difference(evidence.traces, optimizer, evidence.parted)
         if step is not None:
@@ -116,7 +116,7 @@ def rate_finding(evidence: Evidence) -> Finding | None:
 
 
 def parameter_finding(evidence: Evidence) -> Finding | None:
-    """Parameters or moments that differ though what leads to them doesn't."""
+    """Finds parameters or moments that differ although gradients, start and settings are equal."""
     for kind, advice in (("parameters", "diverged"), ("moments", "moments")):
         found = evidence.first_difference(kind, "after")
         if found is not None:
@@ -125,9 +125,9 @@ def parameter_finding(evidence: Evidence) -> Finding | None:
 
 
 def _end_finding(evidence: Evidence) -> Finding | None:
-    """Parameters or moments that differ when the script ended, and at no compared step.
+    """Finds parameters or moments that differ at the script's end but at no compared step.
 
-    If the last step of all was compared, the training isn't concerned.
+    If the very last step was compared, training isn't affected, and the finding is only a note.
     """
     found = evidence.first_difference("parameters", "end") or evidence.first_difference("moments", "end")
     if found is None:
@@ -140,7 +140,7 @@ def _end_finding(evidence: Evidence) -> Finding | None:
 
 
 def normalizer_finding(evidence: Evidence) -> Finding | None:
-    """Running statistics of observations or rewards that differ."""
+    """Finds running statistics of observations or rewards that differ."""
     if (found := evidence.first_difference("normalizers")) is None:
         return None
     text = f"normalisers drift apart: statistics of {difference(evidence, found)}"
@@ -148,13 +148,13 @@ def normalizer_finding(evidence: Evidence) -> Finding | None:
 
 
 def buffer_finding(evidence: Evidence) -> Finding | None:
-    """Buffers that differ: a fault, unless DDP replaces them by rank 0's before each forward pass."""
+    """Finds buffers that differ: a fault, unless DDP replaces them by rank 0's before each forward pass."""
     unequal = [c for c in evidence.of("buffers") if c.differing]
     if not unequal:
         return None
     checks = [c for trace in evidence.traces for moment, c in trace.checks.items() if moment.when == "after"]
     sent = {name for check in checks for name in check.facts.get("broadcast", ())}
-    works = evidence.first_difference("gradients") is None  # and so DDP's forward is used
+    works = evidence.first_difference("gradients") is None  # so the loss goes through DDP's forward
     own = [c for c in unequal if not (works and set(c.differing) <= sent)]
     if own:
         text = f"buffers drift apart: {difference(evidence, own[0])}"
@@ -168,7 +168,7 @@ def buffer_finding(evidence: Evidence) -> Finding | None:
 
 
 def step_finding(evidence: Evidence, cut: bool) -> Finding | None:
-    """Different numbers of optimiser steps, within a phase or in all; ``cut``: ranks were stopped, or failed."""
+    """Finds different numbers of optimiser steps, within a phase or in all; ``cut``: ranks were stopped or failed."""
     traces = evidence.traces
     for optimizer in evidence.optimizers:
         phase = uneven_phase(traces, optimizer)
@@ -190,9 +190,9 @@ def step_finding(evidence: Evidence, cut: bool) -> Finding | None:
 
 
 def _who_looks_in_between(evidence: Evidence, optimizer: int, cut: bool) -> int | None:
-    """The rank with phases of its own within the others', where all took equally many steps or they were ``cut`` short.
+    """Returns the rank with additional phases, if all ranks took equally many steps or were ``cut`` short; else None.
 
-    Of ranks that end their epochs by values of their own one has taken fewer steps in the end, or waits.
+    If ranks ended their epochs by their own values instead, one would have taken fewer steps in the end, or waited.
     """
     traces = evidence.traces
     equal = len({trace.steps.get(optimizer, 0) for trace in traces}) == 1 and all(t.finished for t in traces)
@@ -200,10 +200,10 @@ def _who_looks_in_between(evidence: Evidence, optimizer: int, cut: bool) -> int 
 
 
 def phases_finding(evidence: Evidence, cut: bool) -> Finding | None:
-    """Forward passes without gradients that one rank makes often and the others don't, between two steps.
+    """Finds a rank that often makes forward passes without gradients between two steps, when others don't.
 
-    Of ranks that were ``cut`` short, as they were stopped or failed, it can't be told from epochs that all but one
-    always end early, after equally many steps.
+    If ranks were ``cut`` short (stopped or failed), this looks the same as one rank that always ends its epochs before
+    the others do, so it is only a doubt.
     """
     for optimizer in evidence.optimizers:
         who = _who_looks_in_between(evidence, optimizer, cut)
@@ -219,7 +219,7 @@ def phases_finding(evidence: Evidence, cut: bool) -> Finding | None:
 
 
 def data_finding(evidence: Evidence) -> Finding | None:
-    """Data of an optimiser that are the same on every rank at every compared step."""
+    """Finds an optimiser whose data are the same on every rank at every compared step."""
     for optimizer in evidence.optimizers:
         words = [word for moment, word in evidence.inputs.items() if moment.optimizer == optimizer]
         seen = [word for word in words if word != "unseen"]
@@ -232,7 +232,7 @@ def data_finding(evidence: Evidence) -> Finding | None:
 
 
 def no_evidence_finding(evidence: Evidence) -> Finding | None:
-    """Finds why it can't be said that gradients are reduced, where none of the others says it."""
+    """Finds why it can't be told whether gradients are reduced, if no other finding says so."""
     if not any(steps for trace in evidence.traces for steps in trace.steps.values()):
         return Finding("no_steps", DOUBT, "no optimiser step was seen", "the script doesn't train with a torch.optim "
                        "optimiser in the ranks' own processes, or ended before its first step")  # fmt: skip
@@ -241,7 +241,7 @@ def no_evidence_finding(evidence: Evidence) -> Finding | None:
 
 
 def _unproved(evidence: Evidence, optimizer: int) -> Finding | None:
-    """Finds why it can't be said of one optimiser; None if it can, or if gradients differ or data are equal."""
+    """Finds why it can't be told of one optimiser; None if it can, or if gradients differ or data are equal."""
     gradients = [c for c in evidence.of("gradients") if c.moment.optimizer == optimizer]
     whose = of_optimizer(evidence, optimizer)
     words = {word for moment, word in evidence.inputs.items() if moment.optimizer == optimizer}
@@ -266,7 +266,7 @@ def _unproved(evidence: Evidence, optimizer: int) -> Finding | None:
 
 
 def step_reduction_finding(evidence: Evidence) -> Finding | None:
-    """Optimisers that reduce gradients themselves."""
+    """Notes that an optimiser reduces gradients itself."""
     own = [o for o in evidence.optimizers if evidence.reduced_in_step(o)]
     if not own:
         return None
@@ -275,7 +275,7 @@ def step_reduction_finding(evidence: Evidence) -> Finding | None:
 
 
 def sharded_finding(evidence: Evidence) -> Finding | None:
-    """Tells what was compared of parameters of which each rank holds another part."""
+    """Finds sharded parameters that differ once gathered; if none do, notes what of them was compared."""
     sharded = [c for c in evidence.of("parameters") if c.sharded]
     if not sharded and "fsdp1" not in evidence.wrappers:
         return None

@@ -1,4 +1,4 @@
-"""Matches ranks' normalisers with one another by what is stable: where the script holds them, their class and shape."""
+"""Matches normalisers between ranks by class and attribute, or by where the script holds them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from lockstep.doctor.judge.traces import Kept, Part
 
 Parts = Mapping[int, Part]
-"""Normalisers' statistics of every rank: by class and attribute, the place in brackets, and the statistic."""
+"""Normalisers' statistics by rank, then by name: class and attribute, the place in brackets, the statistic."""
 
 
 def _base(name: str) -> str:
-    """``VecNormalize.obs_rms`` of ``VecNormalize.obs_rms (main.env).mean`` and of ``VecNormalize.obs_rms#2.mean``."""
+    """Returns ``VecNormalize.obs_rms`` for ``VecNormalize.obs_rms (main.env).mean`` or ``….obs_rms#2.mean``."""
     return name.rpartition(".")[0].partition(" (")[0].partition("#")[0]
 
 
@@ -21,11 +21,11 @@ def _statistic(name: str) -> str:
 
 
 def match_normalizers(parts: Parts, unplaced: Mapping[int, set[str]]) -> tuple[dict[int, Part], list[str]]:
-    """Returns every rank's statistics by names that mean the same on all ranks; and classes that can't be matched.
+    """Returns every rank's statistics by names that mean the same on all ranks, and classes that can't be matched.
 
-    One of its class and attribute on every rank is matched by these, others by their places. Of those without a place
-    nobody knows which is which: they are no difference if every rank has the same ones in some order, and can't be
-    matched if not. What one rank alone has (an evaluation's) is its own.
+    A normaliser that is the only one of its class and attribute on every rank is matched by these, others by place.
+    Normalisers without a place can't be told apart: if every rank has the same values in some order, they are equal; if
+    not, they can't be matched. Normalisers that only one rank has (for an evaluation) are ignored.
     """
     counts = {rank: Counter(_base(name) for name in part if _statistic(name) == _first(part, name))
               for rank, part in parts.items()}  # fmt: skip
@@ -44,13 +44,13 @@ def match_normalizers(parts: Parts, unplaced: Mapping[int, set[str]]) -> tuple[d
 
 
 def _first(part: Part, name: str) -> str:
-    """The statistic by which a normaliser is counted once."""
+    """Returns a normaliser's first statistic by name, so that each normaliser is counted once."""
     owner = name.rpartition(".")[0]
     return min(_statistic(other) for other in part if other.rpartition(".")[0] == owner)
 
 
 def _explained(base: str, parts: Parts, matched: Mapping[int, Part]) -> bool:
-    """Whether all of a class have partners, or the same numbers, or are one rank's own."""
+    """Returns whether all normalisers of a class have partners, hold the same numbers, or are on one rank only."""
     shared = set.intersection(*(set(part) for part in matched.values()))
     left = {
         rank: Counter(_numbers(name, kept) for name, kept in part.items() if _base(name) == base and name not in shared)

@@ -1,4 +1,4 @@
-"""Finds what no optimiser's step shows: models that aren't trained, ranks that never step, states that were loaded."""
+"""Finds what optimiser steps don't show: untrained models, ranks that never step, settings and loaded states."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lockstep.doctor.judge.evidence import (
 from lockstep.doctor.judge.traces import RankTrace
 
 IMPLEMENTATIONS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Settings of how a step is computed, which may be chosen by the device."""
+"""Settings that only choose an implementation of the step, which may depend on the device."""
 
 
 def frozen_finding(evidence: Evidence) -> Finding | None:
-    """Parameters that no optimiser updates and that differ: from the first step on a fault, later opponents perhaps."""
+    """Finds differing parameters that no optimiser updates: a fault from the first step, later only a doubt."""
     found = evidence.first_difference("frozen")
     if found is None:
         return None
@@ -36,7 +36,7 @@ def frozen_finding(evidence: Evidence) -> Finding | None:
 
 
 def settings_finding(evidence: Evidence) -> Finding | None:
-    """Settings of optimisers, but for the learning rate, that differ between ranks that take steps."""
+    """Finds settings of optimisers, except learning rates, that differ between ranks that take steps."""
     for optimizer in evidence.optimizers:
         groups = {t.rank: t.settings[optimizer] for t in evidence.traces if optimizer in t.settings}
         first = next(iter(groups.values()), [])
@@ -56,7 +56,7 @@ def _setting(groups: Sequence[Mapping[str, Any]], number: int, name: str) -> Any
 
 
 def loaded_finding(evidence: Evidence) -> Finding | None:
-    """An optimiser's state before its first step that isn't the same on all ranks."""
+    """Finds an optimiser whose state before its first step isn't the same on all ranks."""
     for optimizer in evidence.optimizers:
         counts = {t.rank: t.loaded[optimizer] for t in evidence.traces if optimizer in t.loaded}
         whose = of_optimizer(evidence, optimizer)
@@ -72,7 +72,7 @@ def loaded_finding(evidence: Evidence) -> Finding | None:
 
 
 def unmatched_finding(evidence: Evidence) -> Finding | None:
-    """Normalisers of which nobody knows which rank's belongs to which."""
+    """Finds normalisers that differ and can't be matched between ranks."""
     if not evidence.unmatched:
         return None
     names = ", ".join(sorted(evidence.unmatched))
@@ -81,7 +81,7 @@ def unmatched_finding(evidence: Evidence) -> Finding | None:
 
 
 def unknown_finding(evidence: Evidence) -> Finding | None:
-    """Objects that look like normalisers, and weren't compared."""
+    """Notes objects that look like normalisers and weren't compared."""
     names = sorted(set().union(*(trace.unknown for trace in evidence.traces)))
     if not names:
         return None
@@ -90,7 +90,7 @@ def unknown_finding(evidence: Evidence) -> Finding | None:
 
 
 def blindness_finding(traces: Sequence[RankTrace]) -> Finding | None:
-    """Errors of the doctor's own, because of which something wasn't compared."""
+    """Finds errors of the doctor's own, because of which something wasn't compared."""
     failed = {trace.rank: trace.failures for trace in traces if trace.failures}
     if not failed:
         return None
@@ -99,14 +99,15 @@ def blindness_finding(traces: Sequence[RankTrace]) -> Finding | None:
 
 
 def stepping(traces: Sequence[RankTrace]) -> list[RankTrace]:
-    """Ranks that take optimiser steps."""
+    """Returns the ranks that take optimiser steps."""
     return [trace for trace in traces if any(trace.steps.values())]
 
 
 def server_finding(traces: Sequence[RankTrace]) -> Finding | None:
-    """Some ranks take all steps: they are one agent with the others if these have their parameters in every phase.
+    """Judges whether ranks that never step have the stepping ranks' parameters at the beginning of every phase.
 
-    Whether several that step are one agent is not for this to say; the first one stands for them.
+    None if all ranks step, or none. The first stepping rank stands for all of them; whether these are one agent among
+    themselves isn't judged here.
     """
     servers = [trace.rank for trace in stepping(traces)]
     others = [trace for trace in traces if trace.rank not in servers]
@@ -138,7 +139,7 @@ def server_finding(traces: Sequence[RankTrace]) -> Finding | None:
 def _first_unlike(
     server: RankTrace, traces: Sequence[RankTrace], phase: int, trained: Container[str]
 ) -> tuple[int, str, int, int] | None:
-    """The first rank with other parameters than the server's; a tensor's name, how many differ, and of how many."""
+    """Returns the first rank that differs from the server, the first tensor, how many differ, and of how many."""
     for trace in traces:
         shared = [name for name in server.models[phase] if name in trained and name in trace.models[phase]]
         unlike = [name for name in shared if trace.models[phase][name] != server.models[phase][name]]

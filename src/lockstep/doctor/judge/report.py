@@ -1,4 +1,4 @@
-"""Writes the report: one screen, the verdict first."""
+"""Formats the report on one screen, with the verdict first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 110
 
 
 def screen(diagnosis: Diagnosis, program: str) -> str:
-    """The report as text."""
+    """Returns the report as text."""
     lines = ["", *_wrapped(f"{diagnosis.verdict}: {diagnosis.reason}"), ""]
     for finding in diagnosis.findings:
         lines += _finding_lines(finding, headline=finding.text == diagnosis.reason)

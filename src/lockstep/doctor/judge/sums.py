@@ -11,14 +11,14 @@ from lockstep.doctor.judge.evidence import NOTE, Evidence, Finding, of_optimizer
 from lockstep.doctor.judge.traces import Kept, Moment, Part, RankTrace
 
 CLOSE = 1e-3
-"""So far off a multiple may be by rounding."""
+"""The largest relative deviation that is taken for rounding."""
 
 
 def summed_finding(evidence: Evidence) -> Finding | None:
-    """Gradients that are as many times the ranks' mean as there are ranks: their sum.
+    """Notes gradients that are ``ranks`` times the ranks' mean, so their sum.
 
-    A step whose gradients were clipped afterwards shows another multiple, and says nothing. That the loss was divided
-    beforehand, which makes a sum right, can't be seen.
+    Steps whose gradients were clipped afterwards show another multiple and don't count. Whether the loss was divided
+    beforehand, which would make a sum right, can't be seen.
     """
     ranks = len(evidence.traces)
     for optimizer, (averaged, steps) in _judged(evidence).items():
@@ -30,13 +30,13 @@ def summed_finding(evidence: Evidence) -> Finding | None:
 
 
 def sums_seen(evidence: Evidence) -> bool:
-    """Whether every optimiser's gradients were seen to be averaged or summed, or are DDP's or FSDP's to average."""
+    """Returns whether it is known of every optimiser if its gradients are averaged or summed (DDP and FSDP average)."""
     wrapped = all(set(trace.names[o]) == trace.wrapped[o] for trace in evidence.traces for o in trace.names)
     return (bool(evidence.wrappers) and wrapped) or all(any(counts) for counts in _judged(evidence).values())
 
 
 def _judged(evidence: Evidence) -> dict[int, tuple[int, int]]:
-    """At how many steps of each optimiser reduced gradients were the ranks' mean, and at how many their sum."""
+    """Counts, by optimiser, the steps at which reduced gradients were the ranks' mean, and those with their sum."""
     ranks = len(evidence.traces)
     reduced = [c for c in evidence.of("gradients") if c.equal and c.nonzero and evidence.inputs[c.moment] == "differ"]
     out = {}
@@ -50,7 +50,7 @@ def _judged(evidence: Evidence) -> dict[int, tuple[int, int]]:
 
 
 def _multiple(traces: Sequence[RankTrace], moment: Moment) -> float | None:
-    """By what all ranks' mean gradient was multiplied before a step; None if it was changed otherwise, or not seen."""
+    """Returns the factor between the ranks' mean gradient and the stepped one; None if unseen or changed otherwise."""
     parts = [trace.checks[moment].parts for trace in traces]
     if not all("own" in part and "stepped" in part for part in parts):
         return None
@@ -67,9 +67,9 @@ def _multiple(traces: Sequence[RankTrace], moment: Moment) -> float | None:
 
 
 def _pairs(own: Sequence[Part], stepped: Mapping[str, Kept]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of each gradient that every rank has: the ranks' mean, and what the step was given.
+    """Yields, for each gradient that every rank has, the ranks' mean and what the step was given.
 
-    Not of those that are equal on all ranks: hooks of the script's own have reduced them within ``backward``.
+    Gradients that are equal on all ranks are left out: the script's own hooks have reduced them within ``backward``.
     """
     for place, kept in stepped.items():
         each = [part[place].numbers for part in own if place in part]

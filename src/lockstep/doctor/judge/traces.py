@@ -1,4 +1,4 @@
-"""Reads back what the ranks left: one trace per rank."""
+"""Reads what the ranks recorded: one trace per rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lockstep.doctor.watch.side_store import BROKEN, SideReader, array_at, rank_
 
 
 class Kept(NamedTuple):
-    """Keeps some numbers of a tensor's elements: all, or a sample and a digest of all.
+    """What is kept of a tensor: all its numbers, or a sample of them and a digest of all.
 
-    ``shards`` is the number of ranks it is sharded over, 0 for one that every rank holds wholly.
+    ``shards`` is the number of ranks it is sharded over, 1 if unknown; 0 if every rank holds all of it.
     """
 
     numbers: np.ndarray
@@ -26,11 +26,11 @@ class Kept(NamedTuple):
 
 
 Part = Mapping[str, Kept]
-"""Tensors of one kind at one step of one rank: an optimiser's by place (``0.2``, ``0.2.exp_avg``), others by name."""
+"""Tensors of one kind at one step of one rank: by place in the optimiser (``0.2``, ``0.2.exp_avg``) or by name."""
 
 
 class Moment(NamedTuple):
-    """Names when something was looked at: ``when`` is ``before`` or ``after`` a step (from 1), or ``end``."""
+    """A moment at which tensors were recorded: ``when`` is ``before`` or ``after`` a step (from 1), or ``end``."""
 
     optimizer: int
     step: int
@@ -39,7 +39,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """One rank at one moment: its tensors, and what else was noted."""
+    """What one rank recorded at one moment: its tensors, and other facts."""
 
     parts: Mapping[str, Part]
     facts: Mapping[str, Any]
@@ -47,26 +47,28 @@ class Check:
 
 @dataclass
 class RankTrace:
-    """Tells one rank's whole story.
+    """All that one rank recorded; dictionaries with int keys are by optimiser, except ``models``.
 
     Attributes:
-        rates: learning rates of an optimiser's groups, with the number of steps taken when they came to be.
-        boundaries: numbers of steps an optimiser had taken when each rollout phase began; ``steps`` in the end.
-        names: of an optimiser's parameters in their modules, by their places ``group.number`` in the optimiser.
-        wrapped: places in the optimiser of parameters that DDP was given.
+        rates: learning rates of the groups, with the number of steps taken when they were set.
+        boundaries: numbers of steps taken when each rollout phase began.
+        steps: numbers of steps taken in the end.
+        names: names of parameters in their modules, by place ``group.number`` in the optimiser.
+        wrapped: places of the parameters that DDP was given.
         by_parts: optimisers that held the rank's part of a model's parameters.
-        settings: of an optimiser's groups, but for the learning rate.
-        loaded: tensors that an optimiser's state held before its first step.
+        settings: settings of the groups, except learning rates.
+        loaded: how many tensors the state held before the first step.
         models: digests of all models' parameters by name, by the phase (from 1) at whose beginning they were taken.
         unplaced: names of normalisers that can't be matched with other ranks'.
         unknown: classes of objects that may keep statistics and weren't compared.
         failures: errors of the doctor's own.
-        broken: lines that were written in part.
-        wrappers: DDP, FSDP as found in the process; ``libraries`` whose models are trained.
-        state: how the rank fared when it last said so, or when its script ended.
-        end: what the script's end was: exception, seconds; None if it never came to one.
-        exit_code: of the process, negative for a signal; None if unknown.
-        ended_at: when the process ended, in seconds of the epoch; None for one that was ended.
+        broken: number of lines that were written only in part.
+        wrappers: DDP and FSDP, as found in the process.
+        libraries: libraries whose models are trained.
+        state: the rank's last state, updated by the script's end.
+        end: how the script ended: exception, seconds; None if it didn't.
+        exit_code: the process's exit code, negative for a signal; None if unknown.
+        ended_at: when the process ended, in seconds of the epoch; None if it was ended.
     """
 
     rank: int
@@ -93,23 +95,23 @@ class RankTrace:
 
     @property
     def finished(self) -> bool:
-        """Whether the script came to its end by itself and without an error; its process may have been ended then."""
+        """Whether the script ended by itself and without an error, even if its process was killed afterwards."""
         return self.end is not None and "error" not in self.end and self.exit_code in (0, None)
 
     @property
     def acts(self) -> bool:
-        """Whether the rank could never step: it made no optimiser, or has no PyTorch."""
+        """Whether the rank can't step: it made no optimiser, or hasn't loaded PyTorch."""
         return not self.state.get("made_optimizer", self.state.get("torch", True))
 
     @property
     def lost(self) -> bool:
-        """Whether something that the rank saw wasn't written; its process may have ended well all the same."""
+        """Whether something that the rank saw wasn't written, even if its process ended well."""
         unended = self.exit_code == 0 and self.end is None and bool(self.state or self.checks)
         return unended or bool(self.broken or self.state.get("lost"))
 
 
 def read_traces(directory: Path, ranks: Sequence[int]) -> list[RankTrace]:
-    """Reads what each rank left; a rank that left nothing has an empty trace."""
+    """Reads what each rank recorded; a rank that recorded nothing has an empty trace."""
     return [_read_trace(SideReader(rank_directory(directory, rank)), rank) for rank in ranks]
 
 
@@ -155,7 +157,7 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
 
 
 def _add_run(trace: RankTrace, optimizer: int, run: Run) -> None:
-    """Add what is new of a run: the newest may have been written before it was complete, and again."""
+    """Adds the numbers of a run that are new: a run may be written again when it has grown."""
     known = trace.boundaries.setdefault(optimizer, [])
     known += [number for number in numbers_of(run) if not known or number > known[-1]]
 

@@ -1,1 +1,1 @@
-"""Watches a script from inside its ranks."""
+"""Watches a script from inside its ranks and records what they hold."""

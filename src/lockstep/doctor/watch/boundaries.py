@@ -1,16 +1,16 @@
-"""Keeps the numbers of steps at which phases began in a few words: those at equal distances are one run."""
+"""Compresses the numbers of steps at which phases began: numbers at equal distances are one run."""
 
 from __future__ import annotations
 
 Run = list[int]
-"""The first number of a run, the distance of two of them, and how many they are."""
+"""A run of numbers: the first, the distance between neighbours, and how many there are."""
 
 
 class Boundaries:
-    """Growing numbers, of which only the newest run is kept: older ones are given away.
+    """Splits a growing sequence into runs and keeps only the newest; :meth:`add` returns each run that ends.
 
     Attributes:
-        run: the newest; empty while there is no number.
+        run: the newest run; empty while there is no number.
         last: the last number; 0 while there is none.
     """
 
@@ -19,7 +19,7 @@ class Boundaries:
         self.last = 0
 
     def add(self, number: int) -> Run:
-        """Add a number if it isn't the last one; gives the run that it ended, if any."""
+        """Adds a number unless it equals the last one; returns the run that it ended, else an empty one."""
         ended: Run = []
         if not self.run:
             self.run = [number, 0, 1]
@@ -34,7 +34,7 @@ class Boundaries:
 
 
 def numbers_of(run: Run) -> list[int]:
-    """All numbers of a run."""
+    """Returns all numbers of a run."""
     if not run:
         return []
     first, distance, count = run

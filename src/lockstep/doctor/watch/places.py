@@ -1,4 +1,4 @@
-"""Finds where a script holds an object: by names that, unlike ``id``, are the same on every rank."""
+"""Finds the names under which a script holds objects: unlike ``id``, they are the same on every rank."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from typing import Any
 MOST_VISITED = 200_000
 DEEPEST = 8
 MOST_ITEMS = 1024
-"""A container's first items are looked at: normalisers and models aren't kept by the thousand."""
+"""Only this many items of a container are searched: scripts don't keep normalisers or models by the thousand."""
 _OURS = 3
-"""References to a frame's variables of which none is the script's: the frame's, ours, and one to count them by."""
+"""References to a frame's variables that aren't the script's: the frame's, ours, and ``getrefcount``'s argument."""
 _LEAVES = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 _FOREIGN = ("site-packages", "dist-packages", "lib/python", "<frozen", "<string>")
 
 
 def find_places(wanted: Collection[int], frame: types.FrameType | None) -> dict[int, str]:
-    """Names the place of each wanted object, by ``id``: ``main.env.obs_rms``, ``agent.critics[1]``.
+    """Returns the place of each wanted object, by ``id``: ``main.env.obs_rms``, ``agent.critics[1]``.
 
-    It is the shortest path of attributes, keys and indices from a variable of the script's own modules, ``__main__``
-    first, or of the functions that ``frame`` is called by. Objects that are held in another
-    way have none.
+    A place is the shortest path of attributes, keys and indices from a variable of the script's own modules
+    (``__main__`` first) or of the functions that called ``frame``. Objects that are held in other ways are left out.
     """
     left, found = set(wanted), {}
     seen: set[int] = set()
@@ -48,7 +47,7 @@ def _search(variables: Iterable[tuple[str, Any]], left: set[int], found: dict[in
 
 
 def _namespaces(frame: types.FrameType | None) -> Iterator[list[tuple[str, Any]]]:
-    """Variables and their names, those first that live longest: of modules, then of functions from the outermost on."""
+    """Yields names and variables, the longest-lived first: modules', then functions' from the outermost inwards."""
     modules = dict(sys.modules)
     mine = [name for name, module in modules.items() if _own(getattr(module, "__file__", None))]
     for name in sorted(mine, key=lambda name: (name != "__main__", name)):
@@ -66,10 +65,10 @@ def _namespaces(frame: types.FrameType | None) -> Iterator[list[tuple[str, Any]]
 
 
 def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
-    """A function's variables as they are now; the frame holds no copies of them afterwards.
+    """Returns a function's variables as they are now, and leaves no copies of them in the frame.
 
-    Before Python 3.13 ``f_locals`` is a dictionary that a frame keeps, and ``locals()`` gives the same one away: copies
-    are taken out where nobody else has it. Names that ``exec`` made there are in no other place, and stay.
+    Before Python 3.13 the frame keeps the dictionary ``f_locals``, which ``locals()`` returns as well. If nobody else
+    holds it, the variables are removed from it again. Names that ``exec`` made exist only there, and stay.
     """
     held = frame.f_locals
     found = list(held.items())
@@ -81,12 +80,12 @@ def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
 
 
 def _own(file: str | None) -> bool:
-    """Whether a file is the script's or its author's, and no library's."""
+    """Returns whether a file is the script's or its author's, not a library's or the doctor's."""
     return file is not None and not any(part in file for part in _FOREIGN) and "/lockstep/doctor/" not in file
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """An object's parts, each with the step of a path that leads there."""
+    """Yields an object's parts, each with the step of the path that leads to it."""
     if isinstance(thing, dict):
         for key, value in list(thing.items())[:MOST_ITEMS]:
             if isinstance(key, (str, int)):
@@ -117,7 +116,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(thing: Any) -> Mapping[str, Any]:
-    """Gives an object's own attributes, without calling anything of its class."""
+    """Returns an object's ``__dict__`` without calling anything of its class; empty if it has none."""
     try:
         found = object.__getattribute__(thing, "__dict__")
     except (AttributeError, TypeError):

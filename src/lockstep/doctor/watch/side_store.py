@@ -1,7 +1,7 @@
-"""Keeps what the doctor compares: files, one directory per rank. No rank ever waits for another here.
+"""Stores what the doctor compares in files, one directory per rank; no rank ever waits for another here.
 
-A rank's ``events.jsonl`` holds objects, its ``values.bin`` the numbers that they point to; ``state.json`` says how it
-fares now. Whatever a rank wrote stays readable when it dies.
+A rank's ``events.jsonl`` holds events, ``values.bin`` the numbers that they point to, and ``state.json`` its current
+state. What a rank has written stays readable if it dies.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ ENDED = "ended.json"
 LEFT = "left"
 VERDICT = "verdict.json"
 BROKEN = "broken"
-"""Kind of an event of which only a part was written."""
+"""The kind given to an event of which only a part was written."""
 OPTIMIZED = frozenset({"parameters", "gradients", "moments"})
-"""Kinds of tensors that are known by their places in the optimiser."""
+"""Kinds of tensors that are identified by their places in the optimiser."""
 
 BETWEEN_WORDS = ","
-"""Stands between words of data."""
+"""Separates the words that stand for the data of forward passes."""
 
 
 def rank_directory(directory: Path, rank: int) -> Path:
-    """Names the directory in which a rank writes."""
+    """Returns the directory that a rank writes to."""
     return directory / f"rank_{rank}"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a small file at once: a reader sees the old one or the new one."""
+    """Replaces a small file atomically: a reader sees the old content or the new."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(json.dumps(content))
     os.replace(temporary, path)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Reads what :func:`write_json` wrote, or None if there is nothing."""
+    """Reads what :func:`write_json` wrote; None if there is no readable file."""
     with suppress(OSError, ValueError):
         return json.loads(path.read_text())
     return None
 
 
 class SideWriter:
-    """One rank's part of the store. ``add`` only remembers; :meth:`flush`, called by another thread, writes."""
+    """Writes one rank's part of the store: :meth:`add` only queues, :meth:`flush` writes, called by another thread."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self.path = rank_directory(directory, rank)
@@ -63,16 +63,16 @@ class SideWriter:
         self._lost = False
 
     def add(self, event: dict[str, Any], arrays: list[tuple[dict[str, Any], np.ndarray]] | None = None) -> None:
-        """Remember an event, and float32 or float64 vectors, each with the part of the event that is to point to it."""
+        """Queues an event and float32 or float64 vectors, each with the part of the event that will point to it."""
         if not self._lost:
             self._pending.append((event, arrays or []))
 
     def flush(self) -> None:
-        """Write what was remembered; from the first time on that it can't be, nothing more is."""
+        """Writes what is queued; after a first failure nothing more is written."""
         if not self._lost:
             try:
                 self._flush()
-            except OSError:  # no room any more, or the store is gone: the script is not to notice
+            except OSError:  # the disk is full or the store is gone; the script must not fail for it
                 self._lost = True
                 self._pending.clear()
 
@@ -88,35 +88,35 @@ class SideWriter:
                 events.write(json.dumps(event) + "\n")
 
     def state(self, content: dict[str, Any]) -> None:
-        """Say how this rank fares, and whether what it saw could be written, if that can be written."""
+        """Replaces this rank's state, marked ``lost`` if events could not be written; ignores a failure to write it."""
         with self._lock, suppress(OSError):
             write_json(self.path / STATE, content | ({"lost": True} if self._lost else {}))
 
 
 @dataclass
 class SideReader:
-    """Reads what a rank left in its directory."""
+    """Reads what a rank wrote to its directory."""
 
     path: Path
 
     def events(self) -> list[dict[str, Any]]:
-        """All events in order, but for the last if it is being written; for one that is broken that it is."""
+        """Returns all complete lines in order as events; a damaged one has the kind :data:`BROKEN`."""
         with suppress(OSError):
             lines = (self.path / EVENTS).read_text(errors="replace").split("\n")
             return [_event(line) for line in lines[:-1]]
         return []
 
     def values(self) -> np.ndarray:
-        """The bytes that events point to, uint8."""
+        """Returns the bytes that events point to, uint8 ``[bytes]``."""
         file = self.path / VALUES
         return np.memmap(file, np.uint8, "r") if file.is_file() and file.stat().st_size else np.empty(0, np.uint8)
 
     def state(self) -> dict[str, Any]:
-        """Reads how the rank fared when it last said so."""
+        """Returns the rank's last state; empty if it wrote none."""
         return read_json(self.path / STATE) or {}
 
     def ended(self) -> dict[str, Any] | None:
-        """Reads how its process ended, None while it runs: written by who watches over it."""
+        """Returns how the rank's process ended, as its supervisor wrote it; None while it runs."""
         return read_json(self.path / ENDED)
 
 
@@ -128,7 +128,7 @@ def _event(line: str) -> dict[str, Any]:
 
 
 def array_at(part: dict[str, Any], values: np.ndarray) -> np.ndarray:
-    """The vector that an event's part points to."""
+    """Returns the vector that an event's part points to."""
     dtype = np.dtype(part["dtype"])
     start = part["offset"]
     return np.frombuffer(values[start : start + part["size"] * dtype.itemsize].tobytes(), dtype)

@@ -1,4 +1,4 @@
-"""Tells, from another thread, whether a rank waits for the others, by where its main thread stands."""
+"""Tells, from another thread, whether a rank waits for others, by the stack of its main thread."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ import traceback
 from types import FrameType
 
 COLLECTIVES = (os.path.join("torch", "distributed", ""), os.path.join("torch", "nn", "parallel", "distributed.py"))
-"""Parts of paths of files in which a rank waits for others."""
+"""Parts of the paths of files in which a rank waits for others."""
 STORAGE = (os.path.join("torch", "distributed", "checkpoint", ""),)
-"""There a rank reads and writes files itself; where it waits for others, a collective's own frame is further in."""
+"""Here a rank reads and writes files; if it waits for others, the frame of a collective is further in."""
 LAUNCHERS = tuple(os.path.join("torch", "distributed", *part) for part in (
     ("elastic", "multiprocessing", ""), ("elastic", "agent", ""), ("launcher", ""), ("run.py",)))  # fmt: skip
-"""These start ranks, or are a frame around all of a rank: ``@record``."""
+"""These start ranks, or wrap all of a rank's program (``@record``)."""
 BACKWARD = (os.path.join("torch", "autograd", ""),)
-"""DDP and FSDP wait inside the backward pass; but a backward pass may also be long."""
+"""DDP and FSDP wait inside the backward pass; but a backward pass may also just take long."""
 INNERMOST = 8
 LONGEST_TICK = 1.0
-"""A process that somebody stopped for a while didn't wait all that time."""
+"""The most seconds that count between two looks: a process that was suspended didn't wait all that time."""
 IDLE = 0.05
-"""A rank that uses less of a core than this isn't computing, even where many processes share it."""
+"""A rank that uses less of a core than this isn't computing, even if many processes share the core."""
 OURS = (os.path.dirname(__file__) + os.sep, "<frozen ")
 
 
 def frame_lines(frame: FrameType) -> list[str]:
-    """``file:line function`` of every frame of the script, the innermost first."""
+    """Returns ``file:line function`` of every frame of the script, the innermost first."""
     return stack_lines(traceback.extract_stack(frame))
 
 
 def stack_lines(entries: traceback.StackSummary) -> list[str]:
-    """``file:line function`` of every entry, the innermost first, without the doctor's that run the script."""
+    """Returns ``file:line function`` of every entry, the innermost first, without the doctor's own frames."""
     shown = [entry for entry in entries if not entry.filename.startswith(OURS)]
     return [f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(shown)]
 
 
 def stands_in(lines: list[str], places: tuple[str, ...]) -> bool:
-    """Whether a stack, innermost first, ends in one of some places."""
+    """Returns whether one of a stack's :data:`INNERMOST` lines is in one of some files; innermost line first."""
     return any(place in line.rpartition(":")[0] for line in lines[:INNERMOST] for place in places)
 
 
 def stands_in_collective(lines: list[str]) -> bool:
-    """Whether a stack, innermost first, ends in a collective, and not in what is done between two of them."""
+    """Returns whether a stack, innermost first, ends in a collective, not in checkpointing or a launcher."""
     near = next((line for line in lines[:INNERMOST] if stands_in([line], COLLECTIVES)), None)
     return near is not None and not stands_in([near], STORAGE + LAUNCHERS)
 
 
 def waits_for_work(lines: list[str]) -> bool:
-    """Whether the innermost line waits for a collective itself: ``work.wait()``, which has no frame of its own."""
+    """Returns whether the innermost source line calls ``.wait(``: ``work.wait()`` is C++ and has no frame."""
     place = lines[0].rpartition(" ")[0] if lines else ""
     file, _, number = place.rpartition(":")
     return number.isdecimal() and ".wait(" in linecache.getline(file, int(number))
 
 
 def own_lines(lines: list[str]) -> list[str]:
-    """The script's own frames of a stack: not libraries'."""
+    """Returns the script's own lines of a stack, without libraries'."""
     libraries = (f"{os.sep}site-packages{os.sep}", os.path.dirname(os.__file__))
     return [line for line in lines if not any(part in line for part in libraries)]
 
 
 def wakings() -> int:
-    """Counts how often the main thread has gone to sleep of its own will so far; 0 where no kernel tells."""
+    """Returns the main thread's voluntary context switches so far; 0 if the kernel doesn't tell."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/status") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt_switches"))
@@ -72,15 +72,15 @@ def wakings() -> int:
 
 
 class StillnessClock:
-    """For how long the main thread has stood in one place, a place of waiting, without any sign of life.
+    """Measures how long the main thread has waited in one place without a sign of life.
 
-    The place is told by frames and their next instruction. A loop that is nearly always in one call (that receives, or
-    sleeps) stands in one place whenever one looks; but it wakes up in between, and the kernel counts that: what is told
-    by idleness alone counts from the last waking.
+    A place is the stack's frames with their next instructions. A loop that spends nearly all its time in one call (it
+    receives or sleeps) seems to stand still at every look; but it wakes up in between, which the kernel counts. So time
+    that only idleness shows counts from the last wake-up.
 
     Attributes:
         lines: the stack that stands still, innermost call first.
-        certain: whether it is the place that tells of waiting, and not only that nothing moves.
+        certain: whether the place itself shows waiting, rather than only that nothing moves.
     """
 
     def __init__(self) -> None:
@@ -95,11 +95,13 @@ class StillnessClock:
         self.certain = False
 
     def look(self, signs_of_life: int, *, on_gpu: bool = False, joined: bool = False) -> float | None:
-        """Seconds of waiting so far; None if the rank isn't waiting for others.
+        """Returns the seconds of waiting so far; None if the rank isn't waiting for others.
 
-        ``signs_of_life`` changes whenever the rank does something that the doctor sees. On a GPU collectives run there,
-        and whoever first asks for a result waits for them. A rank that is ``joined`` to a process group and does
-        nothing may wait by a call that doesn't show in its stack (``work.wait()`` in the script's own line).
+        Args:
+            signs_of_life: changes whenever the rank does something that the doctor sees.
+            on_gpu: collectives run on a GPU, so that any call that first needs a result may wait for them.
+            joined: the rank is in a process group. If it is idle, it may wait in a call that its stack doesn't show
+                (``work.wait()`` in a line of the script).
         """
         frame = sys._current_frames().get(self._main)
         place: list[object] = [signs_of_life]

@@ -1,10 +1,10 @@
 """Runs a rank of the script with the doctor inside: ``python -m lockstep.doctor.watch.watched ASSIGNMENT SCRIPT ARGS``.
 
 The assignment is a list in JSON: the side store's directory, how many of the first steps are compared, and the interval
-of those compared later.
+of the steps compared later.
 
-The script runs as ``__main__``, as ``python`` would run it. PyTorch isn't imported before the script does so: what it
-sets up beforehand keeps its meaning.
+The script runs as ``__main__``, as ``python`` would run it. PyTorch isn't imported before the script imports it, so
+that environment variables which the script sets first take effect.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODULE = "lockstep.doctor.watch.watched"
 
 
 class AfterImport:
-    """Finds one module as Python does, and calls back once it was imported."""
+    """An import finder that finds one module as Python does, and calls back once it is imported."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name = name
@@ -41,7 +41,7 @@ class AfterImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The finder's part of an import; None for every other module."""
+        """Returns the module's spec, whose loader calls back; None for every other module."""
         if name != self._name:
             return None
         sys.meta_path.remove(self)
@@ -58,15 +58,15 @@ class AfterImport:
 
 
 class MainLoader(importlib.machinery.SourceFileLoader):
-    """Loads a script as Python does: nothing of it is kept beside it."""
+    """Loads a script as ``python`` does, without a bytecode cache."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """The script's code, compiled anew."""
+        """Compiles the script's source."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _own_part(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the script's first frame on."""
+    """Returns a traceback from the script's first frame on, without the doctor's frames before it."""
     ours = (__file__, runpy.__file__, "<frozen ")
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
@@ -74,9 +74,10 @@ def _own_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def run_as_main(words: Sequence[str]) -> dict[str, Any]:
-    """Run a program in this process as ``python WORDS`` would.
+    """Runs a program in this process as ``python WORDS`` would.
 
-    The ``__main__`` namespace that is returned keeps the script's objects alive for a last look.
+    Returns:
+        The ``__main__`` namespace, which keeps the script's objects alive for a last look.
     """
     if words[0] == "-m":
         sys.argv = list(words[1:])
@@ -91,17 +92,17 @@ def run_as_main(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _is_text(path: str) -> bool:
-    """Whether a program is Python's text, whatever its name: no directory, no archive, no compiled code."""
+    """Returns whether a path is Python source, whatever its name: not a directory, an archive or compiled code."""
     if pkgutil.get_importer(path) is not None or path.endswith(".pyc"):
         return False
-    if not os.path.isfile(path):  # what comes through a pipe can be read once
+    if not os.path.isfile(path):  # a pipe can be read only once
         return True
     with open(path, "rb") as file:
         return file.read(len(importlib.util.MAGIC_NUMBER)) != importlib.util.MAGIC_NUMBER
 
 
 def _run_file(path: str) -> dict[str, Any]:
-    """Run a file with the name that ``python`` gives it, which is absolute though that in ``sys.argv`` may not be."""
+    """Runs a source file as ``__main__``; as in ``python``, ``__file__`` is absolute even if ``sys.argv[0]`` isn't."""
     loader = MainLoader("__main__", path)
     module = ModuleType("__main__")
     vars(module).update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins)
@@ -114,7 +115,7 @@ def _run_file(path: str) -> dict[str, Any]:
 
 
 def _run(watcher: Watcher, words: Sequence[str]) -> int:
-    """Run the script; returns its exit status, having printed its traceback if it raised."""
+    """Runs the script and returns its exit status; prints its traceback if it raised."""
     kept: dict[str, Any] | None = None
     try:
         kept = run_as_main(words)
@@ -127,7 +128,7 @@ def _run(watcher: Watcher, words: Sequence[str]) -> int:
     except BaseException as error:
         error.__traceback__ = _own_part(error.__traceback__)
         watcher.end(error)
-        sys.excepthook(type(error), error, error.__traceback__)  # PyTorch's says which rank it is
+        sys.excepthook(type(error), error, error.__traceback__)  # PyTorch's hook names the rank
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     watcher.end(None)
     del kept
@@ -135,7 +136,7 @@ def _run(watcher: Watcher, words: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Entry of a watched rank."""
+    """Runs a watched rank; the entry point of this module."""
     directory, first, interval = json.loads(sys.argv[1])
     end_with_parent()
     watcher = Watcher(SideWriter(Path(directory), from_environment().rank), Schedule(first, interval))

@@ -1,4 +1,4 @@
-"""Watches over one rank from inside, by a thread that writes; the script's own threads never wait for it."""
+"""Watches one rank from inside; a thread of its own writes, and the script's threads never wait for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TICK_SECONDS = 0.25
 
 
 class Watcher:
-    """Watches this process for as long as its script runs."""
+    """Watches this process while its script runs."""
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
         self._writer, self._schedule = writer, schedule
@@ -40,14 +40,14 @@ class Watcher:
         self._thread_seconds = 0.0
 
     def start(self) -> None:
-        """Begin to write; a script that ends by ``os._exit`` is seen out, too."""
+        """Starts the writing thread, and patches ``os._exit`` so that a script that ends by it is recorded too."""
         self._writer.add({"kind": "hello", "host": socket.gethostname(), "pid": self._pid})
         os._exit = self._leave
         os.register_at_fork(after_in_child=self._forget)
         self._thread.start()
 
     def watch_torch(self) -> None:
-        """PyTorch was imported: hang on to its hooks."""
+        """Registers the doctor's hooks of PyTorch; called once PyTorch is imported."""
         if os.getpid() != self._pid:
             return
         began = time.perf_counter()
@@ -56,7 +56,7 @@ class Watcher:
         self._torch.seconds += time.perf_counter() - began
 
     def end(self, error: BaseException | None) -> None:
-        """The script is done, by what it raised or of itself: write the last."""
+        """Writes the last events, when the script has ended or raised ``error``."""
         if self._over.is_set():
             return
         self._over.set()
@@ -78,13 +78,13 @@ class Watcher:
         return self._thread_seconds + (self._torch.own_seconds() if self._torch is not None else 0.0)
 
     def _leave(self, status: int) -> None:
-        """``os._exit``, after the last was written; of a forked child only what it was."""
+        """Replaces ``os._exit``: first writes the last events, unless this is a forked child."""
         if os.getpid() == self._pid:
             self.end(None)
         self._exit(status)
 
     def _forget(self) -> None:
-        """In a forked child (a worker of an environment or a data loader): it is no rank."""
+        """Stops watching in a forked child (a worker of an environment or a data loader), which is no rank."""
         os._exit = self._exit
         self._over.set()
         if self._torch is not None:
@@ -108,11 +108,11 @@ class Watcher:
 
 
 MOST_LETTERS = 2000
-"""Of an error's line, which may hold a whole array."""
+"""The most characters kept of an error's line, which may hold a whole array."""
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """An exception as an event's entries: its line, and where it came from, innermost first."""
+    """Returns an exception as entries of an event: its message's line, and its stack, innermost first."""
     line = traceback.format_exception_only(error)[-1].strip()
     lines = stack_lines(traceback.extract_tb(error.__traceback__))
     where = own_lines(lines)

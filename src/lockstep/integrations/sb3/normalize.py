@@ -25,7 +25,7 @@ def normalizers(env: VecEnv) -> list[VecNormalize]:
 
 
 def running_statistics(env: VecEnv) -> list[RunningMeanStd]:
-    """Returns the running statistics of every ``VecNormalize``: observations (sorted by key, if a dict), then returns."""
+    """Returns the running statistics of every ``VecNormalize``: observations (by sorted key, if a dict) and returns."""
     found: list[RunningMeanStd] = []
     for normalizer in normalizers(env):
         observations = getattr(normalizer, "obs_rms", None)

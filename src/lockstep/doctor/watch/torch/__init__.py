@@ -1,1 +1,1 @@
-"""Looks at a PyTorch script."""
+"""Watches what a PyTorch script holds: optimisers, modules, gradients and normalisers."""

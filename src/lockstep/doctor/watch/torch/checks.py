@@ -1,4 +1,4 @@
-"""Writes an optimiser's state at the steps that are compared: parameters, gradients, moments, rates, statistics."""
+"""Records what a rank holds at the steps that are compared: parameters, gradients, moments, rates, statistics."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ from lockstep.doctor.watch.torch.values import (
 )
 
 LIBRARIES = ("stable_baselines3",)
-"""Libraries that explain some findings, if it is their models that are trained."""
+"""Libraries that explain some findings if a model of theirs is trained."""
 Parts = dict[str, dict[str, Any]]
 
 
 class OptimizerWatch:
-    """One optimiser of the script, or what it updates at once of a rank's parts of a model.
+    """Watches one optimiser of the script, or one group of the vectors that ZeRO steps one after another.
 
     Attributes:
-        index: in the order of first steps.
-        boundaries: numbers of steps taken when a phase of forward passes without gradients began.
+        index: the optimiser's number, in the order of first steps.
+        boundaries: numbers of steps taken when each phase of forward passes without gradients began.
         rates: learning rates of all groups as last seen.
         seen_passes: how many forward passes belong to earlier steps.
         through: wrappers through whose ``forward`` its gradients were made so far.
         last_step: steps that all optimisers together had taken when it took its last one.
-        part: ids of the vectors that it updates, where it may hold this rank's parts of a model: ZeRO steps groups of
-            them one after another. None where it holds whole parameters.
-        sharded: ids of those of them that are known to be parts.
-        kept: the optimiser itself, so that it is there when the script has ended; None for one that may go before.
+        part: ids of the vectors that it updates, if they may be this rank's parts of a model; None if it holds whole
+            parameters.
+        sharded: ids of those vectors that are known to be parts.
+        kept: a strong reference to the optimiser, so that its state can be written when the script has ended; None if
+            the script may let it go before.
     """
 
     def __init__(self, index: int, optimizer: Optimizer) -> None:
@@ -64,39 +65,41 @@ class OptimizerWatch:
         self.sharded: frozenset[int] = frozenset()
 
     def updates(self, optimizer: Optimizer) -> bool:
-        """Whether it is what an optimiser updates now."""
+        """Returns whether this watch stands for what an optimiser updates now."""
         if self.optimizer is not optimizer:
             return False
         return self.part is None or not self.part.isdisjoint(map(id, tensors_of(optimizer)))
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """Itself; None once the script has let it go."""
+        """The optimiser; None once the script has let it go."""
         return self._optimizer()
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """Its groups of parameters; none once it is gone."""
+        """The optimiser's parameter groups, or those of ``part``; empty once it is gone."""
         optimizer, part = self.optimizer, self.part
         groups = [] if optimizer is None else optimizer.param_groups
         return groups if part is None else [g for g in groups if not part.isdisjoint(map(id, g["params"]))]
 
     @property
     def state(self) -> Mapping[Tensor, Mapping[str, Any]]:
-        """Its state by parameter; none once it is gone."""
+        """The optimiser's state by parameter; empty once it is gone."""
         optimizer = self.optimizer
         return {} if optimizer is None else optimizer.state
 
 
 def was_made(cls: type[Optimizer] = Optimizer) -> bool:
-    """Whether this process ever made an optimiser, of a class or one derived from it: PyTorch then wraps its step."""
+    """Returns whether this process ever made an optimiser of a class or a subclass: PyTorch then wraps ``step``."""
     return hasattr(cls.step, "hooked") or any(was_made(derived) for derived in cls.__subclasses__())
 
 
 class StepRecorder:
-    """Writes what one rank holds at checked steps, by an ``inventory`` of modules and normalisers as last looked up.
+    """Writes what one rank holds at checked steps.
 
-    ``own_gradients`` hears of gradients before anything reduces them.
+    Attributes:
+        inventory: the modules and normalisers that were found at the last look.
+        own_gradients: samples gradients before anything reduces them.
     """
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
@@ -106,10 +109,10 @@ class StepRecorder:
         self._whole: tuple[Callable[[], Any], set[int], dict[str, Taken]] = (lambda: None), set(), {}
 
     def first_seen(self, watch: OptimizerWatch) -> None:
-        """Before an optimiser's first step."""
+        """Looks for models and normalisers before an optimiser's first step, and writes what the optimiser holds."""
         self.inventory = look_around(self.inventory)
         if self.inventory.unplaced:
-            gc.collect()  # what nothing holds any more is no normaliser
+            gc.collect()  # unreachable normalisers would be compared, too
         optimizer, inventory = watch.optimizer, self.inventory
         if inventory.by_parts and optimizer is not None and holds_vectors(optimizer, inventory.owners):
             watch.part = frozenset(map(id, tensors_of(optimizer)))
@@ -131,17 +134,17 @@ class StepRecorder:
         self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
 
     def listen(self, watches: Iterable[OptimizerWatch]) -> None:
-        """Keep gradients of these optimisers as ``backward`` leaves them; of none any more if there are none.
+        """Samples these optimisers' gradients, and no others', as ``backward`` leaves them.
 
-        Wrapped models reduce within it.
+        Samples none if a model is wrapped in DDP or FSDP, which reduce within ``backward``.
         """
         found = [] if self.inventory.wrappers else [p for watch in watches for p in _parameters(watch).values()]
         self.own_gradients.listen(found)
 
     def note_rates(self, watch: OptimizerWatch) -> None:
-        """Write learning rates, before a step, when they changed.
+        """Writes learning rates before a step if they have changed.
 
-        Ones that are tensors are read only at checked steps: a GPU would have to wait.
+        Rates that are tensors are read only at checked steps, because reading them waits for the GPU.
         """
         rates = [group.get("lr", 0.0) for group in watch.groups]
         if rates == watch.rates:
@@ -154,10 +157,12 @@ class StepRecorder:
             watch.rates = rates
 
     def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Taken]) -> None:
-        """Before a checked step.
+        """Writes gradients before a checked step; before the first step, also parameters and moments.
 
-        ``inputs`` are words of what forward passes were given, empty if none was seen; ``gathered`` is what was
-        taken of parameters of a sharded model in its last forward pass.
+        Args:
+            watch: the optimiser that is about to step.
+            inputs: words that stand for the data of forward passes; empty if none was seen.
+            gathered: samples of a sharded model's parameters from its last forward pass.
         """
         parameters = _parameters(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -171,7 +176,7 @@ class StepRecorder:
         self._write(watch, watch.steps + 1, "before", parts, facts)
 
     def after(self, watch: OptimizerWatch, used: Container[int]) -> None:
-        """After a checked step; ``used`` are ids of modules that had a forward pass so far."""
+        """Writes all state after a checked step; ``used`` holds ids of modules that had a forward pass so far."""
         buffers = {n: b for n, b in self.inventory.buffers(used) if b.numel()}
         normalizers: dict[str, Tensor] = {}
         for name, find in self.inventory.normalizers.items():
@@ -187,12 +192,12 @@ class StepRecorder:
         self._write(watch, watch.steps, "after", parts, {"broadcast": sent})
 
     def last(self, watch: OptimizerWatch) -> None:
-        """Writes the state in which the script ended, so that the steps since the last checked one count."""
+        """Writes an optimiser's state at the script's end, so that the steps since the last checked one count."""
         self._write(watch, watch.steps, "end", self._state(watch), {})
 
     def models(self, phase: int) -> None:
-        """Writes what every model holds when a phase (from 1) of forward passes without gradients begins."""
-        if not self.inventory.modules:  # of a rank that took no step so far
+        """Writes digests of every model's parameters when a phase (from 1) of passes without gradients begins."""
+        if not self.inventory.modules:  # this rank has taken no step so far
             self.inventory = look_around()
         whole = [(name, p) for name, p in self.inventory.parameters() if readable(p) and not shards_of(p)]
         with torch.no_grad():
@@ -200,14 +205,14 @@ class StepRecorder:
         self._writer.add({"kind": "models", "phase": phase, "digests": digests})
 
     def names(self, watch: OptimizerWatch) -> dict[str, str]:
-        """The names that the optimiser's parameters have in their modules, by their places."""
+        """Returns the names that an optimiser's parameters have in their modules, by place."""
         names = self.inventory.names
         return {place: names[id(p)] for place, p in _parameters(watch).items() if id(p) in names}
 
     def _whole_before(self, watch: OptimizerWatch) -> dict[str, Taken]:
-        """Takes of parameters that are updated by parts, before an optimiser steps the first of its groups.
+        """Samples the parameters that are updated by parts, before an optimiser steps its first group.
 
-        Of those after it the parts come to the other ranks later; they are given what was taken then.
+        The following groups get the same samples, because ranks exchange their parts only after the last group.
         """
         optimizer = watch.optimizer
         if watch.part is None or optimizer is None:
@@ -247,7 +252,7 @@ class StepRecorder:
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """A parameter group's settings but for the learning rate: numbers, words and tuples of them, of JSON types."""
+    """Returns a parameter group's settings except learning rates, as JSON types; skips what isn't a number or text."""
     found = {}
     for name, value in group.items():
         if name in ("lr", "initial_lr", "params"):
@@ -260,11 +265,11 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(key: str) -> str:
-    """The parameter's place of a moment's, ``0.2`` of ``0.2.exp_avg``."""
+    """Returns the parameter's place from a moment's: ``0.2`` from ``0.2.exp_avg``."""
     return ".".join(key.split(".")[:2])
 
 
 def _parameters(watch: OptimizerWatch) -> dict[str, Tensor]:
-    """The optimiser's parameters by their places, ``group.number``: the same on every rank, as names may not be."""
+    """Returns an optimiser's parameters by place, ``group.number``; places agree between ranks even if names don't."""
     groups = watch.groups
     return {f"{g}.{p}": parameter for g, group in enumerate(groups) for p, parameter in enumerate(group["params"])}

@@ -1,4 +1,4 @@
-"""Finds models of which each rank's optimiser updates another part, laid end to end, as DeepSpeed's ZeRO does it."""
+"""Finds models of which each rank's optimiser updates a different part, flattened into vectors as by DeepSpeed ZeRO."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from torch.optim import Optimizer
 
 
 def tensors_of(optimizer: Optimizer) -> list[Tensor]:
-    """All that an optimiser updates."""
+    """Returns all tensors that an optimiser updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def updated_by_parts(
     optimizer: Optimizer, roots: Iterable[nn.Module], owned: Container[int], optimized: Container[int], ranks: int
 ) -> Sequence[Tensor]:
-    """Gives the trained parameters of models of which this optimiser holds no more than one rank's part.
+    """Returns the trained parameters of models of which this optimiser holds only one rank's part; empty if none.
 
-    Then it holds vectors alone, and DeepSpeed has marked the parameters; or these vectors are together smaller than
-    the model and, on so many ``ranks``, as large at least but for one number of each, which another rank's may have in
-    addition. ``owned`` are ids of all modules' tensors, ``optimized`` those of all optimisers'.
+    Such an optimiser holds only vectors. Either DeepSpeed has marked the parameters, or the vectors are smaller than
+    the model but, times ``ranks``, at least as large; each vector may be one number shorter than another rank's.
+
+    Args:
+        optimizer: the optimiser to look at.
+        roots: the outermost modules.
+        owned: ids of all modules' tensors.
+        optimized: ids of all optimisers' tensors.
+        ranks: size of the process group.
     """
     if not holds_vectors(optimizer, owned):
         return []
@@ -34,12 +40,12 @@ def updated_by_parts(
 
 
 def holds_vectors(optimizer: Optimizer, owned: Container[int]) -> bool:
-    """Whether all that an optimiser updates now are vectors, which are no module's."""
+    """Returns whether all tensors that an optimiser updates now are vectors that belong to no module."""
     return all(vector.dim() == 1 and id(vector) not in owned for vector in tensors_of(optimizer))
 
 
 def parts_of(optimizer: Optimizer, parameters: Collection[Tensor]) -> list[Tensor]:
-    """The vectors of an optimiser that are parts of parameters: all, or those of which ZeRO says so."""
+    """Returns the vectors of an optimiser that are parts of parameters: those that ZeRO marks, else all."""
     mappings = [p._hp_mapping for p in parameters if hasattr(p, "_hp_mapping")]  # pyright: ignore[reportAttributeAccessIssue]
     if not mappings:
         zero_3 = any(hasattr(p, "ds_numel") for p in parameters)
@@ -53,13 +59,13 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _is_marked(parameter: Tensor) -> bool:
-    """Whether DeepSpeed updates a parameter by parts, and every rank is to have the same: not of one rank's experts."""
+    """Returns whether DeepSpeed updates a parameter by parts and all ranks share it (one rank's experts aren't)."""
     marked = hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_numel")
     return marked and getattr(parameter, "allreduce", True)
 
 
 def is_whole(parameter: Tensor) -> bool:
-    """Whether a rank holds all of a parameter now: ZeRO-3 leaves an empty one between its uses."""
+    """Returns whether a rank holds all of a parameter now: ZeRO-3 leaves it empty between uses."""
     return parameter.numel() == _elements(parameter)
 
 

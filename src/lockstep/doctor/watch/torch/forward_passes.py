@@ -1,4 +1,4 @@
-"""Remembers the data that forward passes were given, and whose parameters they went through."""
+"""Records the data that forward passes were given, and the parameters that they used."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ MOST_PASSES = 4096
 
 
 class Pass(NamedTuple):
-    """One call of one module: its data, its parameters, and what else went in.
+    """One call of one module.
 
-    ``digests`` are of data, ``parameters`` ids of all that the module holds; ``made`` tells whether tensors went in
-    that parameters had made, and ``ddp`` whether it is DDP's own forward.
+    Attributes:
+        digests: of the data in its arguments.
+        parameters: ids of all parameters of the module.
+        made: whether arguments had tensors that require gradients, so other parameters had made them.
+        ddp: whether it is DDP's own forward.
     """
 
     digests: list[str]
@@ -33,7 +36,7 @@ class Pass(NamedTuple):
 
 
 class ForwardPasses:
-    """Forward passes with gradients before the steps that are compared, the newest ones of very many."""
+    """Records forward passes with gradients before compared steps; at most the newest :data:`MOST_PASSES`."""
 
     def __init__(self) -> None:
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
@@ -41,7 +44,7 @@ class ForwardPasses:
         self._parameters: dict[int, tuple[weakref.ref[nn.Module], frozenset[int]]] = {}
 
     def note(self, module: nn.Module, args: Any) -> None:
-        """Remember a call of a module."""
+        """Records a call of a module."""
         with torch.no_grad():
             digests = input_digests(args)
         ddp = is_ddp(type(getattr(module, "_orig_mod", module)))  # compiled or not
@@ -50,11 +53,11 @@ class ForwardPasses:
         self._count += 1
 
     def before_step(self, watch: OptimizerWatch) -> str:
-        """Words of the data behind an optimiser's coming step, one a pass, in order; empty if none was seen.
+        """Returns a word for the data of each pass behind an optimiser's coming step, in order; empty if none was seen.
 
-        They are those of the passes through modules with parameters of this optimiser, and those of all passes where
-        there are none of these (it updates parameters outside of modules, or others took their place), and where an
-        outermost one of them was given what other modules had made of their data.
+        The passes are those through modules with parameters of this optimiser. All passes count if there are none (it
+        updates parameters outside modules, or parameters were replaced), or if an outermost one of them was given what
+        other modules had computed from the data.
         """
         fresh = min(self._count - watch.seen_passes, len(self._passes))
         new = list(self._passes)[len(self._passes) - fresh :]
@@ -67,7 +70,7 @@ class ForwardPasses:
         return BETWEEN_WORDS.join(_joined(each.digests) for each in (own if alone else new) if each.digests)
 
     def clear(self) -> None:
-        """Forget them, as no optimiser's next step is a compared one."""
+        """Forgets all passes, because no optimiser's next step is compared."""
         self._passes.clear()
         self._parameters.clear()
 
@@ -80,7 +83,7 @@ class ForwardPasses:
 
 
 def _outermost(passes: Sequence[Pass]) -> list[Pass]:
-    """Passes through modules that are no parts of others among them."""
+    """Returns the passes through modules whose parameters aren't a proper subset of another pass's."""
     kinds = {each.parameters for each in passes}
     outer = {kind for kind in kinds if not any(kind < other for other in kinds)}
     return [each for each in passes if each.parameters in outer]

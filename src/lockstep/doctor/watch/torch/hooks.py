@@ -1,6 +1,6 @@
-"""Hooks a script's optimiser steps, forward passes and the data that go in, by PyTorch's own global hooks.
+"""Watches a script's optimiser steps and forward passes through PyTorch's own global hooks.
 
-Between checked steps a step costs two short calls, and a forward pass nothing once the phase it belongs to is known.
+Between checked steps a step costs two short calls; a forward pass costs nothing once its phase is known.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from lockstep.doctor.watch.torch.values import Taken, capturing, readable, take
 
 CALIBRATION = 1000
 GIVEN_UP = 1000
-"""An optimiser is waited for no longer, before its next compared step, when others have taken so many steps since."""
+"""An optimiser counts as abandoned when all of them together have taken this many steps since its last one."""
 
 
 def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
-    """Keeps an error of the doctor's own from the script; the report tells that something wasn't seen."""
+    """Wraps a hook so that the doctor's own errors don't reach the script; they are recorded for the report."""
 
     @functools.wraps(hook)
     def guarded(self: TorchWatch, *args: Any) -> None:
@@ -45,17 +45,17 @@ def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class SwitchedHook:
-    """Puts one of PyTorch's global hooks in and out under one id: what torch.compile makes is made for that id."""
+    """Switches one of PyTorch's global hooks on and off under one id, because compiled code is guarded on the id."""
 
     def __init__(self, register: Callable[..., Any], hook: Callable[..., None]) -> None:
         self._handle, self._hook = register(hook), hook
 
     def put_in(self) -> None:
-        """Let PyTorch call the hook."""
+        """Switches the hook on."""
         self._handle.hooks_dict_ref()[self._handle.id] = self._hook
 
     def put_out(self) -> None:
-        """Let PyTorch call it no longer."""
+        """Switches the hook off."""
         self._handle.remove()
 
 
@@ -63,8 +63,9 @@ class TorchWatch:
     """Watches this process's optimisers and modules.
 
     Attributes:
-        seconds: spent in here so far, without cold calls of forward passes (see :meth:`own_seconds`).
-        signs_of_life: changes with everything that is seen.
+        seconds: time spent here so far, without calls of the forward hook that record nothing (see
+            :meth:`own_seconds`).
+        signs_of_life: changes with every event that is seen.
     """
 
     def __init__(self, writer: SideWriter, schedule: Schedule) -> None:
@@ -96,14 +97,14 @@ class TorchWatch:
     # --- what the rest of the doctor asks ---------------------------------------------------------------------
 
     def tally(self) -> dict[str, Any]:
-        """Counts so far, of JSON types."""
+        """Returns counts so far, as JSON types."""
         counts = [{"steps": watch.steps, "run": watch.boundaries.run} for watch in list(self._optimizers)]
         facts = {"world": self._world, "captured": self._captured, "made_optimizer": was_made()}
         return {"optimizers": counts} | facts
 
     @property
     def joined(self) -> bool:
-        """Whether the script ever was in a process group of several ranks."""
+        """Whether the script was ever in a process group of several ranks."""
         return self._world.get("size", 1) > 1
 
     @property
@@ -112,27 +113,27 @@ class TorchWatch:
         return torch.cuda.is_initialized()
 
     def own_seconds(self) -> float:
-        """Seconds that the doctor took from the script's thread."""
+        """Returns the seconds that the doctor took from the script's threads."""
         return self.seconds + self._recorder.own_gradients.seconds + self._calls * self._call_seconds
 
     def look_at_process_group(self) -> None:
-        """Remember the largest process group that the script ever had."""
+        """Records the script's process group if it is at least as large as the largest so far."""
         facts = group_facts()
         if facts.get("size", 0) >= self._world.get("size", 1):
             self._world = facts
 
     def finish(self) -> None:
-        """Write what is only known at the end."""
+        """Removes all hooks and writes what is only known at the end."""
         self.remove()
         self.look_at_process_group()
         for watch in self._optimizers:
             event = {"kind": "phases", "optimizer": watch.index, "run": watch.boundaries.run}
             self._writer.add(event | {"steps": watch.steps})
-            if watch.kept is not None:  # else its state after its last step was written, at the same time on all ranks
+            if watch.kept is not None:  # else it was written when the next optimiser came
                 self._write_last(watch)
 
     def remove(self) -> None:
-        """Take all hooks out."""
+        """Removes all hooks."""
         self._recorder.listen(())
         for handle in self._steps:
             handle.remove()
@@ -140,7 +141,7 @@ class TorchWatch:
         self._exit.put_out()
 
     def note_failure(self, error: Exception) -> None:
-        """Write an error of the doctor's own, each once."""
+        """Writes an error of the doctor's own, each message once."""
         line = traceback.format_exception_only(error)[-1].strip().partition("\n")[0]
         if line not in self._failures:
             self._failures.add(line)
@@ -170,7 +171,7 @@ class TorchWatch:
         return next((watch for watch in self._known.get(id(optimizer), ()) if watch.updates(optimizer)), None)
 
     def _first_seen(self, optimizer: Optimizer) -> OptimizerWatch:
-        """Begin to watch an optimiser; of the others that the script has let go, nothing is held any more."""
+        """Begins to watch an optimiser; writes the others' last state and stops keeping them alive."""
         for other in self._optimizers:
             if other.kept is not None:
                 self._write_last(other)
@@ -184,12 +185,12 @@ class TorchWatch:
         return watch
 
     def _write_last(self, watch: OptimizerWatch) -> None:
-        """Write an optimiser's state, should it be the last: of one that is gone that was done."""
+        """Writes an optimiser's current state as its last, unless the optimiser is gone."""
         try:
             if watch.optimizer is not None and not capturing():
                 self._recorder.last(watch)
         except RuntimeError:
-            return  # a device that failed with the script
+            return  # the device may have failed with the script
         except Exception as error:
             self.note_failure(error)
 
@@ -202,7 +203,7 @@ class TorchWatch:
         began = time.perf_counter()
         watch = self._watch_of(optimizer)
         if watch is None:
-            return  # that it begins failed, and was said
+            return  # its pre-hook failed and recorded that
         watch.steps += 1
         self._steps_of_all += 1
         watch.last_step = self._steps_of_all
@@ -219,7 +220,7 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     def _gathered_for(self, watch: OptimizerWatch) -> dict[str, Taken]:
-        """Returns what forward passes gathered of an optimiser's parameters; of all if it knows none of their names."""
+        """Removes and returns an optimiser's parameters as forward passes gathered them; all, if no name is known."""
         mine = set(self._recorder.names(watch).values())
         names = [name for name in self._gathered if name in mine] or list(self._gathered)
         return {name: self._gathered.pop(name) for name in names}
@@ -227,7 +228,7 @@ class TorchWatch:
     # --- forward passes -----------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Hear of forward passes: the next one without gradients begins a phase, and at checked steps of inputs."""
+        """Switches the forward hook on, and before checked steps of FSDP models the hook behind each layer."""
         self._entry.put_in()
         sharded = self._hot and bool({"fsdp1", "fsdp2"} & self._recorder.inventory.wrappers)
         if sharded:
@@ -236,7 +237,7 @@ class TorchWatch:
             self._exit.put_out()
 
     def _enters(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():  # first: whatever else is done here would be compiled, and guarded
+        if torch.compiler.is_compiling():  # first: Dynamo would compile and guard anything before it
             return
         self._calls += 1
         self._used.add(id(module))
@@ -271,7 +272,7 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     def _leaves(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        """Behind a layer of an FSDP model: its parameters are gathered now, and every rank must have the same."""
+        """Records a layer of an FSDP model after its forward: its parameters are gathered now, and must be equal."""
         if not torch.compiler.is_compiling() and torch.is_grad_enabled():
             self._note_gathered(module)
 
@@ -286,7 +287,7 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     def _calibrate(self) -> float:
-        """Seconds of one cold call of the hook of forward passes, with what PyTorch does to call it."""
+        """Measures the seconds of one forward-hook call that records nothing, with PyTorch's cost of calling it."""
         module, calls = nn.Identity(), self._calls
         without = _time(module, CALIBRATION)
         handle = register_module_forward_pre_hook(self._enters)
@@ -298,9 +299,9 @@ class TorchWatch:
 
 
 def _within_a_step(frame: types.FrameType) -> bool:
-    """Whether the step that calls a hook from ``frame`` is a part of another one's, or of its own overridden one.
+    """Returns whether the step that calls a hook from ``frame`` runs within another step, or its own override.
 
-    So parts of ZeRO's step are, of which each rank has others.
+    ZeRO's step consists of such inner steps, which differ between ranks.
     """
     step, outer = frame.f_code, frame.f_back
     while outer is not None and outer.f_code is not step:

@@ -1,4 +1,4 @@
-"""Finds a running script's models and their names, DDP and FSDP, and normalisers; it never patches them."""
+"""Finds a running script's models and their names, DDP and FSDP wrappers, and normalisers, without patching them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from lockstep.doctor.watch.torch.process_group import group_facts
 
 STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
                    for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
-"""Attributes by which running statistics are known, whatever their class is called."""
+"""Sets of attributes by which running statistics are recognised, whatever their class is called."""
 SPREADS = ("var", "std", "sq", "m2", "sigma", "dev")
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 SKIPPED = frozenset({"torch", "numpy", "builtins", "importlib", "collections", "typing", "functools"})
 
 Root = tuple[str, str, "weakref.ref[nn.Module]"]
-"""An outermost module: what its tensors' names begin with, its place, and itself for as long as it lives."""
+"""An outermost module: the prefix of its tensors' names, its place, and a weak reference to it."""
 
 
 @dataclass
 class Inventory:
-    """Holds what one look found.
+    """What :func:`look_around` found.
 
     Attributes:
-        names: of parameters, buffers and modules by ``id``.
-        modules: the outermost ones, their places "" where there is none.
+        names: names of parameters, buffers and modules by ``id``.
+        modules: the outermost modules; the place is "" if none was found.
         wrappers: kinds of wrappers around modules: ``ddp``, ``fsdp1``, ``fsdp2``.
         broadcast: ids of buffers that DDP sends from rank 0 to all before each forward pass.
-        wrapped: ids of parameters that DDP reduces the gradients of.
-        sharded: ids of parameters of which an FSDP1 module keeps a part on every rank, or that are parts themselves.
-        optimized: ids of parameters that some optimiser updates, or a part of them.
-        by_parts: ids of those of which an optimiser holds only this rank's part.
-        owners: classes of the outermost modules that hold a parameter, by its ``id``: module and name of each base.
-        normalizers: objects with running statistics by name, for as long as they live.
-        unknown: classes of objects that may keep running statistics, under names that aren't known.
-        unplaced: names of normalisers that the script holds where no path of names leads: another rank's may be others.
+        wrapped: ids of parameters whose gradients DDP reduces.
+        sharded: ids of parameters of FSDP1 modules, which keep a part on every rank, and of tensors that are parts.
+        optimized: ids of parameters that some optimiser updates, wholly or in part.
+        by_parts: ids of parameters of which an optimiser holds only this rank's part.
+        owners: by ``id`` of a tensor, module and name of each base class of the outermost module that holds it.
+        normalizers: by name, functions that return an object with running statistics, or None once it is gone.
+        unknown: classes of objects that may keep running statistics in attributes of unknown names.
+        unplaced: names of normalisers without a place; another rank may give these names to different ones.
     """
 
     names: dict[int, str] = field(default_factory=dict)
@@ -62,12 +62,12 @@ class Inventory:
     unplaced: set[str] = field(default_factory=set)
 
     def buffers(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
-        """Buffers of modules that still live: of models those that are trained or ``used`` on this rank, by ``id``.
+        """Yields names and buffers of live modules: of models only if they are trained or ``used`` (ids) on this rank.
 
-        Modules without parameters may be normalisers that are called by methods of their own. They and models that are
-        not trained, of which another rank may have others, are named by their places.
+        Modules without parameters count always: they may be normalisers whose ``forward`` is never called. They, and
+        models that aren't trained, are named by their places, because another rank may hold different ones.
         """
-        for prefix, place, ref in reversed(self.modules):  # should two names be one, the trained model's is the last
+        for prefix, place, ref in reversed(self.modules):  # trained models last: they win if two names are equal
             root = ref()
             if root is None:
                 continue
@@ -78,7 +78,7 @@ class Inventory:
                     yield start + bare(name), buffer
 
     def parameters(self, used: Container[int] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Parameters of all placed modules that still live; of those ``used``, by ``id``, where these are given."""
+        """Yields names and parameters of live modules that have a place; only of those ``used`` (ids), if given."""
         for _, place, ref in self.modules:
             root = ref()
             if root is None or not place:
@@ -89,7 +89,7 @@ class Inventory:
                         yield f"{place}.{bare(name)}", parameter
 
     def updated_by_parts(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters of which an optimiser holds only this rank's part, where this rank holds all of them now."""
+        """Yields the parameters that an optimiser updates by parts and that this rank holds wholly now."""
         for prefix, place, ref in self.modules:
             root = ref()
             for name, parameter in root.named_parameters() if root is not None else ():
@@ -97,11 +97,11 @@ class Inventory:
                     yield (f"{place}." if place else prefix) + bare(name), parameter
 
     def trains(self, root: nn.Module) -> bool:
-        """Whether an optimiser updates a part of a model at least."""
+        """Returns whether an optimiser updates at least one parameter of a model."""
         return any(id(parameter) in self.optimized for parameter in root.parameters())
 
     def frozen(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
-        """Parameters of used modules that no optimiser updates, and of which this rank holds more than a part."""
+        """Returns names and parameters of used modules that no optimiser updates and that aren't sharded."""
         known = self.optimized | self.sharded
         return ((name, p) for name, p in self.parameters(used) if id(p) not in known)
 
@@ -111,12 +111,12 @@ def _uses(root: nn.Module, used: Container[int]) -> bool:
 
 
 def bare(name: str) -> str:
-    """A tensor's name without what wrappers put into it."""
+    """Returns a tensor's name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def look_around(before: Inventory | None = None) -> Inventory:
-    """Find modules, optimisers and normalisers among all objects of this process; those known ``before`` keep names."""
+    """Finds modules, optimisers and normalisers among this process's objects; modules known ``before`` keep names."""
     things = gc.get_objects()
     kinds = {cls: _kind(cls, thing) for cls, thing in dict(zip(map(type, things), things, strict=True)).items()}
     telling = {cls for cls, kind in kinds.items() if any(kind)}
@@ -156,9 +156,10 @@ def _note_optimizers(found: Inventory, roots: Sequence[nn.Module], optimizers: S
 
 
 def _kind(cls: type, thing: Any) -> tuple[bool, bool, bool, bool]:
-    """Whether a class, of which one instance is seen, is a module, may hold running statistics, is an optimiser.
+    """Classifies a class by one instance.
 
-    And whether it may keep statistics under other names.
+    Returns:
+        Whether it is a module; may hold running statistics; is an optimiser; may keep statistics under unknown names.
     """
     if issubclass(cls, Optimizer):
         return False, False, True, False
@@ -171,7 +172,7 @@ def _kind(cls: type, thing: Any) -> tuple[bool, bool, bool, bool]:
 
 
 def statistics_of(thing: Any) -> dict[str, Any] | None:
-    """An object's running statistics: arrays, tensors or numbers by attribute; None if it holds none."""
+    """Returns an object's running statistics, as arrays, tensors or numbers by attribute; None if it has none."""
     attributes = attributes_of(thing)
     for names in STATISTICS:
         if names <= attributes.keys() and all(_numeric(attributes[name]) for name in names):
@@ -180,7 +181,7 @@ def statistics_of(thing: Any) -> dict[str, Any] | None:
 
 
 def _resembles(thing: Any) -> bool:
-    """Whether attributes sound like a mean and a spread, of one shape."""
+    """Returns whether an object has attributes of one shape whose names suggest a mean and a spread."""
     arrays = {name.lower(): value for name, value in attributes_of(thing).items() if _numeric(value)}
     means = [np.shape(value) for name, value in arrays.items() if "mean" in name]
     spreads = [np.shape(value) for name, value in arrays.items() if any(word in name for word in SPREADS)]
@@ -192,7 +193,7 @@ def _numeric(value: Any) -> bool:
 
 
 def _held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Normalisers among an object's attributes, and in dictionaries there, with the path of names to each."""
+    """Yields normalisers among an object's attributes, and in dictionaries there, with the path to each."""
     for name, value in list(attributes_of(thing).items()):
         if isinstance(value, dict):
             for key, item in list(value.items()):
@@ -203,7 +204,7 @@ def _held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _at(owner: Any, path: Sequence[str]) -> Any:
-    """Reads what an object holds now at a path of :func:`_held`; None if nothing."""
+    """Returns what an object holds now at a path of :func:`_held`; None if nothing."""
     value = attributes_of(owner).get(path[0])
     return value if len(path) == 1 else value.get(path[1]) if isinstance(value, dict) else None
 
@@ -214,9 +215,9 @@ def _at(owner: Any, path: Sequence[str]) -> Any:
 def _name_tensors(
     found: Inventory, roots: Sequence[nn.Module], places: Mapping[int, str], before: Sequence[Root]
 ) -> None:
-    """Names tensors as their outermost modules do; the place of these comes first where two have one name.
+    """Names tensors as their outermost modules do, with the module's place in front if a name is taken.
 
-    Those of trained models are named first: one rank alone may have others, such as an average.
+    Trained models are named first: other models, such as an average, may exist on one rank only.
     """
     known = {id(root): (number, prefix, place) for number, (prefix, place, ref) in enumerate(before)
              if (root := ref()) is not None}  # fmt: skip
@@ -250,7 +251,7 @@ def _class_name(module: nn.Module) -> str:
 
 
 def is_ddp(cls: type) -> bool:
-    """Whether a class is DistributedDataParallel or one derived from it."""
+    """Returns whether a class is DistributedDataParallel or derived from it."""
     return any(base.__name__ == "DistributedDataParallel" for base in cls.__mro__)
 
 
@@ -272,7 +273,10 @@ def _note_wrapper(found: Inventory, module: nn.Module) -> None:
 
 
 def _normalizers(owners: Sequence[Any]) -> Iterator[tuple[tuple[Any, Sequence[str]], Any]]:
-    """Every normaliser once, but for copies of resting ones, with who holds it and where; itself if nobody does."""
+    """Yields ``(owner, path), normaliser`` for each normaliser once; its owner is itself if no object holds it.
+
+    Normalisers of wrappers that don't update them (:func:`_rests`) are left out.
+    """
     taken = {id(item) for owner in owners if _rests(owner) for _, item in _held(owner)}
     for owner in owners:
         for path, item in _held(owner):
@@ -286,7 +290,7 @@ def _normalizers(owners: Sequence[Any]) -> Iterator[tuple[tuple[Any, Sequence[st
 
 
 def _name_normalizers(found: Inventory, owners: Sequence[Any], places: Mapping[int, str]) -> None:
-    """Names normalisers by class and attribute, and by their places, which are the same on every rank."""
+    """Names normalisers by class, attribute and place, which is the same on every rank."""
     for (owner, path), item in _normalizers(owners):
         name = type(owner).__name__ + (
             "" if not path else f".{path[0]}" if len(path) == 1 else f".{path[0]}[{path[1]}]"
@@ -302,16 +306,16 @@ def _name_normalizers(found: Inventory, owners: Sequence[Any], places: Mapping[i
 
 
 def _rests(owner: Any) -> bool:
-    """Whether a wrapper's statistics are not updated: of an evaluation environment, which one rank alone may have."""
+    """Returns whether a wrapper doesn't update its statistics: an evaluation's, which one rank alone may have."""
     attributes = attributes_of(owner)  # VecNormalize's; Gymnasium's
     return attributes.get("training") is False or attributes.get("_update_running_mean") is False
 
 
 def _reference(owner: Any, path: Sequence[str] = ()) -> Callable[[], Any]:
-    """Finds a normaliser for as long as its owner lives; also another that took its place there."""
+    """Returns a function that finds a normaliser, or its replacement at the same path, while its owner lives."""
     try:
         ref: Callable[[], Any] = weakref.ref(owner)
-    except TypeError:  # a class without weak references: it is kept
+    except TypeError:  # the class has no weak references: keep it alive
 
         def ref() -> Any:
             return owner
@@ -320,7 +324,7 @@ def _reference(owner: Any, path: Sequence[str] = ()) -> Callable[[], Any]:
 
 
 def numbers_of(normalizer: Any) -> dict[str, Tensor]:
-    """A normaliser's statistics as tensors, float64."""
+    """Returns a normaliser's statistics as float64 tensors on the CPU, by attribute."""
     found = statistics_of(normalizer) or {}
     arrays = {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
     return {name: torch.as_tensor(np.asarray(value, np.float64)) for name, value in arrays.items()}

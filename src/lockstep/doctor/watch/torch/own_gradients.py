@@ -12,11 +12,11 @@ from torch import Tensor
 from lockstep.doctor.watch.torch.values import capturing, readable, sampled
 
 NUMBERS = 64
-"""Kept of each gradient: enough to tell a sum over ranks from a mean."""
+"""How many numbers are kept of each gradient: enough to tell a sum over ranks from a mean."""
 
 
 class OwnGradients:
-    """Hears of every gradient that is accumulated, while it listens; it has spent so many ``seconds`` on that."""
+    """Samples the gradients that autograd accumulates in some parameters; ``seconds`` is the time spent on it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -24,7 +24,7 @@ class OwnGradients:
         self._kept: dict[int, Tensor] = {}
 
     def listen(self, parameters: Iterable[Tensor]) -> None:
-        """Keep the gradients of these parameters from now on, and of no others."""
+        """Samples the gradients of these parameters from now on, and of no others."""
         wanted = {id(p): p for p in parameters if p.requires_grad and p.is_leaf}
         for gone in self._hooks.keys() - wanted.keys():
             self._hooks.pop(gone).remove()
@@ -33,7 +33,7 @@ class OwnGradients:
             self._hooks[number] = wanted[number].register_post_accumulate_grad_hook(self._accumulated)
 
     def beside(self, parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Of parameters by places: what ``backward`` left since the last step, and what their gradients are now."""
+        """Returns samples by place: what ``backward`` left since the last call, and the gradients as they are now."""
         kept = {place: self._kept.pop(id(p)) for place, p in parameters.items() if id(p) in self._kept}
         now = {place: gradient for place in kept if (gradient := parameters[place].grad) is not None}
         return kept, {place: sampled(gradient.detach(), NUMBERS) for place, gradient in now.items() if _plain(gradient)}
@@ -44,11 +44,11 @@ class OwnGradients:
         began = time.perf_counter()
         if _plain(parameter.grad) and not capturing():
             assert parameter.grad is not None
-            with contextlib.suppress(Exception):  # the script's backward pass goes on, whatever is missing here
+            with contextlib.suppress(Exception):  # the script's backward pass must go on
                 self._kept[id(parameter)] = sampled(parameter.grad.detach(), NUMBERS).clone()
         self.seconds += time.perf_counter() - began
 
 
 def _plain(gradient: Tensor | None) -> bool:
-    """Whether a gradient is there, dense and wholly this rank's."""
+    """Returns whether a gradient exists, is dense and isn't a DTensor."""
     return gradient is not None and readable(gradient) and not hasattr(gradient, "placements")

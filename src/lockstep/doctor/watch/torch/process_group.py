@@ -1,4 +1,4 @@
-"""Looks at the process group that the script has; the doctor never communicates through it."""
+"""Reads facts of the script's process group; the doctor never communicates through it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def group_facts() -> dict[str, Any]:
-    """Size and backend of the script's default process group; empty while there is none."""
+    """Returns size and backend of the script's default process group; empty while there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         return {}
     try:

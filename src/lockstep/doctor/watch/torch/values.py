@@ -1,4 +1,4 @@
-"""Takes of tensors what can be compared out of band: the whole of small ones, a sample and a digest of large ones."""
+"""Reduces tensors to what can be compared later: all of small ones, a sample and a digest of large ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 DENSE_NUMBERS = 1 << 18
-"""Numbers kept of all tensors of one part (parameters, gradients, …) at a step of the first ones."""
+"""Numbers kept of one part (all parameters, all gradients, …) at each of the first steps."""
 SPARSE_NUMBERS = 1 << 13
-"""And at those compared later."""
+"""Numbers kept of one part at each step compared later."""
 FEWEST = 16
 INPUT_BYTES = 1 << 20
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -25,12 +25,12 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def capturing() -> bool:
-    """Whether what is launched now becomes part of a CUDA graph, which would do it again at every replay."""
+    """Returns whether a CUDA graph is being captured: it would repeat at every replay what is launched now."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def shards_of(tensor: Tensor) -> int:
-    """Counts the ranks over which a tensor is sharded; 0 if every rank holds the whole."""
+    """Returns the number of ranks over which a tensor is sharded; 0 if every rank holds all of it."""
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return 0
@@ -40,20 +40,20 @@ def shards_of(tensor: Tensor) -> int:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Takes what this rank holds of a tensor, detached."""
+    """Returns this rank's part of a DTensor, or the tensor itself, detached."""
     to_local: Any = getattr(tensor, "to_local", None)
     return (tensor if to_local is None else to_local()).detach()
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie in memory one after another: not of sparse, nested, fake or torch.func's ones."""
+    """Returns whether a tensor's elements can be read: not sparse, nested, quantised, meta, fake or torch.func's."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         return False
     return not isinstance(tensor, FakeTensor) and not is_functorch_wrapped_tensor(tensor)
 
 
 def digest(tensor: Tensor) -> str:
-    """A hexadecimal number that depends on every bit of a tensor on this rank, its shape and dtype."""
+    """Returns a 64-bit hash, in hexadecimal, of a tensor's bits on this rank, its shape and dtype."""
     flat = tensor.resolve_conj().contiguous().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     words = flat.view(_INTEGERS[flat.element_size()])
@@ -66,7 +66,7 @@ def digest(tensor: Tensor) -> str:
 
 
 def _device_sum(words: Tensor) -> int:
-    """Sum of integers, each times an odd number of its place, modulo 2⁶⁴: where the tensor is, no copy of it."""
+    """Returns a hash of integers that depends on their places, modulo 2⁶⁴, computed on the tensor's device."""
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for start in range(0, words.numel(), _CHUNK):
         part = words[start : start + _CHUNK].to(torch.int64)
@@ -77,13 +77,13 @@ def _device_sum(words: Tensor) -> int:
 
 
 def sampled(tensor: Tensor, most: int) -> Tensor:
-    """All elements if they are few, else about ``most`` at equal distances; flat, on the tensor's device."""
+    """Returns all elements if there are at most ``most``, else about ``most`` at equal distances, flattened."""
     flat = tensor.reshape(-1)
     return flat if flat.numel() <= most else flat[:: -(-flat.numel() // most)]
 
 
 class Taken(NamedTuple):
-    """Keeps of a tensor that will be gone when others are looked at: some ``numbers``, and a digest of all elements."""
+    """A sample (``numbers``) and a digest of a tensor that will be gone when the others are compared."""
 
     numbers: Tensor
     elements: int
@@ -91,27 +91,30 @@ class Taken(NamedTuple):
 
 
 def take(tensor: Tensor) -> Taken:
-    """Takes of a readable tensor what can be compared later; nothing of its memory is held."""
-    mine = _real(local(tensor)).clone()  # FSDP can't free memory any more that NumPy has seen
+    """Returns a sample and a digest of a readable tensor, without a reference to its memory."""
+    mine = _real(local(tensor)).clone()  # FSDP can't free memory that NumPy refers to
     return Taken(sampled(mine, TAKEN_NUMBERS).clone(), mine.numel(), digest(mine))
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """The same elements, a complex one being two."""
+    """Returns a view with each complex element as two real ones; other tensors as they are."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def take_part(
     tensors: Mapping[str, Tensor | Taken], most: int, sharded: Container[str] = ()
 ) -> tuple[list[list[Any]], np.ndarray]:
-    """Chooses what to keep of tensors that are readable, at most about ``most`` numbers of all together.
+    """Samples the readable tensors, in all about ``most`` numbers; of a shard only this rank's part.
 
-    Of shards they are only this rank's; ``sharded`` are the names of those that are parts of larger ones and don't say
-    so.
+    Args:
+        tensors: tensors by name.
+        most: how many numbers to keep of all tensors together; small tensors keep more.
+        sharded: names of tensors that are parts of larger ones although they aren't DTensors.
 
     Returns:
-        For each tensor ``[name, numbers kept, elements, shards, digest of a sampled one]``, a complex element being
-        two; and the numbers, float32 if all tensors are, else float64.
+        For each tensor ``[name, numbers kept, elements, shards, digest]``, where the digest is "" unless it was sampled
+        and a complex element counts as two; and the numbers, flat: float32 if all tensors are float32 on one device,
+        else float64.
     """
     each = max(FEWEST, most // max(1, len(tensors)))
     entries: list[list[Any]] = []
@@ -142,7 +145,7 @@ def _numbers(kept: Sequence[Tensor]) -> np.ndarray:
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Finds the tensors in a module's arguments, also in a few levels of containers."""
+    """Yields the tensors in a module's arguments, also in a few levels of containers."""
     if isinstance(value, Tensor):
         yield value
     elif depth <= 3 and isinstance(value, (Mapping, list, tuple)):
@@ -151,9 +154,9 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
 
 
 def input_digests(value: Any) -> list[str]:
-    """Digests of the data in a module's arguments: tensors that no parameter has touched; samples of large ones.
+    """Returns digests of the data in a module's arguments: of tensors without gradients, sampled if they are large.
 
-    Of sparse tensors they are the indices and values, as they lie; others that aren't readable are left out.
+    A COO tensor gives two, of its indices and its values as stored. Other unreadable tensors are left out.
     """
     data = (part for x in tensors_in(value) if not x.requires_grad for part in _parts(x))
     found = [local(x) for x in data if readable(x) and x.numel()]
