@@ -1,1 +1,1 @@
-"""Proves that the ranks hold the same agent, and that every world size gives it."""
+"""Proves that every world size trains the same agent, for ``lockstep verify``."""

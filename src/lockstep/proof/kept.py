@@ -1,4 +1,4 @@
-"""Keeps what a verification of a run's config said in ``verify.json``, beside the run."""
+"""Writes the result of verifying a run's config to ``verify.json`` in the run's directory."""
 
 from __future__ import annotations
 
@@ -26,9 +26,13 @@ from lockstep.training.past import utc_date
 
 
 def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:
-    """Finds the run that is to be verified: its directory, its ``config.json``, or its name where no preset has that.
+    """Finds the run to verify, given by its directory, its ``config.json``, or a name that isn't a preset's.
 
-    None: ``target`` is a config file or an environment. A ``ValueError`` of one line if it holds a run a seed.
+    Returns:
+        The run's directory; None if ``target`` is a config file or an environment.
+
+    Raises:
+        ValueError: one line, if ``target`` is a group with one run per seed.
     """
     target = os.path.expanduser(target)
     path = Path(target)
@@ -46,12 +50,12 @@ def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:
 
 
 def _has_begun(path: Path) -> bool:
-    """Whether a directory is a run's and not somebody's with a config of that name."""
+    """Returns whether a directory is a run's, rather than one that only holds a file of that name."""
     return is_run(path) and ((path / METRICS_JSONL).is_file() or (path / CHECKPOINTS).is_dir())
 
 
 def to_json(results: Sequence[Comparison], config: Config, iterations: int) -> dict[str, Any]:
-    """What ``verify.json`` holds: when, of which config, on what machine, and what came of each world size."""
+    """Returns the content of ``verify.json``: date, config, machine, and the result of each world size."""
     facts = results[-1].trace.facts
     return {
         "verified": utc_date(),
@@ -76,10 +80,10 @@ def to_json(results: Sequence[Comparison], config: Config, iterations: int) -> d
 
 
 def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: int) -> Path:
-    """Writes ``verify.json`` into a run's directory; that of an earlier verification is replaced.
+    """Writes ``verify.json`` into a run's directory, replacing an earlier one, and returns its path.
 
     Raises:
-        ValueError: the config or the loss is another one than the run's, or the file can't be written; one line.
+        ValueError: one line, if the config or the loss isn't the run's, or the file can't be written.
     """
     stored = stored_config(run, warn=False)
     for key, theirs, ours in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):

@@ -1,4 +1,4 @@
-"""By which ``total_steps`` a run trained its first iterations: schedules fall by it, and it may have changed since."""
+"""Finds the ``total_steps`` of a run's first iterations: schedules depend on it, and it may have changed since."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lockstep.training.limits import follows_length
 
 
 def first_length(run: Path, stored: Config, iterations: int) -> int:
-    """Reads the ``total_steps`` by which a run's first iterations were trained, which may be no longer those it has.
+    """Returns the ``total_steps`` with which a run's first iterations were trained, even if it has changed since.
 
     Raises:
-        ValueError: schedules fall by several in these iterations; one line.
+        ValueError: one line, if it changed within these iterations and schedules depend on it.
     """
     changes = lengths_of(run, stored.model_dump(mode="json")) if follows_length(stored) else []
     if not changes:
@@ -28,7 +28,10 @@ def first_length(run: Path, stored: Config, iterations: int) -> int:
 
 
 def most_iterations(run: Path | None, config: Config) -> int | None:
-    """How many iterations schedules allow, of a run those of its first length; None: no schedule follows a length."""
+    """Returns how many iterations schedules allow, for a run those before ``total_steps`` first changed.
+
+    None if no schedule depends on ``total_steps``.
+    """
     if not follows_length(config):
         return None
     changes = [] if run is None else lengths_of(run, config.model_dump(mode="json"))

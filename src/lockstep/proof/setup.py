@@ -15,12 +15,15 @@ from lockstep.core.topology import without_launcher
 
 
 def setup_of(config: Config, ranks: int, processes: int) -> str:
-    """The set-up of one world size in lines, found in a fresh process, where the engine may make its devices.
+    """Describes the set-up of one world size, in lines; uses a fresh process, in which the engine can make its devices.
 
-    ``ranks`` are processes of engine torch and devices of engine jax, ``processes`` those that share the devices.
+    Args:
+        config: the run's config, resolved.
+        ranks: number of processes (engine torch) or devices (engine jax).
+        processes: number of processes that share the devices.
 
     Raises:
-        ValueError: this machine has no such devices; one line.
+        ValueError: one line, if this machine has no such devices.
     """
     arguments = [config.model_dump_json(), *map(str, (ranks, processes, os.getpid()))]
     command = [sys.executable, "-P", "-m", "lockstep.proof.setup", *arguments]
@@ -31,7 +34,7 @@ def setup_of(config: Config, ranks: int, processes: int) -> str:
 
 
 def setup_lines(config: Config, ranks: int, processes: int) -> list[str]:
-    """The lines of :func:`setup_of`, in this process."""
+    """Returns the lines of :func:`setup_of`, found in this process."""
     where, names = engine_module(config.engine).name_ranks(config, ranks, processes)
     shards, each = config.shards, config.envs // config.shards
     lines = [
@@ -58,4 +61,4 @@ def _main(text: str, ranks: int, processes: int) -> int:
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[4]))
     code = _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    os._exit(code)  # a back end takes its time to close
+    os._exit(code)  # closing a back end is slow

@@ -30,21 +30,22 @@ from lockstep.training.own_loss.recorded import facts_of_loss
 
 MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
 MACHINE += ("mujoco", "python", "lockstep", "kernel variables", "packages of environments")
-"""Of ``summary.json``: what bits may depend on."""
+"""Entries of ``summary.json`` that bits may depend on."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Holds what one world size left.
+    """What a run on one world size recorded.
 
     Attributes:
         world_size: number of ranks; of devices with the JAX engine.
-        error: the run's own error, or None.
-        tensors: each iteration's fingerprints by tensor name; ``metrics`` each iteration's metrics without times.
-        processes: that shared the devices (JAX engine).
-        recorded: the run that it was read from, or None where it was trained just now.
-        facts: its ``summary.json``.
-        loss: what its checkpoint says of a loss of the user's own.
+        error: the run's error, or None.
+        tensors: each iteration's fingerprints by tensor name.
+        metrics: each iteration's metrics without times.
+        processes: number of processes that shared the devices (JAX engine).
+        recorded: the run that it was read from; None if it was trained just now.
+        facts: the run's ``summary.json``.
+        loss: what the run's checkpoint says of a custom loss.
     """
 
     world_size: int
@@ -58,7 +59,7 @@ class Trace:
 
     @property
     def label(self) -> str:
-        """The world size, as ``--world-sizes`` has it; of a recorded run its name too."""
+        """The world size as in ``--world-sizes``, with the name of a recorded run."""
         if self.recorded is not None:
             return f"{self.recorded.name} ({self.world_size or '?'})"
         return f"{self.processes}x{self.world_size // self.processes}" if self.processes > 1 else str(self.world_size)
@@ -66,7 +67,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Tells of one world size against the first one: equal, or where they first differ."""
+    """One world size compared with the first: whether they are equal, and where they first differ."""
 
     trace: Trace
     equal: bool
@@ -78,9 +79,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def run_trace(config: Config, world_size: int, iterations: int, directory: Path, processes: int = 1) -> Trace:
-    """Trains ``iterations`` iterations on ``world_size`` ranks in fresh processes, tracing fingerprints."""
+    """Trains ``iterations`` iterations on ``world_size`` ranks in fresh processes and reads what they recorded."""
     name = f"world_size_{world_size}_processes_{processes}"
-    while (directory / name).exists():  # the same world size once more: whether the run repeats
+    while (directory / name).exists():  # a world size given twice checks that the run repeats
         name += "_again"
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json(), encoding="utf-8")
@@ -95,22 +96,22 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
-    """Each iteration's metrics without times."""
+    """Reads each iteration's metrics, without times."""
     records = _lines(run / METRICS_JSONL)
     return [{k: v for k, v in record.items() if not k.startswith("time/")} for record in records]
 
 
 def _from_the_first(rows: Sequence[dict[str, Any]]) -> int:
-    """How many of the rows are those of iterations 1, 2, 3 and so on."""
+    """Counts the leading rows that belong to iterations 1, 2, 3 and so on, without a gap."""
     numbered = enumerate(rows, start=1)
     return next((number - 1 for number, row in numbered if row.get("iteration") != number), len(rows))
 
 
 def recorded_trace(run: Path, iterations: int) -> Trace:
-    """Reads the first iterations that a run has recorded, on whatever machine.
+    """Reads the first iterations of a run that was recorded before, here or on another machine.
 
     Raises:
-        ValueError: it has not recorded so many, or a row but the last is damaged; one line.
+        ValueError: one line, if it has recorded fewer, or a row other than the last is damaged.
     """
     try:
         tensors, metrics = _lines(run / FINGERPRINTS), _metrics(run)
@@ -128,10 +129,11 @@ def recorded_trace(run: Path, iterations: int) -> Trace:
 
 
 def recorded_config(run: Path, config: Config, iterations: int) -> Config:
-    """Reads the config of a run's first iterations, which ``config`` must be but for what can't change an agent.
+    """Returns ``config`` with ``total_steps`` and ``eval`` as in a recorded run's first iterations.
 
     Raises:
-        ValueError: it is of another run, or changed within those iterations; one line names the first setting.
+        ValueError: one line, if another setting that can change the agent differs from the run's (it names the first),
+            or ``total_steps`` changed within those iterations.
     """
     stored = stored_config(run)
     for key, theirs, mine in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
@@ -153,7 +155,7 @@ def _summary(run: Path) -> dict[str, Any]:
 
 
 def machines_apart(reference: Trace, trace: Trace) -> list[str]:
-    """Lists in what the machines or the software of two traces differ, which bits may depend on."""
+    """Lists the differences in hardware and software between two traces that bits may depend on."""
     known = [name for name in MACHINE if name in reference.facts and name in trace.facts]
     pairs = ((name, reference.facts[name], trace.facts[name]) for name in known)
     return [f"{name} {there or 'none'} there, {here or 'none'} here" for name, there, here in pairs if there != here]
@@ -194,13 +196,13 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
 def verify(
     config: Config, worlds: Sequence[tuple[int, int]], iterations: int, against: Path | None = None
 ) -> list[Comparison]:
-    """Runs every world size, ``(ranks, processes that share them)``, and compares each with the first.
+    """Trains every world size, ``(ranks, processes that share them)``, and compares each with the first.
 
-    With ``against`` all are compared with that recorded run.
+    With ``against``, all are compared with that recorded run, which comes first in the result.
 
     Raises:
-        ValueError: a world size can't share the config's shards, the recorded run is another one, or the config's
-            schedules end before; before anything is started.
+        ValueError: before anything is started, if a world size can't share the config's shards, the recorded run has
+            another config, or the config's schedules end earlier.
     """
     config = resolve(config, worlds[0][0])
     recorded = []
@@ -222,7 +224,7 @@ def verify(
 
 
 def _length_for(config: Config, iterations: int) -> int:
-    """The ``total_steps`` with which so many iterations can be trained, if that leaves their bytes what they are."""
+    """Returns a ``total_steps`` that allows so many iterations; raises ``ValueError`` if schedules depend on it."""
     if not follows_length(config):
         return max(config.total_steps, iterations * config.steps_per_iteration)
     if iterations > config.num_iterations:
@@ -234,10 +236,10 @@ def _length_for(config: Config, iterations: int) -> int:
 
 
 def parse_worlds(text: str, engine: str) -> list[tuple[int, int]]:
-    """Reads ``"1,2,2x1"`` as numbers of ranks and processes: ``[(1, 1), (2, 1), (2, 2)]``.
+    """Parses ``"1,2,2x1"`` as numbers of ranks and processes: ``[(1, 1), (2, 1), (2, 2)]``.
 
     Raises:
-        ValueError: it is no such list, or has processes of several devices where every rank is a process.
+        ValueError: it isn't such a list, or it has the form ``2x1`` with engine torch, where every rank is a process.
     """
     found = [re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", part.strip()) for part in text.split(",")]
     matches = [match for match in found if match is not None]
