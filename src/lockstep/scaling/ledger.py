@@ -1,4 +1,4 @@
-"""Measures a sweep job by job, and keeps its directory: which runs are done, their records, tables and plots."""
+"""Measures a sweep job by job and maintains its directory: which runs are done, their records, tables and plots."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from lockstep.scaling.summarize import Row, run_row, summary_rows
 
 BENCH, LOGS, WORK, PLOTS = "bench.json", "logs", "work", "plots.png"
 BEGUN = {".lock", f".{BENCH}.tmp", LOGS}
-"""What a sweep that was killed before it wrote its first word may have left."""
+"""Files that a sweep may have left if it was killed before it wrote ``bench.json``."""
 
 
 @dataclass
 class Ledger:
-    """``bench.json`` and ``logs/``: everything else in the directory is made of these two.
+    """Reads and writes ``bench.json`` and ``logs/``; all other files of the sweep are made from these.
 
-    A run counts as done once ``bench.json`` says so with the sha256 of its log: what an interrupted sweep left half
-    done, or somebody changed, is measured again.
+    A job counts as done if ``bench.json`` has the sha256 of its log. A job that was interrupted, or whose log was
+    changed, is measured again.
 
     Attributes:
         path: the sweep's directory.
         identity: :meth:`Plan.identity` of everything in it.
-        asked: world sizes, repeats and whether the ceiling is measured: what may change between sessions.
-        done: by job name: ``error``, ``seconds`` and ``log_sha256``.
+        asked: what may change between sessions: world sizes, repeats and whether the ceiling is measured.
+        done: ``error``, ``seconds`` and ``log_sha256``, by job name.
     """
 
     path: Path
@@ -46,24 +46,24 @@ class Ledger:
     done: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def log(self, job: Job) -> Path:
-        """A job's records."""
+        """Returns the path of a job's records."""
         return self.path / LOGS / f"{job.name}.jsonl"
 
     def write(self) -> None:
-        """Write ``bench.json``, whole or not at all."""
+        """Writes ``bench.json`` atomically."""
         replace_text(
             self.path / BENCH,
             json.dumps({"identity": self.identity, "asked": self.asked, "done": self.done}, indent=2) + "\n",
         )
 
     def begin(self, job: Job) -> None:
-        """A job is about to be measured: what was measured before is gone."""
+        """Removes what an earlier session recorded of a job, before it is measured."""
         self.log(job).unlink(missing_ok=True)
         if self.done.pop(job.name, None) is not None:
             self.write()
 
     def record(self, job: Job, outcome: Outcome) -> None:
-        """A job is done, well or not."""
+        """Records a job's outcome, be it a success or a failure."""
         facts = {"kind": job.kind, "world_size": job.world_size, "repeat": job.repeat}
         text = "".join(json.dumps(facts | record) + "\n" for record in outcome.records)
         replace_text(self.log(job), text)
@@ -71,7 +71,7 @@ class Ledger:
         self.write()
 
     def outcome(self, job: Job) -> Outcome | None:
-        """Reads what came of a job, if it is done and its log is as it was written."""
+        """Returns a job's outcome; None unless it is done and its log is unchanged."""
         entry, log = self.done.get(job.name), self.log(job)
         if entry is None or not log.is_file():
             return None
@@ -81,13 +81,13 @@ class Ledger:
         return Outcome([json.loads(line) for line in text.splitlines()], entry["error"], entry["seconds"])
 
     def missing(self, plan: Plan) -> list[Job]:
-        """Lists what of a plan is still to be measured; what failed is, too."""
+        """Returns the jobs of a plan that are still to be measured, including those that failed."""
         found = [(job, self.outcome(job)) for job in plan.jobs()]
         return [job for job, outcome in found if outcome is None or outcome.error is not None]
 
 
 def read_ledger(path: Path) -> Ledger | None:
-    """The ledger in a directory, or None if there is none that can be read."""
+    """Reads the ledger in a directory; None if there is no readable one."""
     try:
         content = json.loads((path / BENCH).read_text())
         return Ledger(path, content["identity"], content["asked"], content["done"])
@@ -96,12 +96,16 @@ def read_ledger(path: Path) -> Ledger | None:
 
 
 def asked_by(plan: Plan) -> dict[str, Any]:
-    """Takes of a plan what may change between the sessions of a sweep."""
+    """Returns what may change of a plan between the sessions of a sweep."""
     return {"world_sizes": list(plan.world_sizes), "repeats": plan.repeats, "ceiling": plan.ceiling}
 
 
 def open_ledger(path: Path, plan: Plan) -> Ledger:
-    """The ledger of a sweep, begun or continued; a ``ValueError`` if the directory is something else's or another's."""
+    """Begins or continues a sweep's ledger.
+
+    Raises:
+        ValueError: the directory holds other files, or a sweep with another identity.
+    """
     identity, ledger = plan.identity(), read_ledger(path)
     if ledger is None:
         if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - BEGUN):
@@ -123,7 +127,7 @@ def open_ledger(path: Path, plan: Plan) -> Ledger:
 
 
 def unfinished(runs_dir: Path, stem: str, plan: Plan) -> Path | None:
-    """The newest directory ``<stem>-…`` of the very same sweep that wasn't finished."""
+    """Returns the newest directory ``<stem>-…`` of the same sweep that isn't finished, or None."""
     identity, asked = plan.identity(), asked_by(plan)
     for path in sorted(runs_dir.glob(f"{stem}-*"), reverse=True):
         ledger = read_ledger(path)
@@ -133,7 +137,7 @@ def unfinished(runs_dir: Path, stem: str, plan: Plan) -> Path | None:
 
 
 def write_tables(path: Path, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """``<name>.json``, and ``<name>.csv`` with ``;`` between the items of a list and nothing for None."""
+    """Writes ``<name>.json`` and ``<name>.csv``, with ``;`` between the items of a list and nothing for None."""
     replace_text(path / f"{name}.json", json.dumps(list(rows), indent=2, allow_nan=False) + "\n")
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -148,7 +152,7 @@ def _sha256(text: str) -> str:
 
 
 def sweep_directory(plan: Plan, name: str | None, runs_dir: Path) -> Path:
-    """Chooses a sweep's directory: the one named, the one that the same sweep left unfinished, or a new one."""
+    """Chooses a sweep's directory: the named one, one that the same sweep left unfinished, or a new one."""
     if name is not None:
         return runs_dir / name
     environment = plan.config.env.id.rpartition(":")[2].replace("/", "-")
@@ -158,7 +162,7 @@ def sweep_directory(plan: Plan, name: str | None, runs_dir: Path) -> Path:
 
 
 def locked_directory(path: Path) -> RunDirectory:
-    """Makes a sweep's directory and locks it; a one-line ``ValueError`` if it can't be made, or is somebody's."""
+    """Makes a sweep's directory and locks it; raises a one-line ``ValueError`` if it can't, or if it is a file."""
     directory = RunDirectory(path)
     with writing(path):
         if path.exists() and not path.is_dir():
@@ -169,7 +173,7 @@ def locked_directory(path: Path) -> RunDirectory:
 
 
 def measure_job(job: Job, plan: Plan, ledger: Ledger, progress: Progress) -> Outcome:
-    """Measures one job of a sweep, keeps its outcome, and writes the tables anew."""
+    """Measures one job of a sweep, records its outcome, and rewrites the tables."""
     ledger.begin(job)
     outcome = measure(job, plan, ledger.path / WORK, progress)
     ledger.record(job, outcome)
@@ -178,7 +182,7 @@ def measure_job(job: Job, plan: Plan, ledger: Ledger, progress: Progress) -> Out
 
 
 def write_results(plan: Plan, ledger: Ledger, plots: bool = True) -> tuple[list[Row], list[Row]]:
-    """Writes both tables and the plots of what is done of a plan; returns the tables."""
+    """Writes both tables, and the plots, of the jobs done so far; returns the tables."""
     outcomes = [(job, ledger.outcome(job)) for job in plan.jobs()]
     rows = [run_row(job, plan, outcome) for job, outcome in outcomes if outcome is not None]
     summary = summary_rows(rows, plan)

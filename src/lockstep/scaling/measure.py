@@ -1,4 +1,4 @@
-"""Measures one job: fresh training processes, watched until they have done their iterations."""
+"""Measures one job in fresh training processes, which it watches until they have done their iterations."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ POLL_SECONDS = 0.2
 GRACE_SECONDS = 10.0
 
 Progress = Callable[[int, int], None]
-"""Told the iterations done and those to do, again and again."""
+"""Called repeatedly with the iterations done and those wanted."""
 
 
 @dataclass
 class Outcome:
-    """Holds what came of a job.
+    """The outcome of a job.
 
     Attributes:
-        records: one an iteration, as in ``timing.jsonl``, with ``copy`` (which of the runs at once, from 0) and
+        records: one per iteration, as in ``timing.jsonl``, with ``copy`` (which of the simultaneous runs, from 0) and
             ``measured`` (whether it counts).
         error: why it failed, in one line, or None.
-        seconds: wall time, starting processes included.
+        seconds: wall time, including the start of processes.
     """
 
     records: list[dict[str, Any]]
@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass
 class Training:
-    """``lockstep train`` in a fresh process, and what it has recorded so far."""
+    """A ``lockstep train`` in a fresh process, and what it has recorded so far."""
 
     process: subprocess.Popen[bytes]
     timing: Path
@@ -55,7 +55,7 @@ class Training:
     _read: int = 0
 
     def watch(self) -> bool:
-        """Read what is new; whether the process still runs."""
+        """Reads new records; returns whether the process still runs."""
         running = self.process.poll() is None
         if self.timing.is_file():
             with self.timing.open("rb") as file:
@@ -66,7 +66,7 @@ class Training:
         return running
 
     def error(self) -> str:
-        """Reads why it failed."""
+        """Returns why the process failed, in one line."""
         return said_error(self.stderr.read_text(errors="replace"), self.process.returncode)
 
 
@@ -78,10 +78,15 @@ def start_training(
     steps: int | None,
     environment: Mapping[str, str] | None = None,
 ) -> Training:
-    """Start ``lockstep train`` on ``world_size`` ranks (engine jax: devices of one process).
+    """Starts ``lockstep train`` on ``world_size`` ranks (engine jax: devices of one process).
 
-    It makes the run ``name`` in ``directory``, ends after ``steps`` global steps (None: when it is told to), and has
-    the variables of ``environment`` besides those of this process.
+    Args:
+        config: what to train.
+        world_size: number of ranks.
+        name: name of the run.
+        directory: where the run's directory is made.
+        steps: global environment steps after which it stops; None: only when it is told to.
+        environment: variables to add to those of this process.
     """
     source = directory / f"{name}.json"
     source.write_text(config.model_dump_json(), encoding="utf-8")
@@ -96,13 +101,13 @@ def start_training(
             stdout=subprocess.DEVNULL,
             stderr=file,
             env=without_launcher() | dict(environment or {}),
-            start_new_session=True,  # Ctrl-C is this process's to deal with
+            start_new_session=True,  # so that Ctrl-C reaches only this process
         )
     return Training(process, directory / name / TIMING, stderr)
 
 
 def stop(trainings: Sequence[Training]) -> None:
-    """End what still runs: at the next iteration, or after a grace at once."""
+    """Stops what still runs: at its next iteration by SIGTERM, or, after a grace period, by a kill."""
     for training in trainings:
         if training.process.poll() is None:
             training.process.send_signal(signal.SIGTERM)
@@ -116,7 +121,7 @@ def stop(trainings: Sequence[Training]) -> None:
 
 
 def measure(job: Job, plan: Plan, directory: Path, progress: Progress) -> Outcome:
-    """Do a job of a sweep; a run that fails is an outcome too. ``directory`` is made, and removed again."""
+    """Runs a job of a sweep and returns its outcome, even if a run fails; makes ``directory`` and removes it again."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     started = time.monotonic()
@@ -146,7 +151,7 @@ def _run(world_size: int, plan: Plan, directory: Path, progress: Progress) -> Ou
 
 
 def _ceiling(copies: int, plan: Plan, directory: Path, progress: Progress) -> Outcome:
-    """As many single-rank runs at once, until all of them have done their iterations side by side."""
+    """Runs ``copies`` single-rank runs at once until all have done enough iterations side by side."""
     config, wanted = plan.sized(1), plan.warmup_iters + plan.iters
     trainings: list[Training] = []
     measured: list[list[bool]] = []
@@ -174,7 +179,7 @@ def _ceiling(copies: int, plan: Plan, directory: Path, progress: Progress) -> Ou
 
 
 def side_by_side(copies: Sequence[Sequence[dict[str, Any]]], warmup_iters: int) -> list[list[bool]]:
-    """Marks the iterations of runs at once that count: all of it beside a warmed-up iteration of every other.
+    """Marks the iterations that count: those during all of which every run was past its warm-up and still recorded.
 
     ``ended`` and ``t_iter`` of each run's records, which are in order, say when an iteration took place.
     """
@@ -193,7 +198,7 @@ def side_by_side(copies: Sequence[Sequence[dict[str, Any]]], warmup_iters: int) 
 
 
 def own_devices(device: str, copies: int) -> list[dict[str, str]]:
-    """Returns the variable by which each of ``copies`` independent runs sees one device of a kind; none on CPUs."""
+    """Returns, for each independent run, the environment variable that shows it one device; none on CPUs."""
     if device not in VISIBLE:
         return [{}] * copies
     given = os.environ.get(VISIBLE[device])

@@ -1,4 +1,4 @@
-"""Plans a sweep: world sizes and repeats, in which order, and what two sweeps must share to be one."""
+"""Plans a sweep: which jobs in which order, and what two sessions must share to be one sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockstep.training.announcement import counted
 Mode = Literal["weak", "strong"]
 MODES = ("weak", "strong")
 
-# Runs end by a number of iterations, never by total_steps: a schedule stays where it begins.
+# Runs end by their number of iterations, so this total_steps only keeps schedules at their first value.
 ENDLESS = 10**15
 PACKAGES = ("numpy", "gymnasium", "mujoco")
 ENGINE_PACKAGES = {"torch": ("torch",), "jax": ("jax", "jaxlib", "equinox", "optax")}
@@ -28,9 +28,9 @@ ENGINE_PACKAGES = {"torch": ("torch",), "jax": ("jax", "jaxlib", "equinox", "opt
 
 @dataclass(frozen=True)
 class Job:
-    """One thing to measure, in processes of its own, ``repeat`` from 1 on.
+    """One measurement in fresh processes; ``repeat`` counts from 1.
 
-    A ``run`` is one on ``world_size`` ranks, a ``ceiling`` as many single-rank runs at once.
+    A ``run`` is one run on ``world_size`` ranks, a ``ceiling`` is ``world_size`` single-rank runs at once.
     """
 
     kind: Literal["run", "ceiling"]
@@ -39,7 +39,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Of its log file."""
+        """The name of the job's log file, without suffix."""
         return f"{'ranks' if self.kind == 'run' else 'copies'}_{self.world_size}_repeat_{self.repeat}"
 
     def __str__(self) -> str:
@@ -49,10 +49,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep over ``world_sizes``, ascending.
+    """A sweep over world sizes.
 
-    In mode ``weak`` every rank has the config's environments, in ``strong`` the ranks share them. The first
-    ``warmup_iters`` iterations of each run are left out and ``iters`` measured; ``ceiling`` is the machine's own.
+    Attributes:
+        mode: ``weak``: every rank has the config's environments; ``strong``: the ranks share them.
+        world_sizes: numbers of ranks, ascending.
+        repeats: how often each world size is measured.
+        warmup_iters: first iterations of each run, which don't count.
+        iters: iterations of each run that are measured.
+        ceiling: whether to measure, too, what the machine can do: as many independent single-rank runs at once.
     """
 
     config: Config
@@ -64,7 +69,7 @@ class Plan:
     ceiling: bool = True
 
     def __str__(self) -> str:
-        """Environment, mode, numbers of ranks, repeats and iterations, in words."""
+        """Describes environment, mode, numbers of ranks, repeats and iterations in words."""
         *others, most = self.world_sizes
         ranks = ", ".join([*map(str, others), counted(most, "rank")])
         repeats = f"{self.repeats} repeats" if self.repeats > 1 else "once"
@@ -72,7 +77,7 @@ class Plan:
         return f"{self.config.env.id} · {self.mode} scaling on {ranks} · {repeats}, {iterations} each"
 
     def check(self) -> None:
-        """Raise a one-line ``ValueError`` for what can't be measured."""
+        """Raises a one-line ``ValueError`` if the sweep can't be measured."""
         for name, least in (("repeats", 1), ("warmup_iters", 0), ("iters", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below {least}")
@@ -84,10 +89,13 @@ class Plan:
             self.sized(world_size)
 
     def sized(self, world_size: int) -> Config:
-        """The config of the run on ``world_size`` ranks, resolved; a one-line ``ValueError`` if so many can't share it.
+        """Returns the resolved config of the run on ``world_size`` ranks.
 
-        Weak: a rank has the same shards, of the same shape, at every world size; environments and shards grow with
-        the ranks. Strong: the config as it is.
+        Weak: environments and shards grow with the ranks, so that a rank has the same shards, of the same shape, at
+        every world size. Strong: environments and shards are the config's.
+
+        Raises:
+            ValueError: one line, if so many ranks can't share it.
         """
         if self.mode == "strong":
             if (each := self.config.num_envs_per_rank) is not None:
@@ -102,7 +110,7 @@ class Plan:
         return self._measured(resolve(one.model_copy(update=grown), world_size))
 
     def _measured(self, config: Config) -> Config:
-        """Without what is no part of an iteration, and with each rank's times."""
+        """Turns off evaluations, checkpoints and traces, and turns on each rank's times."""
         changes = {
             "eval": {"interval": 0, "record_video": False},
             "checkpoint": {"interval": 0, "seconds": None, "mirror": None},
@@ -113,13 +121,13 @@ class Plan:
         return config.model_copy(update={**sections, "total_steps": ENDLESS})
 
     def steps(self, world_size: int) -> int:
-        """Global environment steps of the run on ``world_size`` ranks."""
+        """Returns the global environment steps of the run on ``world_size`` ranks."""
         return (self.warmup_iters + self.iters) * self.sized(world_size).steps_per_iteration
 
     def jobs(self) -> list[Job]:
-        """Everything to measure: repeat after repeat, each over all world sizes, every second one backwards.
+        """Returns all jobs, repeat after repeat, each over all world sizes and every second one in reverse.
 
-        What drifts while the sweep runs (temperature, other users) then falls on all world sizes alike.
+        Drift during the sweep (temperature, other users) then affects all world sizes alike.
         """
         out = []
         for repeat in range(1, self.repeats + 1):
@@ -130,7 +138,7 @@ class Plan:
         return out
 
     def identity(self) -> dict[str, Any]:
-        """Lists what a number of this sweep depends on, flat: measured otherwise it isn't of this sweep."""
+        """Returns, flat, all that the sweep's numbers depend on; measurements with another identity can't join it."""
         config = flattened(self.sized(1).model_dump(mode="json"))
         facts = {
             "mode": self.mode,
@@ -146,7 +154,7 @@ class Plan:
 
 
 def parse_world_sizes(text: str) -> tuple[int, ...]:
-    """``"1,2,4"`` as numbers of ranks, ascending; a ``ValueError`` if it is no list of different ones."""
+    """Parses ``"1,2,4"`` as numbers of ranks, ascending; raises ``ValueError`` unless they are different numbers."""
     try:
         sizes = sorted(int(part) for part in text.split(","))
     except ValueError:
@@ -157,7 +165,7 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
 
 
 def source_digest() -> str:
-    """Of this package's own code: what was measured with other code is another measurement."""
+    """Returns a hash of this package's source, because measurements with other code aren't comparable."""
     root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
@@ -165,7 +173,7 @@ def source_digest() -> str:
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """``(key, ours, theirs)`` of everything in which two identities differ."""
+    """Returns ``(key, ours, theirs)`` for each key in which two identities differ."""
     keys = [*ours, *(key for key in theirs if key not in ours)]
     return [(key, ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)]
 

@@ -20,7 +20,7 @@ MEANING = {
 
 
 def write_plots(path: Path, title: str, rows: Sequence[Row], summary: Sequence[Row]) -> bool:
-    """Draw a sweep's tables into an image file; whether there was anything to draw."""
+    """Draws a sweep's tables into an image file, or removes the file if there is nothing to draw; returns which."""
     if not any(row["runs"] for row in summary):
         path.unlink(missing_ok=True)
         return False
@@ -29,7 +29,7 @@ def write_plots(path: Path, title: str, rows: Sequence[Row], summary: Sequence[R
 
 
 def draw(title: str, rows: Sequence[Row], summary: Sequence[Row]) -> Any:
-    """The figure: three panels over the world sizes that have a run."""
+    """Draws the figure: three panels over the world sizes that have a run."""
     from matplotlib.figure import Figure
 
     there = [row for row in summary if row["runs"]]

@@ -1,4 +1,4 @@
-"""Sums up the records of a sweep's runs in its two tables: one row a run, one row a world size."""
+"""Summarises the records of a sweep in its two tables: one row per run, and one row per world size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.scaling.plan import Job, Plan
 Row = dict[str, Any]
 
 PARTS = ("t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
-"""Seconds of an iteration; they add up to ``t_iter``."""
+"""Parts of an iteration, in seconds; they add up to ``t_iter``."""
 
 MEANS = ("t_iter", *PARTS, "collectives", "bytes")
 BY_RANK = ("t_rollout", "t_learn", "t_wait", "t_other", "bytes", "peak_memory_mb", "peak_gpu_memory_mb")
@@ -29,7 +29,7 @@ NORMAL = 1.960
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of a mean (Student's t), or None for fewer than two values."""
+    """Returns the 95 % confidence interval of a mean (Student's t), or None for fewer than two values."""
     if len(values) < 2:
         return None
     quantile = STUDENT[len(values) - 2] if len(values) - 2 < len(STUDENT) else NORMAL
@@ -38,19 +38,19 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def ratio_interval(ratios: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of a geometric mean of ratios, or None for fewer than two."""
+    """Returns the 95 % confidence interval of a geometric mean of ratios, or None for fewer than two."""
     bounds = interval([math.log(r) for r in ratios])
     return None if bounds is None else (math.exp(bounds[0]), math.exp(bounds[1]))
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the values that are there, or None."""
+    """Returns the mean of the values that aren't None, or None if there are none."""
     there = [v for v in values if v is not None]
     return statistics.fmean(there) if there else None
 
 
 def ratio_mean(ratios: Sequence[float]) -> float | None:
-    """The geometric mean, or None for none: twice and half as fast are as fast."""
+    """Returns the geometric mean, in which ratios 2 and 1/2 average to 1; None if there are none."""
     return statistics.geometric_mean(ratios) if ratios else None
 
 
@@ -58,11 +58,11 @@ def ratio_mean(ratios: Sequence[float]) -> float | None:
 
 
 def run_row(job: Job, plan: Plan, outcome: Outcome) -> Row:
-    """Sums up what one job measured; of one that failed, its status and error and nothing else.
+    """Summarises what one job measured; for a failed job, measured columns are None.
 
-    ``steps_per_second`` is the sum over runs at once. Times are seconds, means over the measured iterations and over
-    ranks (of a ceiling: over its runs); ``bytes`` is what a rank contributes; ``…_by_rank`` are means by rank. What an
-    engine can't tell (the parts of a compiled program) is None.
+    ``steps_per_second`` is the sum over simultaneous runs. Times are in seconds, means over the measured iterations and
+    over ranks (for a ceiling, over its runs). ``bytes`` is what a rank contributes. ``…_by_rank`` are means by rank, of
+    memory the peaks. What an engine can't tell (the parts of a compiled program) is None.
     """
     config = plan.sized(job.world_size if job.kind == "run" else 1)
     row: Row = {
@@ -113,11 +113,12 @@ def _seconds(records: Sequence[Row]) -> float:
 
 
 def summary_rows(rows: Sequence[Row], plan: Plan) -> list[Row]:
-    """A sweep's result by world size; means over the repeats that ended well, None where there is none.
+    """Summarises a sweep by world size: means over the repeats that ended well, None if there are none.
 
-    ``speedup`` is steps/s over those of the smallest world size in the same repeat, ``efficiency`` the speed-up over
-    the ratio of ranks, ``ceiling_efficiency`` steps/s over those of as many independent runs in the same repeat.
-    These ratios are geometric means; ``…_low`` and ``…_high`` bound their 95 % confidence interval over the repeats.
+    ``speedup`` is steps/s divided by those of the smallest world size in the same repeat, ``efficiency`` the speed-up
+    divided by the ratio of ranks, ``ceiling_efficiency`` steps/s divided by those of as many independent runs in the
+    same repeat. These ratios are geometric means; ``…_low`` and ``…_high`` bound the 95 % confidence interval of the
+    last two over the repeats.
     """
     well = {(r["kind"], r["world_size"], r["repeat"]): r for r in rows if r["status"] == "ok"}
     return [_summary_row(n, rows, well, plan) for n in plan.world_sizes]
@@ -155,13 +156,13 @@ def _summary_row(world_size: int, rows: Sequence[Row], well: dict[tuple[str, int
 def _ratios(
     well: dict[tuple[str, int, int], Row], above: tuple[str, int], below: tuple[str, int], plan: Plan
 ) -> list[float]:
-    """Steps/s of one kind of job over those of another, for each repeat that has both."""
+    """Returns steps/s of one kind of job divided by those of another, for each repeat that has both."""
     pairs = [((*above, r), (*below, r)) for r in range(1, plan.repeats + 1)]
     return [well[a]["steps_per_second"] / well[b]["steps_per_second"] for a, b in pairs if a in well and b in well]
 
 
 def _with_interval(name: str, values: Sequence[float], certain: bool = False) -> Row:
-    """Geometric mean and confidence interval; what is 1 by definition has none."""
+    """Returns geometric mean and confidence interval; no interval if the ratio is ``certain``: 1 by definition."""
     bounds = None if certain else ratio_interval(values)
     low, high = bounds if bounds is not None else (None, None)
     return {name: ratio_mean(values), f"{name}_low": low, f"{name}_high": high}
