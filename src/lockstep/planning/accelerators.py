@@ -1,4 +1,4 @@
-"""Predicts a run on GPUs or TPUs from what an iteration costs a device, the chip's data sheet and what is assumed."""
+"""Predicts a run on GPUs or TPUs from an iteration's costs on a device, the chip's data sheet and assumptions."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from lockstep.planning.roofline import LIMITS, Roofline
 from lockstep.training.costs import FLOAT, Collective, Costs, Part
 
 LATENCY_OF = 8
-"""Devices of a collective whose latency is assumed; it grows with their logarithm."""
+"""The assumed latency of a collective is for this many devices; it grows with the logarithm of their number."""
 STEP, SAMPLING, STEPPING = ("gradients", "optimizer"), ("rollout",), ("rollout", "environments")
-"""What engine torch replays as graphs: an optimiser step, the sampling of actions, a step of array environments."""
+"""Parts that engine torch replays as graphs: an optimiser step, sampling actions, a step of array environments."""
 COPIES = {SAMPLING: 3, STEPPING: 6}
-"""Launches of a step to and from where its graph reads and writes."""
+"""Copy launches per environment step, to and from the tensors that the graph reads and writes."""
 BESIDE_DRAWING = ("collectives", "environments", "rollout")
-"""Parts of an iteration during which engine torch draws the indices of minibatches, beside what the device has queued
-of optimiser steps then: not what waits for its launch, for the host has launched them all before it draws."""
+"""Parts of an iteration during which engine torch's host draws minibatch indices. It also draws during optimiser steps
+that are queued on the device, but not while kernels wait for launches: all of them are launched before it draws."""
 GROWING = ("rollout", "activations")
-"""What of a device's memory grows with its environments."""
+"""Kinds of memory that grow with a device's environments."""
 CUT = ("parameters", "moments")
-"""What of it FSDP cuts: each device holds a part. Gradients are whole until they are scattered."""
+"""Kinds of memory that FSDP shards over devices. Gradients are whole until they are scattered."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of an iteration by part, by what limits them, and of each part by what limits it."""
+    """Seconds of an iteration: by part, by what limits them, and by both."""
 
     parts: dict[str, float]
     limits: dict[str, float]
@@ -45,31 +45,32 @@ class Times:
 
     @classmethod
     def none(cls) -> Times:
-        """Makes the times of nothing."""
+        """Returns times that are all 0."""
         limits: dict[str, float] = dict.fromkeys((*LIMITS, "links", "latency", "host", "waiting"), 0.0)
         return cls(dict.fromkeys(PARTS, 0.0), limits, {part: {} for part in PARTS})
 
     def add(self, part: str, limit: str, seconds: float) -> None:
-        """Adds seconds of a part."""
+        """Adds seconds of a part that are limited by ``limit``."""
         self.parts[part] += seconds
         self.limits[limit] += seconds
         self.limits_of[part][limit] = self.limits_of[part].get(limit, 0.0) + seconds
 
     @property
     def total(self) -> float:
-        """Seconds of the iteration."""
+        """The seconds of the iteration."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A run on a number of a target's devices, and what is known of it.
+    """A run on some number of a target's devices, and what is known of it.
 
     Attributes:
-        config: resolved for so many devices.
-        costs: of a device of the most devices; ``counted`` how many those are.
-        host: times of host environments' steps; None: the devices step them.
-        network: bytes a second out of a host in place of the table's, or None.
+        config: the config, resolved for ``devices``.
+        costs: an iteration's costs on one device of ``counted`` devices.
+        counted: the number of devices that costs were counted for: the most that are planned.
+        host: times of steps of environments on the host; None if the devices step them.
+        network: bytes per second out of a host, which replaces the table's; or None.
     """
 
     config: Config
@@ -89,29 +90,29 @@ class Workload:
 
     @property
     def shards(self) -> int:
-        """Shards of the device that owns most."""
+        """The number of shards of the device that owns most."""
         return tree_of(self.config.shards, self.devices).most_shards
 
     @property
     def parameters(self) -> int:
-        """Parameters of the policy."""
+        """The number of the policy's parameters."""
         cut = self.counted if self.config.fsdp else 1
         return round(self.costs.memory["parameters"] * cut / FLOAT)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What an iteration costs a device, as it is on so many of them."""
+        """The parts of an iteration on the device with most shards."""
         return self.costs.of_shards(self.shards)
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """As they were compiled for so many devices, else by the engine's rules."""
+        """An iteration's collectives: as compiled, if that was for this many devices, else by the engine's rules."""
         if self.devices == self.counted and self.costs.collectives:
             return self.costs.collectives
         return collectives(self.config, self.description, self.parameters, self.devices)
 
     def memory(self) -> dict[str, float]:
-        """Bytes of a device by kind."""
+        """Returns a device's memory in bytes, by kind."""
         ratio = self.shards / self.costs.shards
         cut = self.counted / self.devices if self.config.fsdp else 1.0
         grown = {
@@ -125,14 +126,14 @@ class Workload:
         return grown | {"runtime": runtime_bytes(self.target.platform)}
 
     def link(self, assumed: Assumptions) -> Link:
-        """What the devices meet over."""
+        """Returns the link that joins the devices."""
         return link_of(self.chip, self.devices, self.chip.devices_per_host, assumed, self.network)
 
 
 def link_of(chip: Chip, devices: int, per_host: int, assumed: Assumptions, network: float | None = None) -> Link:
-    """What devices meet over: their host's or slice's links, and the network where ``per_host`` are too few.
+    """Returns the link that joins devices: of their host or slice, and the network if they need several hosts.
 
-    ``network`` is bytes a second out of a host in place of the table's, which are its network cards together.
+    ``network`` is bytes per second out of a host; without it the table's rate for all of the host's network cards.
     """
     growth = max(1.0, math.log2(devices)) / math.log2(LATENCY_OF)
     rate, latency = chip.link_rate * assumed.link, assumed.latency[chip.platform]
@@ -143,7 +144,7 @@ def link_of(chip: Chip, devices: int, per_host: int, assumed: Assumptions, netwo
 
 
 def predict(work: Workload) -> Prediction:
-    """Predicts a run on a number of devices."""
+    """Predicts speed, limits and memory of a run."""
     times: dict[Case, Times] = {case: _times(work, assumptions(case)) for case in CASES}
     likely, config = times["likely"], work.config
     memory = work.memory()
@@ -195,10 +196,10 @@ def _times(work: Workload, assumed: Assumptions) -> Times:
 
 
 def _drawing_seconds(work: Workload, assumed: Assumptions, times: Times, queued: float) -> float:
-    """Seconds that an iteration of engine torch waits for its host to count episodes and draw minibatches.
+    """Returns the seconds that an iteration of engine torch waits for its host to count episodes and draw minibatches.
 
-    The indices are drawn while the device takes what is ``queued`` of the optimiser steps of the iteration before and
-    the rollout, at whose end episodes are counted; where the host takes part in each step, after it.
+    The host draws the indices while the device works on the ``queued`` seconds of the last iteration's optimiser steps
+    and on the rollout, and counts episodes at the rollout's end. If the host takes part in each step, nothing overlaps.
     """
     config = work.config
     if config.engine != "torch":  # the program draws them
@@ -212,7 +213,7 @@ def _drawing_seconds(work: Workload, assumed: Assumptions, times: Times, queued:
 
 
 def _graphed(config: Config, devices: int) -> tuple[str, ...]:
-    """Names the parts that engine torch replays as CUDA graphs, whose kernels no Python launches."""
+    """Returns the parts that engine torch replays as CUDA graphs, so that Python doesn't launch their kernels."""
     allowed = config.cuda_graphs is not False and ungraphed(config) is None
     if config.engine != "torch" or config.device != "cuda" or not allowed:
         return ()
@@ -223,14 +224,14 @@ def _graphed(config: Config, devices: int) -> tuple[str, ...]:
 
 
 def _devices_of_a_process(work: Workload) -> int:
-    """Devices whose environments one process steps: with engine jax those of its host, where the host steps them."""
+    """Returns for how many devices one process steps environments: with engine jax, all of its host's."""
     if work.host is None or work.config.engine == "torch":
         return 1
     return min(work.devices, work.chip.devices_per_host)
 
 
 def _host_seconds(work: Workload, assumed: Assumptions, together: int) -> float:
-    """Seconds of a rollout that the host's processor takes: environments, and handing over at each step."""
+    """Returns the seconds that the host needs for a rollout: stepping environments and transfers at each step."""
     config, host = work.config, work.host
     assert host is not None
     envs = work.shards * (config.envs // config.shards) * together
@@ -248,7 +249,7 @@ def _host_seconds(work: Workload, assumed: Assumptions, together: int) -> float:
 
 
 def largest_num_envs(work: Workload) -> int:
-    """Finds the most environments of the run whose devices have the memory, a multiple of what shards need; 0: none."""
+    """Returns the largest ``num_envs`` that fits the devices' memory and that shards divide; 0 if none fits."""
     memory = work.memory()
     growing = sum(memory[kind] for kind in GROWING)
     free = work.chip.memory - sum(memory.values()) + growing

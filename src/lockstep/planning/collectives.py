@@ -1,4 +1,4 @@
-"""Which collectives an iteration has, for any number of devices, by the rules of both engines; and what they take."""
+"""Lists an iteration's collectives on any number of devices, by the rules of both engines, and how long they take."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from lockstep.training.costs import FLOAT, Collective
 from lockstep.training.losses import loss_settings
 
 STATISTIC = 8
-"""Bytes of a number of the statistics, float64."""
+"""Bytes of a number in the statistics, float64."""
 RINGS = ("all-gather", "all-reduce", "reduce-scatter")
-"""Collectives in which a device sends to its neighbour alone."""
+"""Collectives in which a device sends only to its neighbour."""
 TIMES = 10
-"""Numbers that a rank of PyTorch's says of an iteration's times, beside one for each collective."""
+"""Numbers that a PyTorch rank sends about an iteration's times, besides one for each collective."""
 
 
 def collectives(config: Config, description: EnvDescription, parameters: int, devices: int) -> tuple[Collective, ...]:
-    """Lists an iteration's collectives on so many devices; bytes are of the result that a device gets of one.
+    """Lists an iteration's collectives; their bytes are those of the result on one device.
 
-    One sum an optimiser step, of ``parameters`` and the loss terms, by the tree of the run's shards (``exact``) or by
-    the framework (``fast``); one gather of statistics; with PyTorch one of episodes and times, and every
-    ``proof.interval`` iterations one of fingerprints.
+    There is one sum per optimiser step, of ``parameters`` and the loss terms, by the tree of the run's shards
+    (``exact``) or by the framework (``fast``), and one gather of statistics. PyTorch adds a gather of episodes and
+    times, and every ``proof.interval`` iterations one of fingerprints.
     """
     if devices == 1:
         return ()
@@ -62,11 +62,11 @@ def _of_steps(config: Config, parameters: int, devices: int) -> list[Collective]
 
 
 def _statistics(config: Config, description: EnvDescription, devices: int) -> Collective:
-    """The gather of every shard's moments of minibatches, returns and what is normalised.
+    """Returns the gather of every shard's moments: of minibatches, of returns, and of what is normalised.
 
-    Engine jax sends count, mean and M2 of each, and a stop code of each device (in ``fast`` less, where it takes shards
-    together); engine torch counts a shard's samples once, and sends that with its episodes, stop code, and whether it
-    stated anything.
+    Engine jax sends count, mean and M2 of each, and a stop code per device (less in ``fast``, which combines shards
+    first). Engine torch sends a shard's sample count once, with its episodes, its stop code, and whether it stated
+    anything.
     """
     of_minibatches = 3 * config.ppo.num_epochs * config.ppo.num_minibatches
     normalized = description.observation.vector_size if config.normalize.observations else 0
@@ -82,13 +82,14 @@ def _statistics(config: Config, description: EnvDescription, devices: int) -> Co
 
 @dataclass(frozen=True)
 class Link:
-    """What devices meet over.
+    """The links that join devices.
 
     Attributes:
-        rate: bytes a second of one device in one direction, to the others of its host.
+        rate: bytes per second of one device in one direction, to the others of its host.
         latency: seconds of an empty collective.
-        network: bytes a second out of a host in one direction, by all of its network cards; None: no host is left.
-        per_host: devices of a host.
+        network: bytes per second out of a host in one direction, by all of its network cards; None if no bytes leave
+            a host.
+        per_host: devices per host.
     """
 
     rate: float
@@ -97,11 +98,11 @@ class Link:
     per_host: int = 1
 
     def transfer(self, one: Collective, devices: int, direct: bool = False) -> float:
-        """Computes the seconds that the bytes of one collective take.
+        """Returns the seconds that the bytes of one collective take.
 
-        A ring leaves each host by one edge, or by one for each of its network cards, which share the bytes. Where every
-        device sends to every other one (``direct``, and all that is no ring), those of a host send what is for other
-        hosts at once, ``(n - per_host) / n`` of the bytes each.
+        A ring leaves each host by one edge, or by one for each of its network cards, which share the bytes. If every
+        device sends to every other one (``direct``, or a kind that isn't a ring), all devices of a host send to other
+        hosts at the same time, ``(n - per_host) / n`` of the bytes each.
         """
         if self.network is None:
             return sent_bytes(one, devices) / self.rate
@@ -112,10 +113,10 @@ class Link:
 
 
 def sent_bytes(one: Collective, devices: int) -> float:
-    """Counts bytes that a device sends in one collective by the best algorithm, a ring or an equal exchange.
+    """Returns the bytes that a device sends in one collective by the best algorithm, a ring or a pairwise exchange.
 
-    All-gather and all-to-all of a result of ``b`` bytes: ``b (n - 1) / n``; an all-reduce twice that; a reduce-scatter
-    ``b (n - 1)`` (Thakur et al. 2005).
+    With a result of ``b`` bytes, an all-gather and an all-to-all send ``b (n - 1) / n``, an all-reduce twice that, and
+    a reduce-scatter ``b (n - 1)`` (Thakur et al. 2005).
     """
     share = (devices - 1) / devices
     if one.kind == "all-reduce":

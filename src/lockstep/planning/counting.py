@@ -1,4 +1,4 @@
-"""Asks an engine what an iteration costs, in a process of its own: compilers are loud, and may end theirs."""
+"""Asks an engine what an iteration costs, in a separate process, because compilers print a lot and may crash."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lockstep.training.costs import Costs
 
 TIMEOUT = 1800.0
 LIBTPU = Path(sys.prefix) / "libtpu"
-"""Where XLA's compiler for TPUs may lie beside what else is installed: JAX looks for TPUs wherever it finds it."""
+"""XLA's compiler for TPUs may be installed here, off the path: wherever JAX finds it, it looks for TPUs."""
 REFUSED = 2
 
 
 def can_compile(engine: str, platform: str) -> bool:
-    """Whether the compiler for a platform is installed for an engine."""
+    """Returns whether an engine's compiler for a platform is installed."""
     beside = engine == "jax" and platform == "tpu" and LIBTPU.is_dir()
     return engine_module(engine).can_compile(platform) or beside
 
 
 def count_costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
-    """Asks the config's engine for the costs of the first of ``devices`` devices.
+    """Returns the costs of an iteration on the first of ``devices`` devices, as counted by the config's engine.
 
     Raises:
-        ValueError: the engine can't count this config; one line.
-        RunError: its process ended otherwise, or took half an hour.
+        ValueError: one line, if the engine can't count this config.
+        RunError: its process failed in another way, or took half an hour.
     """
     question = json.dumps([config.model_dump(mode="json"), platform, shape, devices])
     words = [sys.executable, "-P", "-c", f"from {__name__} import answer; answer()"]
@@ -54,8 +54,8 @@ def count_costs(config: Config, platform: str, shape: str | None, devices: int) 
 
 
 def answer() -> None:
-    """Reads a question from standard input, and prints the costs as JSON: what the process of its own does."""
-    sys.path.insert(0, str(Path.cwd()))  # as lockstep's own command does, for environments of the user's
+    """Reads a question from standard input and prints the costs as JSON; runs in the separate process."""
+    sys.path.insert(0, str(Path.cwd()))  # as the lockstep command does, for the user's environments
     fields, platform, shape, devices = json.loads(sys.stdin.read())
     config = Config.model_validate(fields)
     engine = engine_module(config.engine)

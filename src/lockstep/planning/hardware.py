@@ -1,4 +1,4 @@
-"""Chips, links and what is assumed of them, from ``chips.json``; and the devices that ``--on`` names."""
+"""Reads chips, links and assumptions from ``chips.json``, and parses the devices that ``--on`` names."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ CASES: tuple[Case, ...] = ("best", "likely", "worst")
 
 @dataclass(frozen=True)
 class Chip:
-    """One kind of device as its makers specify it; ``chips.json`` says what the numbers are, and has the sources.
+    """One kind of device as its maker specifies it; ``chips.json`` explains the numbers and gives the sources.
 
     Attributes:
-        key: what ``--on`` calls it.
+        key: its name for ``--on``.
         platform: ``cuda`` or ``tpu``.
-        memory: bytes; ``memory_rate`` bytes a second.
-        peaks: operations a second by precision, ``fp32`` and ``bf16``.
-        link_rate: bytes a second of a device in one direction, to those of its host or slice.
-        host_link_rate: the same to its host; ``network_rate`` to devices of other hosts.
+        memory: bytes.
+        memory_rate: bytes per second.
+        peaks: operations per second by precision, ``fp32`` and ``bf16``.
+        link_rate: bytes per second of a device in one direction, to devices of its host or slice.
+        host_link_rate: the same, to its host.
+        network_rate: the same, to devices of other hosts.
         shapes: topologies of a TPU's slices; empty for GPUs.
     """
 
@@ -53,17 +55,19 @@ class Chip:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What data sheets don't say, in one case of ``best``, ``likely`` and ``worst``.
+    """What data sheets don't say, in one of the cases ``best``, ``likely`` and ``worst``.
 
     Attributes:
-        compute: share of the peak that products reach; ``memory`` and ``link`` likewise.
-        kernel: seconds that a kernel takes at least, by ``engine:platform``.
-        latency: seconds of a collective without bytes, by platform, and between hosts (``network``).
-        host_step: seconds of a step between host and device beside kernels and bytes.
-        iteration: seconds of what the host does once an iteration, by engine.
-        drawn_index: seconds in which the host draws an index of a minibatch; ``counted_step`` in which it looks at a
-            step for episodes that ended.
-        processor: speed of a core of the host in units of this machine's.
+        compute: share of the peak that matrix products reach.
+        memory: share of the memory's rate that is reached.
+        link: share of a link's rate that is reached.
+        kernel: the least seconds that a kernel takes, by ``engine:platform``.
+        latency: seconds of an empty collective, by platform, and between hosts (``network``).
+        host_step: seconds per step between host and device, besides kernels and bytes.
+        iteration: seconds of the host's work once per iteration, by engine.
+        drawn_index: seconds for the host to draw one minibatch index.
+        counted_step: seconds for the host to check one step for ended episodes.
+        processor: speed of a core of the host, relative to this machine's.
     """
 
     compute: float
@@ -80,12 +84,14 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Target:
-    """Devices that a run is planned for.
+    """The devices that a run is planned for.
 
     Attributes:
-        text: as it was given; ``chip`` None: this machine's processor.
-        devices: of all hosts; ``per_host`` of one.
-        shape: the topology of a TPU slice, as its compiler names it (``v5e:16x16``); None elsewhere.
+        text: the target as it was given.
+        chip: the kind of device; None: this machine's processor.
+        devices: number of devices on all hosts.
+        per_host: number of devices per host.
+        shape: the topology of a TPU slice, as its compiler names it (``v5e:16x16``); else None.
     """
 
     text: str
@@ -96,16 +102,16 @@ class Target:
 
     @property
     def platform(self) -> str:
-        """``cpu``, ``cuda`` or ``tpu``: what config calls ``device``."""
+        """The config's ``device``: ``cpu``, ``cuda`` or ``tpu``."""
         return THIS_MACHINE if self.chip is None else self.chip.platform
 
     @property
     def unit(self) -> str:
-        """What it consists of, in words."""
+        """What the target counts: ``ranks`` on this machine, else ``devices``."""
         return "ranks" if self.chip is None else "devices"
 
     def shape_of(self, devices: int) -> str | None:
-        """Names the topology that so many devices are, as XLA's compiler does; None: there is none."""
+        """Returns the topology of so many devices as XLA's compiler names it; None if it has none."""
         if self.chip is None:
             return None
         if self.platform == "cuda":
@@ -128,7 +134,7 @@ def _table() -> dict[str, Any]:
 
 @cache
 def chips() -> dict[str, Chip]:
-    """Reads the table of chips, by what ``--on`` calls them."""
+    """Returns the table of chips, by their names for ``--on``."""
     return {key: _chip(key, row) for key, row in _table()["chips"].items()}
 
 
@@ -154,7 +160,7 @@ def _chip(key: str, row: dict[str, Any]) -> Chip:
 
 @cache
 def assumptions(case: Case) -> Assumptions:
-    """Reads what is assumed in a case."""
+    """Returns what is assumed in a case."""
     row = _table()["assumptions"][case]
     return Assumptions(
         compute=row["compute"],
@@ -171,15 +177,15 @@ def assumptions(case: Case) -> Assumptions:
 
 
 def runtime_bytes(platform: str) -> float:
-    """Bytes of a device's memory that drivers and libraries take (assumed)."""
+    """Returns the bytes of a device's memory that drivers and libraries are assumed to take."""
     return _table()["runtime_gb"][platform] * GIGA
 
 
 def parse_target(text: str) -> Target:
-    """Reads what ``--on`` names: ``h100:8``, ``tpu:v5e:16x16``, ``cpu:2``, ``cpu:2x1`` (hosts x ranks).
+    """Parses a target of ``--on``: ``h100:8``, ``tpu:v5e:16x16``, ``cpu:2``, ``cpu:2x1`` (hosts x ranks).
 
     Raises:
-        ValueError: no such chip, number or topology; one line that says what there is.
+        ValueError: one line, if there is no such chip, number or topology; it says which there are.
     """
     name, _, size = text.strip().lower().rpartition(":")
     if name == THIS_MACHINE:
@@ -233,10 +239,10 @@ def _no_chip(text: str, name: str, size: str) -> str:
 
 
 def parse_rate(text: str) -> float:
-    """Reads a network's rate in bytes a second: ``100Mbit``, ``25Gbit``.
+    """Parses a network's rate, such as ``100Mbit`` or ``25Gbit``, into bytes per second.
 
     Raises:
-        ValueError: it is none; one line.
+        ValueError: one line, if it isn't a rate.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s)?", text.strip().lower())
     if match is None or not float(match[1]):

@@ -1,4 +1,4 @@
-"""Measures how long environments on the host take for a step, and says what that makes of a rollout."""
+"""Measures how long a step of environments on the host takes, and predicts a rollout's time from it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from lockstep.planning.waiting import expected_max_of_sums
 
 SECONDS, MOST_STEPS, WARM_UP, SEED = 1.0, 4000, 20, 0
 MANY = 64
-"""Environments of the second measurement, of those that are stepped as arrays."""
+"""Number of environments in the second measurement, of environments that are stepped as arrays."""
 WORKER_SECONDS = 60e-6
-"""A step's exchange with worker processes, once for all of them (assumed)."""
+"""Assumed seconds of a step's exchange with all worker processes together."""
 
 
 @dataclass(frozen=True)
 class HostSteps:
-    """Times of steps that were measured on this machine, in seconds.
+    """Times of environment steps measured on this machine, in seconds.
 
     Attributes:
-        one: of single environments, one after the other, resets among them; of arrays, of all environments at once.
-        each: of a further environment that is stepped as part of arrays; None: they are stepped one by one.
+        one: times of single environments' steps, resets included; for environments that are stepped as arrays, the
+            fixed time of a step of all of them.
+        each: additional time per environment that is stepped as part of arrays; None: they are stepped one by one.
     """
 
     one: tuple[float, ...]
@@ -37,14 +38,14 @@ class HostSteps:
 
     @property
     def mean(self) -> float:
-        """Mean seconds of ``one``."""
+        """The mean of ``one``."""
         return float(np.mean(self.one))
 
     def rollout(self, envs: int, steps: int, workers: int, ranks: int) -> float:
-        """Expected seconds that the slowest of ``ranks`` spends stepping in a rollout, all alike.
+        """Returns the expected seconds that the slowest of ``ranks`` like ranks spends stepping in a rollout.
 
-        A rank that steps ``envs`` environments itself takes the sum of their times at each step; with ``workers`` it
-        waits at each step for the slowest worker.
+        A rank that steps its ``envs`` environments itself needs the sum of their times; with ``workers`` it waits for
+        the slowest worker at each step.
         """
         if self.each is not None:
             return steps * (self.mean + self.each * envs)
@@ -56,7 +57,7 @@ class HostSteps:
 
 
 def measure_host_steps(config: EnvConfig, description: EnvDescription) -> HostSteps:
-    """Steps environments with random actions for a second or two, and keeps the time of every step."""
+    """Steps environments with random actions for a second or two and returns the times of their steps."""
     alone = config.model_copy(update={"workers": 0})
     if not description.is_array:
         return HostSteps(tuple(_times(alone, description, 1)))

@@ -1,4 +1,4 @@
-"""Measures runs of one rank on this machine: of one rank's shards alone, as many at once as ranks would share it."""
+"""Measures one-rank runs on this machine, each of one rank's shards, as many at once as ranks would share it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Seconds of the iterations of one rank by itself, and its peak memory in bytes.
+    """Seconds of each iteration of one rank by itself, ``[iterations]``, and its peak memory in bytes.
 
-    ``rollout``, ``learn`` and ``other`` are empty where its program doesn't tell them apart (engine jax).
+    ``rollout``, ``learn`` and ``other`` are empty if its program doesn't tell them apart (engine jax).
     """
 
     total: np.ndarray
@@ -39,7 +39,7 @@ class RankTimes:
 
 
 def part_of_rank(config: Config, rank: int, ranks: int) -> Config:
-    """Makes the part of a run that one of ``ranks`` owns a run of its own: as many shards, of the same shape."""
+    """Returns the config of a one-rank run with as many shards, of the same shape, as one of ``ranks`` owns."""
     shards = len(tree_of(config.shards, ranks).owned[rank])
     envs = config.envs // config.shards * shards
     cut = config.model_copy(update={"num_envs": envs, "num_shards": shards, "fsdp": False, "sync_period": 1})
@@ -49,13 +49,13 @@ def part_of_rank(config: Config, rank: int, ranks: int) -> Config:
 def measure_ranks(
     config: Config, ranks: Sequence[int], of: int, directory: Path, warmup_iters: int, iters: int
 ) -> list[RankTimes]:
-    """Runs the parts of these ``ranks`` of ``of`` at once, as runs of one rank that never meet.
+    """Trains the parts of these ``ranks``, of ``of`` in all, at once, as one-rank runs that never communicate.
 
-    The first ``warmup_iters`` iterations of each are left out, and ``iters`` counted in which all of them are under
-    way.
+    The first ``warmup_iters`` iterations of each are left out. It goes on until each has done ``iters`` iterations
+    while all the others ran, too.
 
     Raises:
-        RunError: one of them failed; its own line.
+        RunError: one of the runs failed; the message has its error.
     """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -93,7 +93,7 @@ def _times(records: Sequence[dict[str, Any]]) -> RankTimes:
 
 
 def copy_rate() -> float:
-    """Measures bytes a second that this process copies in memory."""
+    """Measures how many bytes per second this process copies in memory; the best of five tries."""
     source, target = np.ones(COPIED_BYTES, np.uint8), np.empty(COPIED_BYTES, np.uint8)
     best = math.inf
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Makes the outlook of each target: counts, measures where that is this machine, predicts."""
+"""Makes the outlook of each target: counts costs, measures if the target is this machine, and predicts."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from lockstep.planning.request import PlanRequest
 from lockstep.training.costs import Costs
 
 WARMUP_ITERS = 3
-"""Iterations on this machine that don't count."""
+"""First iterations on this machine, which don't count."""
 Say = Callable[[str], None]
 
 
 def outlooks(request: PlanRequest, say: Say) -> Iterator[Outlook]:
-    """Plans the run on each target, in order; ``say`` is told what is under way.
+    """Yields the outlook of the run on each target, in order; calls ``say`` with what is in progress.
 
-    Steps of environments on the host are timed once, for all targets.
+    Steps of environments on the host are timed once for all targets.
 
     Raises:
-        ValueError: an environment can't be made, or an engine can't do what the config asks for; one line.
-        RunError: a compiler or a run that was to be measured failed.
+        ValueError: one line, if an environment can't be made or an engine can't do what the config asks for.
+        RunError: a compiler or a measured run failed.
     """
     envs = {env.id: env for env in (request.run_on(target).env for target in request.targets)}
     look_with_cpu(request.config)
-    descriptions = {name: describe(env) for name, env in envs.items()}  # engine jax may step another one inside
+    descriptions = {name: describe(env) for name, env in envs.items()}  # engine jax may step a twin of the environment
 
     @cache
     def host(name: str) -> HostSteps:
@@ -86,7 +86,7 @@ def _outlook_on(target: Target, request: PlanRequest, description: EnvDescriptio
 
 
 def _costs(target: Target, config: Config, devices: int, say: Say) -> Costs:
-    """Counts what the most devices cost each, compiled for them where their compiler is installed."""
+    """Counts the costs of each of the most devices; compiles for them if their compiler is installed."""
     shape = target.shape_of(devices) or target.shape_of(1)
     if shape is not None and not can_compile(config.engine, target.platform):
         shape = None
@@ -139,7 +139,7 @@ def _on_this_machine(
 
 
 def _host_memory() -> float:
-    """Bytes of this machine's memory, within the limits of this process's groups; 0 where it doesn't say."""
+    """Returns this machine's memory in bytes, within the limits of this process's cgroups; 0 if unknown."""
     total, limit = system_fact(MEMINFO, "MemTotal"), memory_limit()
     bytes_here = float(total.split()[0]) * 1024 if total else 0.0
     return bytes_here if limit is None else min(bytes_here, limit)

@@ -21,7 +21,7 @@ def write_plot(path: Path, title: str, outlooks: Sequence[Outlook]) -> None:
 
 
 def draw(title: str, outlooks: Sequence[Outlook]) -> Any:
-    """Makes the figure: a panel of speeds, and one of parts for each target."""
+    """Draws the figure: a panel of speeds, and for each target a panel of an iteration's parts."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 + 4.4 * len(outlooks), 4.6), layout="constrained")

@@ -1,4 +1,4 @@
-"""Holds what a plan says: of a target, and of the run on each number of its devices."""
+"""Holds what a plan says of a target, and of the run on each number of its devices."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from lockstep.planning.hardware import CASES, Case
 from lockstep.training.costs import Collective
 
 PARTS = ("environments", "rollout", "evaluate", "gradients", "optimizer", "collectives", "waiting", "other")
-"""Where the time of an iteration goes, in order."""
+"""Parts of an iteration's time, in order."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is predicted of a run on a number of devices.
+    """What is predicted for a run on some number of devices.
 
     Attributes:
-        seconds: of an iteration, by case.
+        seconds: seconds per iteration, by case.
         parts: seconds of each of :data:`PARTS` in the likely case.
         limits: seconds of the likely case by what limits them: ``compute``, ``memory``, ``launches``, ``links``,
             ``latency``, ``host``, ``waiting``.
-        limits_of: the same of each part by itself.
-        steps: global environment steps of an iteration.
-        collectives: of an iteration.
-        memory: bytes of a device by kind.
-        utilization: share of the peak at the run's precision that its operations make in the likely case.
+        limits_of: the same for each part.
+        steps: global environment steps per iteration.
+        collectives: collectives of an iteration.
+        memory: bytes of a device, by kind.
+        utilization: share of the peak rate at the run's precision that is reached in the likely case; None on CPUs.
     """
 
     devices: int
@@ -41,12 +41,12 @@ class Prediction:
 
     @property
     def rates(self) -> dict[Case, float]:
-        """Environment steps a second, by case."""
+        """Environment steps per second, by case."""
         return {case: self.steps / self.seconds[case] for case in CASES}
 
     @property
     def limit(self) -> str:
-        """What takes most of the time, in words: the part, and what limits it most."""
+        """The part that takes most of the time, and what limits it most, in words."""
         part = max(self.parts, key=lambda name: self.parts[name])
         limits = self.limits_of[part]
         limit = max(limits, key=lambda name: limits[name])
@@ -66,19 +66,23 @@ LIMIT_WORDS = {
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is planned for a target.
+    """The plan for a target.
 
     Attributes:
-        target: as it was given; ``chip`` in words.
-        engine: that the run would use, ``source`` where its costs come from.
-        devices: of the whole target.
-        capacity: bytes of a device's memory, or of a host's that its CPU ranks share.
-        sharing: devices at most that share it; 1, but for CPU ranks.
-        flops: of an iteration on the first device of the most; ``bytes`` to and from memory, ``kernels`` launched.
-        predictions: by number of devices, ascending.
-        largest_num_envs: that fit the most devices; 0: the networks alone don't.
-        price: of the whole target, $ an hour; None: it wasn't given.
-        notes: what the user should know, a line each.
+        target: the target as it was given.
+        chip: the kind of device, in words.
+        engine: the engine that the run would use.
+        source: where the costs come from.
+        devices: number of devices of the whole target.
+        capacity: bytes of a device's memory, or of a host's, which its CPU ranks share; 0 if unknown.
+        predictions: one per number of devices, ascending.
+        flops: operations of an iteration on the first device, for the most devices that are planned.
+        bytes: bytes to and from memory, likewise.
+        kernels: launched kernels, likewise.
+        largest_num_envs: the most environments that fit the most devices; 0: not even the networks fit.
+        price: $ per hour of the whole target; None: it wasn't given.
+        sharing: the most devices that share ``capacity``; 1 except for CPU ranks.
+        notes: what the user should know, one line each.
     """
 
     target: str
@@ -98,22 +102,22 @@ class Outlook:
     notes: tuple[str, ...] = field(default=())
 
     def efficiency(self, one: Prediction) -> float:
-        """Speed-up over the smallest number of devices, over the ratio of devices."""
+        """Returns the speed-up over the smallest number of devices, divided by the ratio of devices."""
         base = self.predictions[0]
         rates = one.rates["likely"] / base.rates["likely"]
         return rates * base.devices / one.devices
 
     def needed(self, one: Prediction) -> float:
-        """Share of the memory that is needed, by all that share it: above 1 a run does not fit, by this factor."""
+        """Returns the share of the memory that all devices sharing it need; above 1 the run doesn't fit; 0: unknown."""
         needed = sum(one.memory.values()) * min(one.devices, self.sharing)
         return needed / self.capacity if self.capacity else 0.0
 
     def fits(self, one: Prediction) -> bool | None:
-        """Tells whether a device has the memory that a run needs; None: it isn't known how much it has."""
+        """Returns whether a device has the memory that a run needs; None if the device's memory is unknown."""
         return self.needed(one) <= 1 if self.capacity else None
 
     def cost(self, one: Prediction) -> tuple[float, float, float] | None:
-        """Dollars of the whole run, ``total_steps``, by case; a part of the target's devices costs their share."""
+        """Returns the dollars of the whole run by case (best, likely, worst); fewer devices cost their share."""
         if self.price is None:
             return None
         hours = [self.total_steps / one.rates[case] / 3600 for case in CASES]
@@ -121,7 +125,7 @@ class Outlook:
         return best, likely, worst
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all of it as JSON has it, with what is worked out of it."""
+        """Returns the outlook as JSON types, with the figures that are derived from it."""
         out = asdict(self)
         for row, one in zip(out["predictions"], self.predictions, strict=True):
             row["collectives"] = [x._asdict() for x in one.collectives]

@@ -1,4 +1,4 @@
-"""Prints a plan: one table for each target, and lines that say what is in it."""
+"""Prints a plan: one table per target, and lines that explain it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 
 def amount(value: float, unit: str = "") -> str:
-    """Writes a number with a prefix: ``1.23 GB``, ``45.6 MFLOP``."""
+    """Formats a number with a prefix: ``1.23 GB``, ``45.6 MFLOP``."""
     power = 0
     while abs(value) >= 999.5 and power < len(UNITS) - 1:
         value, power = value / 1000, power + 1
@@ -24,7 +24,7 @@ def amount(value: float, unit: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Writes seconds: ``850 µs``, ``12.3 ms``, ``4.56 s``, ``2.1 h``."""
+    """Formats seconds: ``850 µs``, ``12.3 ms``, ``4.56 s``, ``2.1 h``."""
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (300.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
         if seconds < limit:
             return f"{seconds * factor:.3g} {unit}"
@@ -32,7 +32,7 @@ def duration(seconds: float) -> str:
 
 
 def print_outlook(outlook: Outlook) -> None:
-    """Prints what is planned for a target."""
+    """Prints the plan for a target."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(_table(outlook))
     for line in lines(outlook):
@@ -59,7 +59,7 @@ def _table(outlook: Outlook) -> Table:
 
 
 def fits(outlook: Outlook, one: Prediction) -> str:
-    """Says what share of a device's memory a run needs, or by what factor it doesn't fit."""
+    """Formats the share of a device's memory that a run needs, or the factor by which it doesn't fit."""
     needed = outlook.needed(one)
     if not needed:
         return "?"
@@ -67,7 +67,7 @@ def fits(outlook: Outlook, one: Prediction) -> str:
 
 
 def lines(outlook: Outlook) -> list[str]:
-    """Says of the most devices what each holds and computes, what they exchange, and where the time goes."""
+    """Returns lines, for the most devices, on what each holds and computes, what they exchange, and where time goes."""
     last = outlook.predictions[-1]
     each = "rank" if outlook.chip.endswith("machine") else "device"
     out = [f"  a {each} of {last.devices} holds {_listed(last.memory)}"]
@@ -94,7 +94,7 @@ def _listed(memory: dict[str, float]) -> str:
 
 
 def collectives_text(found: Sequence[Collective]) -> str:
-    """Lists collectives: ``320 all-gather of 434 kB (gradients)``."""
+    """Formats collectives: ``320 all-gather of 434 kB (gradients)``."""
     if not found:
         return "none"
     return ", ".join(f"{x.count:g} {x.kind} of {amount(x.bytes, 'B')} ({x.purpose})" for x in found)

@@ -1,4 +1,4 @@
-"""Settles what is planned: each target's engine, numbers of devices and the run on each; errors come from here."""
+"""Checks a request and settles what is planned: each target's engine, numbers of devices, and the run on each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class PlanRequest:
     """What ``lockstep plan`` is asked for.
 
     Attributes:
-        config: whole, not resolved.
-        targets: of ``--on``, in order.
-        sizes: numbers of devices; None: powers of two as far as target and shards go.
-        mode: ``strong``, the devices share the run; ``weak``: each has as much as one.
-        prices: $ an hour of a target by its text.
-        network: bytes a second out of a host, or None.
-        iters: iterations that are measured on this machine.
+        config: the whole config, not resolved.
+        targets: the targets of ``--on``, in order.
+        sizes: numbers of devices; None: powers of two, as far as target and shards go.
+        mode: ``strong``: the devices share the run; ``weak``: each has as much work as one alone.
+        prices: $ per hour of a target, by its text.
+        network: bytes per second out of a host, or None.
+        iters: iterations to measure on this machine.
     """
 
     config: Config
@@ -36,7 +36,7 @@ class PlanRequest:
     iters: int = 20
 
     def check(self) -> None:
-        """Raises a one-line ``ValueError`` for what can't be planned, before anything is measured or compiled."""
+        """Raises a one-line ``ValueError`` if the request can't be planned, before anything is measured or compiled."""
         if not self.targets:
             raise ValueError("on: nothing to plan for; give --on h100:8, --on tpu:v5e:16x16 or --on cpu:2")
         texts = [target.text for target in self.targets]
@@ -62,11 +62,11 @@ class PlanRequest:
                 self.sized(run, size)
 
     def run_on(self, target: Target) -> Config:
-        """The config of the run on a target's devices: its ``device``, and engine jax where there are only TPUs."""
+        """Returns the run's config on a target: with its ``device``, and with engine jax on TPUs."""
         return self._settled_on(target)[0]
 
     def _settled_on(self, target: Target) -> tuple[Config, str | None]:
-        """Settles the run on a target's devices, with a line where its engine steps a twin of the environment."""
+        """Returns the run's config on a target, and a line if its engine steps a twin of the environment, else None."""
         changes = {"device": target.platform}
         if target.platform == "tpu":
             changes["engine"] = "jax"
@@ -75,9 +75,9 @@ class PlanRequest:
         return stepped_inside(self.config.model_copy(update=changes))
 
     def sizes_on(self, target: Target) -> tuple[int, ...]:
-        """Numbers of devices of a target, ascending: those asked for that it has, else powers of two and the most.
+        """Returns numbers of devices of a target: those asked for that it has, else powers of two and the most.
 
-        In mode strong no more than the run has shards.
+        The latter are ascending; in mode strong they don't exceed the run's shards.
         """
         if self.sizes is not None:
             return tuple(n for n in self.sizes if n <= target.devices)
@@ -89,7 +89,7 @@ class PlanRequest:
         return envs_and_shards(self.run_on(target), 1)[1]
 
     def sized(self, run: Config, size: int) -> Config:
-        """The run on so many devices, resolved; a one-line ``ValueError`` if they can't share it."""
+        """Returns the config resolved for so many devices; raises a one-line ``ValueError`` if they can't share it."""
         if self.mode == "strong":
             return resolve(run, size)
         one = resolve(run)
@@ -97,7 +97,7 @@ class PlanRequest:
         return resolve(one.model_copy(update=grown), size)
 
     def notes_on(self, target: Target) -> list[str]:
-        """Says what was decided for a target, a line each."""
+        """Returns what was decided for a target, one line each."""
         out, (run, line) = [], self._settled_on(target)
         if run.engine != self.config.engine:
             out.append(f"{target.text}: engine jax, which alone runs on TPUs")
@@ -117,7 +117,7 @@ class PlanRequest:
         return out
 
     def _unused_link(self, target: Target) -> str | None:
-        """Says why no byte crosses a network between hosts; None: some do."""
+        """Returns why no byte crosses a network between hosts; None if some do."""
         if target.platform == "tpu":
             return f"a slice's hosts meet over its own links ({target.chip.link if target.chip else ''})"
         most = max(self.sizes_on(target))
@@ -125,15 +125,15 @@ class PlanRequest:
 
 
 def world_sizes(text: str | None) -> tuple[int, ...] | None:
-    """Reads ``--world-sizes``; None: it wasn't given."""
+    """Parses ``--world-sizes``; None if it wasn't given."""
     return None if text is None else parse_world_sizes(text)
 
 
 def prices(texts: Sequence[str], targets: Sequence[Target]) -> dict[str, float]:
-    """Reads ``--price``: ``98.32`` for a single target, or ``h100:8=98.32``, $ an hour of all of it.
+    """Parses ``--price``: ``98.32`` for a single target, or ``h100:8=98.32``, in $ per hour of the whole target.
 
     Raises:
-        ValueError: it is no price; one line.
+        ValueError: one line, if it isn't a price, or if it doesn't name one of several targets.
     """
     out: dict[str, float] = {}
     for text in texts:

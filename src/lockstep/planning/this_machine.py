@@ -1,4 +1,4 @@
-"""Predicts a run on several ranks of this machine, or of hosts like it, from runs of one rank that never meet."""
+"""Predicts a run on several ranks of this machine, or of hosts like it, from separate one-rank runs."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from lockstep.planning.waiting import expected_max
 from lockstep.training.costs import FLOAT, Collective
 
 MEMORY_LATENCY, SHARED_CORE_LATENCY = 25e-6, 75e-6
-"""Seconds of a collective in memory for each further rank; where ranks share cores (docs/plan.md)."""
+"""Seconds of a collective in memory per additional rank; and if ranks share cores (docs/plan.md)."""
 TCP_LATENCY, TCP_GOODPUT = 650e-6, 0.94
-"""Seconds of a collective of gloo's for each further rank; share of a network's rate that its data gets."""
+"""Seconds of a gloo collective per additional rank; share of a network's rate that its data gets."""
 ETHERNET = 25e9 / 8
-"""Bytes a second between hosts where nobody says."""
+"""Bytes per second between hosts, unless ``--link`` is given."""
 COMMUNICATION: dict[Case, float] = {"best": 0.7, "likely": 1.0, "worst": 1.5}
-"""What collectives take in units of what is likely."""
+"""Time of collectives relative to the likely case."""
 COPIES_A_CORE = 2
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine and what joins its ranks.
+    """This machine, and what joins its ranks.
 
     Attributes:
-        per_host: ranks of a host.
-        network: bytes a second out of a host, by one network card.
-        copy: bytes a second that a process copies in memory.
+        per_host: ranks per host.
+        network: bytes per second out of a host, by one network card.
+        copy: bytes per second that a process copies in memory.
     """
 
     per_host: int
@@ -48,7 +48,7 @@ class Machine:
     copy: float = 1e10
 
     def link(self, ranks: int, cores: int) -> Link:
-        """What ``ranks`` meet over: memory of one host, or gloo over a network."""
+        """Returns the link that joins ``ranks``: one host's memory, or gloo over a network."""
         if ranks > self.per_host:
             return Link(math.inf, TCP_LATENCY * (ranks - 1), self.network * TCP_GOODPUT, self.per_host)
         latency = MEMORY_LATENCY if ranks <= cores else SHARED_CORE_LATENCY
@@ -57,7 +57,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Measured:
-    """What runs of one rank took: those that were measured at once, of ``ranks`` in all, ``here`` to a machine."""
+    """Times of the one-rank runs that were measured at once, for ``ranks`` ranks in all, ``here`` of them per host."""
 
     ranks: int
     here: int
@@ -67,9 +67,9 @@ class Measured:
 def measure(
     config: Config, ranks: int, here: int, warmup_iters: int, iters: int, say: Callable[[str], None]
 ) -> Measured:
-    """Measures the parts of a run on so many ranks, as many at once as share a machine, ``here``, two a core at most.
+    """Measures ranks' parts of a run, as many at once as share a machine (``here``), at most two per core.
 
-    The first ``warmup_iters`` iterations don't count; ``say`` is told what is measured.
+    The first ``warmup_iters`` iterations don't count; ``say`` is called with what is measured.
     """
     copies = min(here, COPIES_A_CORE * available_cores())
     say(f"{copies} run{'s' if copies > 1 else ''} of one rank")
@@ -86,7 +86,7 @@ def predict(
 ) -> Prediction:
     """Predicts a run on ``measured.ranks`` ranks.
 
-    ``memory`` is what a rank that doesn't cut it with FSDP holds by kind, as far as it is known.
+    ``memory`` is the known memory of a rank without FSDP, in bytes by kind.
     """
     times: dict[Case, Times] = {case: _times(config, description, measured, machine, memory, case) for case in CASES}
     likely = times["likely"]
@@ -108,7 +108,7 @@ def predict(
 
 
 def parameters_of(memory: dict[str, float]) -> int:
-    """Counts parameters by the bytes that they take."""
+    """Returns the number of parameters, from the bytes that they take."""
     return round(memory.get("parameters", 0.0) / FLOAT)
 
 
@@ -122,7 +122,7 @@ def _times(
 ) -> Times:
     times, ranks, own = Times.none(), measured.ranks, measured.times
     cores = available_cores()
-    crowd = max(1.0, measured.here / max(len(own), cores))  # more of them on a host than could be measured at once
+    crowd = max(1.0, measured.here / max(len(own), cores))  # ranks per host that couldn't be measured at once
     told = all(len(x.rollout) for x in own)
     for name, attribute in (("rollout", "rollout"), ("gradients", "learn")) if told else (("other", "total"),):
         samples = [getattr(x, attribute) for x in own]
@@ -141,16 +141,16 @@ def _times(
 
 
 def _is_direct(config: Config, one: Collective, found: Sequence[Collective]) -> bool:
-    """Whether ranks send to every other one themselves: engine torch does over gloo where a sum goes by slices."""
+    """Returns whether each rank sends to every other one: engine torch does, over gloo, if a sum travels by slices."""
     sliced = any(x.kind == "all-to-all" and x.purpose == one.purpose for x in found)
     return config.engine == "torch" and sliced
 
 
 def _wait(samples: list[np.ndarray], slowest: float, ranks: int, case: Case, config: Config, attribute: str) -> float:
-    """Expected time that ranks wait for the slowest one, beyond what that one takes by itself on average.
+    """Returns the expected seconds that ranks wait for the slowest one, beyond that one's own mean.
 
-    Each rank's times are independent of the others' in the ``likely`` case and never together in the ``best``. An
-    update's steps, between which ranks meet, vary together in the likely case and each by itself in the ``worst``.
+    In the ``best`` case nobody waits. In the ``likely`` case ranks' times are independent, and the steps of an update,
+    after each of which ranks meet, vary together. In the ``worst`` case each step varies independently.
     """
     if ranks == 1 or case == "best":
         return 0.0

@@ -1,7 +1,7 @@
-"""How long the slowest of several takes: order statistics of times that were measured, not their means.
+"""Computes how long the slowest of several takes, by order statistics of measured times rather than their means.
 
-Ranks that meet after each took a time of its own go on when the last one is there. With distribution functions ``F_i``
-of independent times that is the maximum's, ``prod_i F_i``.
+Ranks that meet go on when the last one is there. If their times are independent with distribution functions ``F_i``,
+the maximum's distribution function is ``prod_i F_i``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ DRAWS, MOST_NUMBERS = 256, 4_000_000
 
 
 def expected_max(times: Sequence[Sequence[float] | np.ndarray]) -> float:
-    """Computes the expected time of the slowest, each drawing from its own measured times, independently.
+    """Returns the expected time of the slowest, if each draws independently from its own measured times.
 
-    With the times of all sorted, ``x_1 <= x_2 <= …``, it is the sum of ``x_j`` times what the product of the empirical
-    distribution functions grows by there (David & Nagaraja 2003, section 2.1).
+    With all times sorted, ``x_1 <= x_2 <= …``, it is the sum of ``x_j`` times the increase of the product of empirical
+    distribution functions at ``x_j`` (David & Nagaraja 2003, section 2.1).
+
+    Raises:
+        ValueError: one of them has no times.
     """
     if not all(len(x) for x in times):
         raise ValueError("every one of them needs a time")
@@ -39,9 +42,9 @@ def expected_max(times: Sequence[Sequence[float] | np.ndarray]) -> float:
 
 
 def normal_excess(count: int) -> float:
-    """Computes the expected maximum of ``count`` independent standard normal numbers.
+    """Returns the expected maximum of ``count`` independent standard normal numbers.
 
-    ``integral over x > 0 of 1 - Phi(x)^n - Phi(-x)^n``, by the trapezium rule: 0 for one, 0.5642 for two
+    It is the ``integral over x > 0 of 1 - Phi(x)^n - Phi(-x)^n``, by the trapezium rule: 0 for one, 0.5642 for two
     (``1 / sqrt(pi)``), 1.4236 for eight.
     """
     if count < 2:
@@ -52,9 +55,9 @@ def normal_excess(count: int) -> float:
 
 
 def expected_max_of_sums(times: Sequence[float] | np.ndarray, terms: int, count: int) -> float:
-    """Computes the expected largest of ``count`` sums of ``terms`` times each, all drawn from the measured ones.
+    """Returns the expected maximum of ``count`` sums, each of ``terms`` times drawn from the measured ones.
 
-    By drawing, keyed, where that is not too much; else the sums are taken to be normal.
+    It simulates keyed draws if they are few enough; otherwise it takes the sums to be normal.
     """
     values = np.asarray(times, np.float64)
     mean, deviation = float(values.mean()), float(values.std())
