@@ -1,1 +1,1 @@
-"""Writes one HTML page about runs, by their files alone: nothing that a run names is imported."""
+"""Writes one HTML page about runs, from their files alone: nothing that a run names is imported."""

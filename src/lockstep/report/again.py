@@ -1,4 +1,4 @@
-"""Writes what trains, evaluates and verifies a run once more: commands, or Python where no command finds it."""
+"""Writes how to train, evaluate and verify a run again: commands, or Python if no command can load it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ class Again:
     """What to type for a run.
 
     Attributes:
-        train: gives the same agent once more; None of a policy that was cloned, which no training made.
-        evaluate: leaves :data:`EPISODES` episodes beside it (of several seeds beside the first), for the page.
-        verify: compares world sizes; None: nothing does for this run, whose environment was handed over.
-        is_python: whether ``train`` is Python, else a command; and ``evaluates_in_python``.
-        changed: why ``train`` gives another agent than this one; None: it gives this very one.
+        train: trains the same agent again; None for a cloned policy, which wasn't trained.
+        evaluate: writes :data:`EPISODES` episodes into the run (of several seeds, into the first), for the page.
+        verify: compares world sizes; None for a cloned policy, and for a run that was handed Python objects.
+        is_python: whether ``train`` is Python rather than a command.
+        evaluates_in_python: whether ``evaluate`` is Python rather than a command.
+        changed: why ``train`` gives another agent than this one; None if it gives the same.
     """
 
     train: str | None
@@ -52,12 +53,12 @@ def again_of(run: RunFiles) -> Again:
 
 
 def is_clone(run: RunFiles) -> bool:
-    """Whether ``lockstep clone`` made a policy, and no training."""
+    """Returns whether ``lockstep clone`` made the policy, rather than training."""
     return run.summary.get("status") == CLONED
 
 
 def verifying(run: RunFiles) -> str | None:
-    """The command that compares world sizes for a run; None of a clone, and of what was handed an object."""
+    """Returns the command that compares world sizes for a run; None for a clone or a run that was handed objects."""
     if is_clone(run) or loading(run.path, *_names(run)) is not None:
         return None
     shards = run.config.get("num_shards")
@@ -89,7 +90,7 @@ def _seeds(run: RunFiles) -> str:
 
 
 def _steps(run: RunFiles) -> set[int | None]:
-    """Where a run stopped before its end, or each of several seeds; None: it finished, or hasn't ended."""
+    """Returns the steps at which a run, or each seed, stopped early; None for one that finished or hasn't ended."""
     ends = [one.summary for one in run.seeds or [run]]
     found = [None if end.get("status", FINISHED) == FINISHED else end.get("global_step") for end in ends]
     return {step if isinstance(step, int) else None for step in found}
@@ -108,7 +109,7 @@ def _changed(run: RunFiles) -> str | None:
 
 
 def _names(run: RunFiles) -> tuple[str, str | None, str | None]:
-    """What a run's environment, network and loss go by, of a config that anybody may have written."""
+    """Returns the names of a run's environment, custom network and loss; the config may hold anything."""
     network, loss = (_entry(run, *keys) for keys in (("network", "custom"), ("ppo", "loss")))
     return printable(run.row.environment or ""), network, loss
 

@@ -1,4 +1,4 @@
-"""Gathers the lines of each chart: of every run a metric over steps, seconds and iterations, with its interval."""
+"""Gathers the lines of each chart: each run's metric over steps, seconds and iterations, with its interval."""
 
 from __future__ import annotations
 
@@ -29,24 +29,25 @@ TITLES = {
 }
 LARGE = (METRIC, EVALUATION)
 KNOWN = ("iteration", "global_step", "rollout/", "train/", "time/", "eval/")
-"""What the keys of a run's own rows are, or begin with; others are what the user has logged, and so are those that an
-environment states (:data:`~lockstep.core.episodes.STATED`)."""
+"""Keys that Lockstep logs, or their beginnings. All other keys are the user's, and so are those that an environment
+states (:data:`~lockstep.core.episodes.STATED`)."""
 MOST_OWN = 12
 FEWER_POINTS = 200
-"""Of small charts."""
+"""The most points of a line in a small chart."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A run in a chart, ``[points]`` each.
+    """One run's line in a chart; lists are ``[points]``.
 
     Attributes:
         label: the run's name.
         color: the number of its colour on the page.
-        x: by what it is drawn over, ``steps``, ``time`` and ``iterations``.
+        x: places by what the line is drawn over: ``steps``, ``time`` and ``iterations``.
         y: the metric; of several seeds its interquartile mean.
-        band: the ends of an interval, and ``interval`` what it is; None: there is none.
-        seeds: each seed's own values.
+        band: lower and upper ends of an interval; None if there is none.
+        interval: what the band is, in words.
+        seeds: each seed's values.
     """
 
     label: str
@@ -58,7 +59,7 @@ class Series:
     seeds: list[list[float]] = field(default_factory=list)
 
     def in_words(self, over: str) -> str:
-        """The line over one of the measures in a sentence, for who doesn't see it."""
+        """Describes the line over one of the keys of ``x`` in a sentence, for readers who can't see it."""
         y, x, what = self.y, self.x[over], over.removesuffix("s")
         best = max(range(len(y)), key=y.__getitem__)
         return (
@@ -67,7 +68,7 @@ class Series:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what the page's script draws."""
+        """Returns what the page's script draws, as JSON types."""
         band = None if self.band is None else [_short(end) for end in self.band]
         return {
             "label": self.label,
@@ -82,7 +83,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A metric of all runs that have it, by its key in ``metrics.jsonl``."""
+    """A chart of one metric, a key of ``metrics.jsonl``, for all runs that have it."""
 
     key: str
     title: str
@@ -90,26 +91,26 @@ class Chart:
 
     @property
     def is_large(self) -> bool:
-        """Whether it has the page's whole width."""
+        """Whether the chart has the page's whole width."""
         return self.key in LARGE
 
     @property
     def over(self) -> str:
-        """What it is drawn over: ``steps``, or ``iterations`` where its runs take none, as a clone's epochs."""
+        """What the chart is drawn over: ``steps``, or ``iterations`` if its runs take no steps (a clone's epochs)."""
         return "iterations" if stand_still([series.x["steps"] for series in self.series]) else "steps"
 
     def in_words(self) -> str:
-        """The chart in sentences."""
+        """Describes the chart in sentences."""
         return f"{self.title}. {'; '.join(series.in_words(self.over) for series in self.series)}."
 
 
 def _short(values: Sequence[float]) -> list[float]:
-    """The values with seven digits: more can't be seen, and the page holds many."""
+    """Rounds values to seven digits: more can't be seen, and the page holds many."""
     return [float(f"{value:.7g}") for value in values]
 
 
 def charts_of(runs: Sequence[RunFiles]) -> list[Chart]:
-    """The charts of which some run has numbers, in the order of :data:`TITLES`, then what users have logged."""
+    """Returns the charts for which some run has numbers, in the order of :data:`TITLES`, then the users' metrics."""
     every = dict.fromkeys(key for run in runs for records in run.records for record in records for key in record)
     logged = [key for key in every if key.startswith(STATED) or not key.startswith(KNOWN)][:MOST_OWN]
     found = []
@@ -122,13 +123,13 @@ def charts_of(runs: Sequence[RunFiles]) -> list[Chart]:
 
 
 def extent_of(charts: Sequence[Chart], over: str = "steps") -> tuple[float, float]:
-    """The first and the last step, or iteration, of any line that is over these: so that such charts line up."""
+    """Returns the first and the last step (or iteration) of all charts drawn over these, so that their axes agree."""
     places = [place for chart in charts if chart.over == over for series in chart.series for place in series.x[over]]
     return min(places, default=0.0), max(places, default=0.0)
 
 
 def series_of(run: RunFiles, color: int, key: str) -> Series | None:
-    """A run's line of a metric; None where it has no number by that key."""
+    """Returns a run's line of a metric; None if the run has no number for that key."""
     if not run.seeds:
         return _single(run, color, key)
     records = that_know(run.records, key)
@@ -159,6 +160,6 @@ def _single(run: RunFiles, color: int, key: str) -> Series | None:
 
 
 def _places(records: Sequence[Mapping[str, Any]], iterations: Sequence[int]) -> dict[str, list[float]]:
-    """Where iterations lie by each of the measures."""
+    """Returns the places of iterations in steps, time and iterations."""
     places = {x: places_of(records, x) for x in ("steps", "time", "iterations")}
     return {x: [float(at[iteration]) for iteration in iterations] for x, at in places.items()}

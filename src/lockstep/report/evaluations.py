@@ -1,4 +1,4 @@
-"""Finds the evaluations of a run: during training, and in files that ``lockstep eval`` has left beside it."""
+"""Finds the evaluations of a run: those of training, and files of ``lockstep eval`` in its directory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ QUARTILES = ((25, "lower quartile"), (50, "median"), (75, "upper quartile"))
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes that were played.
+    """One evaluation of a run.
 
     Attributes:
-        where: which evaluation it is.
-        step: of the policy; None: it isn't known.
-        facts: in words, with their numbers.
-        returns: of each episode, where a file has them.
-        how: in which way actions were chosen; empty where that isn't said.
+        where: which evaluation it is, in words.
+        step: the policy's global step; None if unknown.
+        facts: pairs of words and their numbers.
+        returns: returns of the episodes, ``[episodes]``; None unless they come from a file.
+        how: how actions were chosen; empty if unknown.
     """
 
     where: str
@@ -48,9 +48,9 @@ class Evaluation:
 
 
 def evaluations_of(run: RunFiles) -> list[Evaluation]:
-    """The best and the last evaluation of training, and those of files in the run's directory.
+    """Returns the last and the best evaluation of training, and those of files in the run's directory.
 
-    Of several seeds each one's last of training, and the first of its files.
+    Of several seeds, returns each one's last of training and the first of its files.
     """
     if not run.seeds:
         return _of_training(run) + _of_files(run.path)
@@ -59,7 +59,7 @@ def evaluations_of(run: RunFiles) -> list[Evaluation]:
 
 
 def _of_training(run: RunFiles) -> list[Evaluation]:
-    """The last evaluation of training, and the best where that is another one."""
+    """Returns the last evaluation of training, and the best if that is another one."""
     rows = [row for records in run.records for row in records if number(row, EVALUATION) is not None]
     if not rows:
         return []
@@ -75,7 +75,7 @@ def _of_row(where: str, row: dict[str, Any]) -> Evaluation:
 
 
 def _of_files(path: Path) -> list[Evaluation]:
-    """What ``lockstep eval RUN --json FILE`` left in the directory; other files are passed over."""
+    """Reads what ``lockstep eval RUN --json FILE`` wrote into the directory; skips other files."""
     out = []
     for file in sorted(path.glob("*.json")):
         if file.name in OWN_NAMES or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Reads at which steps a run's ``total_steps`` was changed, and with it its schedules, of whatever files it has."""
+"""Reads at which steps a run's ``total_steps``, and so its schedules, changed, from whichever files the run has."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SCHEDULES = ("schedule", "entropy_schedule", "clip_schedule")
 
 
 def lengths_of(run: Path, config: Mapping[str, Any]) -> list[dict[str, int]]:
-    """Reads at which steps a run's length was changed, with what it ``was`` before and ``is`` since.
+    """Returns at which steps a run's ``total_steps`` changed, with what it ``was`` before and ``is`` since.
 
-    A run that goes on, or was killed, has no summary: there its newest checkpoint says so, and of a session that has
-    left no checkpoint yet the run's ``config``, as JSON.
+    A run that goes on, or was killed, has no summary: then its newest checkpoint says so, and for a session without a
+    checkpoint so far the run's ``config`` (as JSON).
     """
     summary = object_if_any(run / SUMMARY)
     if isinstance(summary.get("lengths"), list):
@@ -43,6 +43,6 @@ def _is_row(row: Any) -> bool:
 
 
 def _falls(config: Mapping[str, Any]) -> bool:
-    """What :func:`lockstep.training.limits.follows_length` tells, of a config that anybody may have written."""
+    """Returns :func:`lockstep.training.limits.follows_length` of a config that may hold anything."""
     ppo = config.get("ppo")
     return isinstance(ppo, dict) and any(ppo.get(name) == "linear" for name in SCHEDULES)

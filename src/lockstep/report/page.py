@@ -1,4 +1,4 @@
-"""Puts the page together: one file that fetches nothing, and whose scripts are its own by their hashes."""
+"""Assembles the page: one file that fetches nothing, and runs only its own scripts, allowed by their hashes."""
 
 from __future__ import annotations
 
@@ -42,16 +42,19 @@ class Section:
     """A run's part of the page.
 
     Attributes:
-        run: its files.
-        key: of its ids on the page.
-        result: what it has reached, in words.
-        again: what trains, evaluates and verifies it once more.
-        asked: the command that did, None where that isn't known.
-        incidents: of the run, or of each of its seeds by their names: ``restarts``, a row each, and what
-            ``restarted_environments`` and ``missing_rows`` name.
-        compared_with: what its ``settings`` differ from; ``config`` is the whole.
+        run: the run's files.
+        key: prefix of the section's ids on the page.
+        result: what the run has reached, in words.
+        again: how to train, evaluate and verify it again.
+        asked: the command that trained it; None if unknown.
+        compared_with: what ``settings`` differ from, in words.
+        settings: key, the run's value and the other value, for each setting that differs.
+        config: the whole config, as JSON text.
         histograms: an ``svg`` element or None for each of the evaluations.
-        proofs: of the run, or of each of its seeds by their names; ``shared_proofs`` without what they have alike.
+        proofs: proof of the run, or of each seed, by name.
+        shared_proofs: the same, with seeds together whose proofs differ only in hashes.
+        incidents: interruptions of the run, or of each seed, by name: ``restarts``, one row each, and the values of
+            ``restarted_environments`` and ``missing_rows``.
     """
 
     run: RunFiles
@@ -74,17 +77,17 @@ class Section:
 
 
 def write_report(runs: Sequence[tuple[Path, str]], out: Path) -> Path:
-    """Writes the page about runs, each given by its directory and the name that the page calls it by.
+    """Writes the page about runs, each given by its directory and its name on the page.
 
     Args:
-        runs: one, or several that are compared; also directories of several seeds.
-        out: the file, which is replaced whole.
+        runs: one run, or several that are compared; also directories of several seeds.
+        out: the file to write; it is replaced atomically.
 
     Returns:
         ``out``.
 
     Raises:
-        ValueError: the file can't be written; one line.
+        ValueError: one line, if the file can't be written or a file of the runs is nested too deeply.
     """
     try:
         text = page_of([read_run(path, name) for path, name in runs]).encode(errors="replace").decode()
@@ -98,7 +101,7 @@ def write_report(runs: Sequence[tuple[Path, str]], out: Path) -> Path:
 
 
 def page_of(runs: Sequence[RunFiles]) -> str:
-    """The page as text."""
+    """Returns the page as text."""
     charts = charts_of(runs)
     extents = {over: extent_of(charts, over) for over in {chart.over for chart in charts}}
     pictures = {chart.key: chart_svg(chart, f"chart{n}", extents[chart.over]) for n, chart in enumerate(charts)}
@@ -139,13 +142,13 @@ def _chart_data(chart: Chart) -> dict[str, Any]:
 
 
 def json_in_html(value: Any) -> str:
-    """JSON that no HTML parser takes for the end of the ``script`` it stands in, nor for a comment."""
+    """Returns JSON without ``<``, ``>`` and ``&``, so that it can't end the ``script`` element that holds it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def content_policy(scripts: Sequence[str]) -> str:
-    """What a browser lets the page do: run these scripts and no other, and fetch nothing."""
+    """Returns a content security policy that lets the page run only these scripts and fetch nothing."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)
     return (
@@ -188,7 +191,7 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
 
 
 def _incidents(runs: Sequence[RunFiles]) -> dict[str, list[tuple[str, Any]]]:
-    """Gathers what the summaries of runs say of interruptions."""
+    """Gathers interruptions from the summaries of runs."""
     named = ("restarted_environments", "missing_rows")
     found = {name: [(run.name, run.summary[name]) for run in runs if run.summary.get(name)] for name in named}
     return {"restarts": [(run.name, row) for run in runs for row in objects(run.summary, "restarts")], **found}

@@ -1,4 +1,4 @@
-"""Draws charts and histograms as SVG in the page's own colours, which follow a dark screen and paper; matplotlib."""
+"""Draws charts and histograms by matplotlib as SVG, in the page's colours, which adapt to dark mode and paper."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lockstep.report.charts import Chart
 from lockstep.runs.plot import X_LABELS
 
 COLORS = 8
-"""How many colours the page has for runs; further runs begin again."""
+"""How many colours the page has for runs; more runs reuse them."""
 INK, GRID, BAR = "#010203", "#020304", "#030405"
-"""Stand for colours of the page's style sheet, and so do those of runs."""
+"""Placeholders that are replaced by colours of the page's style sheet, as those of runs are."""
 LARGE, SMALL = (6.6, 2.9), (3.5, 2.2)
 SIDE = 0.02
-"""Of a chart's width, free at either side of its lines."""
+"""Share of a chart's width that is free on either side of its lines."""
 LOOK: Any = {
     "svg.fonttype": "none",
     "font.size": 9,
@@ -38,12 +38,12 @@ LOOK: Any = {
 
 
 def chart_svg(chart: Chart, name: str, extent: tuple[float, float]) -> Markup:
-    """A chart over steps, or iterations, as an ``svg`` element.
+    """Draws a chart over steps or iterations as an ``svg`` element.
 
     Args:
-        chart: what is drawn.
-        name: the page's own for it, which sets its ids apart.
-        extent: the first and the last of its axis.
+        chart: the chart to draw.
+        name: prefix of the element's ids, unique on the page.
+        extent: first and last value of the horizontal axis.
     """
 
     def draw(axis: Any) -> None:
@@ -55,7 +55,7 @@ def chart_svg(chart: Chart, name: str, extent: tuple[float, float]) -> Markup:
 
 
 def histogram_svg(values: np.ndarray, words: str, name: str) -> Markup:
-    """How often returns came, as an ``svg`` element."""
+    """Draws a histogram of returns as an ``svg`` element; ``words`` describe it, ``name`` is the prefix of its ids."""
 
     def draw(axis: Any) -> None:
         axis.hist(values, edges_of(values), color=BAR)
@@ -99,7 +99,7 @@ def _drawn(size: tuple[float, float], name: str, words: str, draw: Any) -> Marku
 
 
 def _in_the_pages_style(svg: str, name: str, words: str) -> Markup:
-    """Makes a file's SVG an element of the page: ids of its own, the page's colours and letters, words for it."""
+    """Turns matplotlib's SVG into an element of the page, with unique ids, the page's look, and a description."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\n?|<style.*?</style>", "", svg, flags=re.DOTALL)

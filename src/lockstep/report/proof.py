@@ -1,4 +1,4 @@
-"""Says what proves that a run is a function of its config: its hashes, and what ``lockstep verify`` found."""
+"""Gathers what proves that a run is a function of its config: its hashes, and the result of ``lockstep verify``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Verified:
     """What ``verify.json`` says.
 
     Attributes:
-        verdict: :data:`EQUAL`, :data:`DIFFERENT`, :data:`OTHER` (it is of another config), :data:`UNTRAINED` (of a
-            clone), or :data:`NONE`.
-        date: when.
-        iterations: how many of each world size were compared.
-        rows: of each world size its label, whether it was equal, its tensors, and the first difference.
-        apart: settings in which the config was another one; or in what that machine differed from the run's.
-        command: what verifies the run; None: nothing does, which was handed an object.
+        verdict: :data:`EQUAL`, :data:`DIFFERENT`, :data:`OTHER` (another config was verified), :data:`UNTRAINED` (a
+            clone), or :data:`NONE` (nothing was verified).
+        command: the command that verifies the run; None for a clone or a run that was handed objects.
+        date: when it was verified.
+        iterations: how many iterations of each world size were compared.
+        rows: for each world size its label, whether it was equal, its number of tensors, and the first difference.
+        apart: settings in which the verified config differs; if none, differences between the machines.
     """
 
     verdict: str
@@ -49,13 +49,13 @@ class Verified:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a run's files say for it.
+    """The proof that a run's files contain.
 
     Attributes:
-        hashes: by name, of the parameters and of the whole state; empty of a run without a summary.
-        facts: how it was reduced.
-        world_sizes: stretches of iterations, and on how many ranks each was trained.
-        leaves: by what it leaves the promise of equal bytes, a line each.
+        hashes: names and hashes of the parameters and of the whole state; empty for a run without a summary.
+        facts: how gradients were reduced.
+        world_sizes: first and last iteration of each stretch, and the number of ranks that trained it.
+        leaves: why the run is outside the promise of equal bytes, one line each.
     """
 
     hashes: list[tuple[str, str]]
@@ -66,7 +66,7 @@ class Proof:
 
 
 def proof_of(run: RunFiles) -> Proof:
-    """Gathers the proof of a run, or of one of several seeds."""
+    """Returns the proof of a run, or of one of several seeds."""
     hashes = [(name, run.summary[name]) for name in HASHES if isinstance(run.summary.get(name), str)]
     facts = [(words, run.summary[name]) for name, words in FACTS.items() if name in run.summary]
     if not run.summary:
@@ -75,9 +75,9 @@ def proof_of(run: RunFiles) -> Proof:
 
 
 def shared(proofs: Sequence[tuple[str, Proof]]) -> list[tuple[list[str], Proof]]:
-    """Puts together the seeds of whose proofs all but the hashes is the same: their names, and one of them.
+    """Groups seeds whose proofs differ only in their hashes; returns each group's names and its first proof.
 
-    The command that would verify one of them stands for those of the others.
+    The command that verifies the first stands for those of the others.
     """
     found: list[tuple[list[str], Proof, Proof]] = []
     for name, proof in proofs:
@@ -91,7 +91,7 @@ def shared(proofs: Sequence[tuple[str, Proof]]) -> list[tuple[list[str], Proof]]
 
 
 def _leaves(config: Mapping[str, Any]) -> list[str]:
-    """Which settings give up equal bytes for every world size."""
+    """Returns the settings that give up equal bytes for every world size, one line each."""
     out = []
     if config.get("reduction") == "fast":
         out.append("reduction fast: agents of other world sizes are equal up to the order of sums, not in their bytes")
@@ -105,7 +105,7 @@ def _leaves(config: Mapping[str, Any]) -> list[str]:
 
 
 def lengthened(run: RunFiles) -> list[str]:
-    """At which steps a run's length was changed, and with it its schedules: its config gives another agent."""
+    """Returns a line for each change of a run's ``total_steps`` and schedules: its config gives another agent."""
     return [
         f"total_steps was {setting(row['was'])} until step {setting(row['global_step'])} and is "
         f"{setting(row['is'])} since, and schedules follow it: a new run of this config is another run"
@@ -114,7 +114,7 @@ def lengthened(run: RunFiles) -> list[str]:
 
 
 def _is_of_its_first_length(run: RunFiles, kept: Mapping[str, Any], iterations: float | None) -> bool:
-    """Whether a verification trained what the run did before its length was changed, and no more."""
+    """Returns whether a verification trained only what the run did before its ``total_steps`` first changed."""
     first = next(iter(lengths_of(run.path, run.config)), None)
     envs, steps = number(kept, "num_envs"), number(kept, "num_steps")
     if first is None or None in (envs, steps, iterations) or kept.get("total_steps") != first["was"]:

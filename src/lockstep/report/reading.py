@@ -1,4 +1,4 @@
-"""Reads what a run's files say, whatever is missing or damaged: a page about the rest is better than none."""
+"""Reads a run's files even if some are missing or damaged: a page about the rest is better than none."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class RunFiles:
     """What the files of a run say.
 
     Attributes:
-        name: by which the page calls it.
-        row: what ``lockstep list`` says of it.
-        config: ``config.json``; empty where it can't be read, and so is ``summary``, also of a run that goes on.
-        records: of ``metrics.jsonl``, of each seed.
-        seeds: of a run of several, each with files of its own.
+        name: the run's name on the page.
+        row: the run's row in ``lockstep list``.
+        config: ``config.json``; empty if it can't be read.
+        summary: ``summary.json``; empty if it can't be read, or while the run goes on.
+        records: the records of ``metrics.jsonl``, one list per seed.
+        seeds: the files of each seed, if there are several.
         timing: rows of ``timing.jsonl``.
-        verification: ``verify.json``; None: there is none.
-        environment: what a checkpoint keeps of the environment's description.
-        problems: what couldn't be read, a line each.
+        verification: ``verify.json``; None if there is none.
+        environment: the environment's description in the newest checkpoint; empty if there is none.
+        problems: what couldn't be read, one line each.
     """
 
     name: str
@@ -50,7 +51,7 @@ class RunFiles:
 
 
 def read_run(path: Path, name: str) -> RunFiles:
-    """Reads a run, or one of several seeds with each of them."""
+    """Reads a run; if it has several seeds, each of them too."""
     row, problems = row_of(path, name), []
     seeds = [read_run(seed, seed.name) for seed in seeds_in(path)]
     try:
@@ -86,7 +87,7 @@ def _object(path: Path, problems: list[str]) -> dict[str, Any] | None:
 
 
 def _records(path: Path, problems: list[str]) -> Records:
-    """The metrics of a run; none where the file is missing, a link or damaged."""
+    """Reads the metrics of a run; none if the file is missing, a link or damaged."""
     file = path / METRICS_JSONL
     if file.is_symlink() or not file.is_file():
         problems.append(printable(link_in_words(file) if file.is_symlink() else f"{path} has no {METRICS_JSONL}"))
@@ -99,12 +100,12 @@ def _records(path: Path, problems: list[str]) -> Records:
 
 
 def _of_this_size(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without whole numbers that no float holds."""
+    """Returns a record without integers that are too large."""
     return {key: value for key, value in record.items() if not isinstance(value, int) or abs(value) < MOST_WHOLE}
 
 
 def _rows(path: Path, problems: list[str]) -> Records:
-    """The objects of a file with one a line; a line that is none is left out."""
+    """Reads the objects of a JSON Lines file; skips lines that aren't objects."""
     if path.is_symlink() or not path.is_file():
         return []
     if path.stat().st_size > MOST_BYTES:
@@ -115,14 +116,14 @@ def _rows(path: Path, problems: list[str]) -> Records:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # torn
+            continue  # a line that was written only in part
         if isinstance(row, dict):
             found.append(row)
     return found
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    """The environment's description that the newest checkpoint keeps."""
+    """Reads the environment's description from the newest checkpoint."""
     for checkpoint in checkpoints_in(path / CHECKPOINTS)[:1]:
         found = (_object(checkpoint / STATE, []) or {}).get("environment")
         return found if isinstance(found, dict) else {}
@@ -133,7 +134,7 @@ def _environment(path: Path) -> dict[str, Any]:
 
 
 def number(found: Mapping[str, Any], key: str) -> float | None:
-    """A finite number by a key; None where there is none."""
+    """Returns the finite number of a key, or None."""
     value = found.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return None
@@ -141,6 +142,6 @@ def number(found: Mapping[str, Any], key: str) -> float | None:
 
 
 def objects(found: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """The objects of a list by a key; empty where there is none."""
+    """Returns the objects in the list of a key; empty if there is no list."""
     value = found.get(key)
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

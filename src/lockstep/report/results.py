@@ -1,4 +1,4 @@
-"""Says what a run has reached, for its cards and for the table of several."""
+"""Describes what a run has reached, for its cards and for the table of several runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Result:
     """What a run has reached, in words.
 
     Attributes:
-        seed: its own, or those of several.
-        final_return: its number.
-        mean_of: what that is a mean of.
-        interval: of the mean over seeds, at 95 %; empty of a single run, or seed.
-        steps: that it has taken; of seeds that aren't equally far, those of the first and the last.
-        steps_of: whose they are; empty of a single run.
+        seed: the run's seed, or its seeds.
+        final_return: the final return.
+        mean_of: what the final return is a mean of.
+        interval: 95 % interval of the mean over seeds; empty for a single run or seed.
+        steps: steps taken; if seeds have taken different numbers, the smallest and the largest.
+        steps_of: whose steps these are; empty for a single run.
     """
 
     seed: str
@@ -33,11 +33,11 @@ class Result:
 
 
 def result_of(run: RunFiles) -> Result:
-    """Gathers what a run has reached, or several seeds."""
+    """Returns what a run, or a run with several seeds, has reached."""
     seed, final = str(config_with_seeds(run).get("seed", UNKNOWN)), in_digits(run.row.final_return)
     if not run.seeds:
         return Result(seed, final, last_episodes(_episodes(run)), "", in_digits(run.row.steps), "")
-    if len(run.seeds) == 1:  # whose interval, in summaries of older versions, is none
+    if len(run.seeds) == 1:  # older versions wrote an interval here, too: ignore it
         return Result(seed, final, "of one seed", "", in_digits(run.row.steps), "of one seed")
     each = {seed.row.steps for seed in run.seeds}
     known = [steps for steps in each if steps is not None]
@@ -56,7 +56,7 @@ def _interval(ends: Any) -> str:
 
 
 def _episodes(run: RunFiles) -> int | None:
-    """How many episodes a run has ended, as its summary or its last row says."""
+    """Returns how many episodes have ended in a run, by its summary or its last row; None if unknown."""
     rows = run.records[-1] if run.records else []
     count = number(run.summary, "episodes")
     if count is None and rows:

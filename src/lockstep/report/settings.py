@@ -1,4 +1,4 @@
-"""Says in which settings a run differs from what it would have had by itself, and runs from each other."""
+"""Finds the settings in which a run differs from its preset, and those in which runs differ from each other."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ENVIRONMENT = "env.id"
 
 
 def own_settings(run: RunFiles) -> tuple[str, list[tuple[str, Any, Any]]]:
-    """Finds the settings of a run that aren't its preset's.
+    """Returns the settings of a run that differ from its preset's.
 
     Returns:
-        What they are compared with, in words, and of each its key, the run's value and the preset's.
+        What they are compared with, in words; and for each its key, the run's value and the preset's.
     """
     mine = flattened(shown_value(config_with_seeds(run)))
     defaults, words = _defaults(str(mine.get(ENVIRONMENT, "")), run)
@@ -33,7 +33,7 @@ def own_settings(run: RunFiles) -> tuple[str, list[tuple[str, Any, Any]]]:
 
 
 def _defaults(env_id: str, run: RunFiles) -> tuple[dict[str, Any], str]:
-    """The resolved config that an environment would be trained with, and what to call it."""
+    """Returns the resolved config that an environment would be trained with by default, and a name for it."""
     settings, words = preset_for(env_id), f"the preset of {env_id}"
     if not has_preset(env_id):
         settings, words = _by_spaces(run.environment)
@@ -47,7 +47,7 @@ def _defaults(env_id: str, run: RunFiles) -> tuple[dict[str, Any], str]:
 
 
 def _by_spaces(environment: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Defaults for an environment without a preset, as far as a checkpoint says what its spaces are."""
+    """Returns defaults for an environment without a preset, by its spaces as far as a checkpoint describes them."""
     observation, action = environment.get("observation"), environment.get("action")
     if not isinstance(observation, dict) or not isinstance(action, dict):
         return {}, "the defaults"
@@ -60,7 +60,7 @@ def _by_spaces(environment: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def in_full(config: dict[str, Any]) -> dict[str, Any]:
-    """A config with the defaults of the settings that its version didn't have yet; as it is, if it can't be read."""
+    """Completes a config with defaults for settings that its version didn't have; returns it unchanged if invalid."""
     try:
         return validate(Config, config, "config").model_dump(mode="json") if config else config
     except ValueError:
@@ -68,7 +68,7 @@ def in_full(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_with_seeds(run: RunFiles, full: bool = False) -> dict[str, Any]:
-    """A run's config, ``full`` by :func:`in_full`; that of several seeds has all, ``0–4``, in place of the first."""
+    """Returns a run's config, if ``full`` by :func:`in_full`; with several seeds, ``seed`` lists them all: ``0–4``."""
     config = in_full(run.config) if full else run.config
     if not run.seeds:
         return config
@@ -76,7 +76,7 @@ def config_with_seeds(run: RunFiles, full: bool = False) -> dict[str, Any]:
 
 
 def configs_of(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
-    """Returns the configs of runs as :func:`config_with_seeds`, in full; two losses of one name have two names."""
+    """Returns runs' full configs by :func:`config_with_seeds`; different losses of one name get different names."""
     configs = [config_with_seeds(run, full=True) for run in runs]
     sections = [found if isinstance(found := config.get("ppo"), dict) else {} for config in configs]
     places = [(run.seeds or [run])[0].path for run in runs]
@@ -88,7 +88,7 @@ def configs_of(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
 
 
 def seeds_in_words(seeds: Sequence[Any]) -> str:
-    """Seeds as ``0–4``, where they follow each other, else ``0, 3, 7``."""
+    """Formats seeds as ``0–4`` if they are three or more consecutive numbers, else as ``0, 3, 7``."""
     whole = sorted(seed for seed in seeds if isinstance(seed, int))
     if len(whole) == len(seeds) > 2 and whole == list(range(whole[0], whole[0] + len(whole))):
         return f"{whole[0]}–{whole[-1]}"
@@ -96,7 +96,7 @@ def seeds_in_words(seeds: Sequence[Any]) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Finds the settings in which configs differ: the key, and the value of each as it may be shown."""
+    """Returns the settings in which configs differ: the key, and each config's value with secrets hidden."""
     each = [flattened(config) for config in configs]
     keys = list(dict.fromkeys(key for settings in each for key in settings))
     rows = [(key, [settings.get(key, MISSING) for settings in each]) for key in keys]

@@ -1,4 +1,4 @@
-"""Says where the time of a run went: in which part of its iterations, and on which rank."""
+"""Computes where a run's time went: in which part of its iterations, and on which rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT = ("rollout", "learn", "collectives", "waiting", "other", "rest")
 
 @dataclass(frozen=True)
 class Share:
-    """A part of the time: what it is, its seconds, and its share of all."""
+    """A part of the time: its name, its seconds, and its share of the whole."""
 
     name: str
     seconds: float
@@ -32,18 +32,25 @@ class Share:
 
     @property
     def place(self) -> int:
-        """Which part it is, the number of its colour on the page."""
+        """The part's index, which is also the number of its colour on the page."""
         return [*PARTS.values(), UNKNOWN_PART].index(self.name)
 
     @property
     def short(self) -> str:
-        """Its name in a word, for tables."""
+        """The part's name in one word, for tables."""
         return SHORT[self.place]
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What ``timing.jsonl`` adds up to for a rank: seconds by part, of its iterations, bytes, and MiB at the most."""
+    """The totals of ``timing.jsonl`` for one rank.
+
+    Attributes:
+        parts: seconds by part.
+        seconds: seconds of all its iterations.
+        sent: bytes that it sent.
+        peak: peak memory in MiB.
+    """
 
     rank: int
     parts: list[Share]
@@ -52,20 +59,21 @@ class Rank:
     peak: float
 
     def seconds_of(self, name: str) -> float:
-        """The seconds of a part; 0 of one that this rank had no time in."""
+        """Returns the seconds of a part; 0 if the rank spent no time in it."""
         return sum(part.seconds for part in self.parts if part.name == name)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Where the time went.
+    """Where a run's time went.
 
     Attributes:
-        parts: of the iterations, as means over ranks.
-        seconds: of all iterations, and of the ``first``, which a compiler may have had.
-        ranks: of each rank, where that was logged.
-        waited_for: how often each rank was the one that others waited for.
-        rows: how many iterations that is about.
+        parts: parts of the iterations, as means over ranks.
+        seconds: seconds of all iterations.
+        first: seconds of the first iteration, which may include compilation.
+        ranks: the totals of each rank; empty if they weren't logged.
+        waited_for: each rank that others waited for, and in what share of iterations.
+        rows: number of iterations.
     """
 
     parts: list[Share]
@@ -77,7 +85,7 @@ class Times:
 
 
 def times_of(run: RunFiles) -> Times | None:
-    """Adds up the times of a run, of several seeds the first one's; None without any."""
+    """Adds up the times of a run (of several seeds, the first's); None if it has none."""
     rows = _of_the_first(run)
     known = [row for row in rows if number(row, f"time/{TOTAL}") is not None]
     if not known:
@@ -96,7 +104,7 @@ def times_of(run: RunFiles) -> Times | None:
 
 
 def _shares(sums: Mapping[str, float], total: float) -> list[Share]:
-    """The parts that took time, and the rest that no clock has told apart."""
+    """Returns the parts that took time, and the rest if it is over 2 % and belongs to no part."""
     rest = total - sum(sums.values())
     named = [(PARTS[part], seconds) for part, seconds in sums.items() if seconds > 0]
     named += [(UNKNOWN_PART, rest)] if rest > 0.02 * total else []
@@ -105,7 +113,7 @@ def _shares(sums: Mapping[str, float], total: float) -> list[Share]:
 
 
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> list[Rank]:
-    """The ranks of ``timing.jsonl``; a run that was resumed on more has times of some from there on alone."""
+    """Adds up ``timing.jsonl`` by rank; if a run was resumed on more ranks, the new ones have rows only since then."""
     count = max((len(_list(row, TOTAL)) for row in rows), default=0)
     out = []
     for rank in range(count):
@@ -128,12 +136,12 @@ def _at(row: Mapping[str, Any], key: str, rank: int) -> float:
 
 
 def _of_the_first(run: RunFiles) -> Records:
-    """A run's rows, of several seeds those of the first that has any."""
+    """Returns a run's rows; of several seeds, those of the first that has any."""
     return next(filter(None, run.records), [])
 
 
 def world_sizes(run: RunFiles) -> list[tuple[int, int, int]]:
-    """On how many ranks a run's iterations were trained: the first and the last of each stretch, and the ranks."""
+    """Returns, for each stretch of a run with the same number of ranks: first and last iteration, and that number."""
     rows = [row for row in _of_the_first(run) if number(row, "time/world_size") is not None]
     stretches = itertools.groupby(rows, key=lambda row: int(row["time/world_size"]))
     found = [(ranks, list(group)) for ranks, group in stretches]

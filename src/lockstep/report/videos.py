@@ -1,4 +1,4 @@
-"""Takes a run's newest video into the page, as far as there is room."""
+"""Embeds a run's newest video in the page, if there is room."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from markupsafe import Markup
 from lockstep.runs.directory import VIDEOS
 
 ROOM = 8 * 2**20
-"""Bytes of videos on one page."""
+"""The most bytes of videos on one page."""
 MP4 = b"ftyp"
-"""The bytes 4 to 7 of such a file."""
+"""Bytes 4 to 7 of an mp4 file."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Video:
     """A run's newest video.
 
     Attributes:
-        step: of the policy that plays.
-        source: the file as a ``data:`` address; None: it is larger than the page has room for.
-        size: in bytes.
-        others: how many older ones there are.
+        step: global step of the policy that plays.
+        source: the file as a ``data:`` URL; None if it is larger than the page has room for.
+        size: bytes of the file.
+        others: number of older videos.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Video:
 
 
 def video_of(run: Path, room: int) -> Video | None:
-    """Reads the newest video of a run, if it has at most ``room`` bytes; None without any."""
+    """Finds the newest video of a run, or None; reads its content only if it has at most ``room`` bytes."""
     found = {}
     for path in (run / VIDEOS).glob("step_*.mp4"):
         step = path.stem.removeprefix("step_")

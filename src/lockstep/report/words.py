@@ -1,4 +1,4 @@
-"""Writes numbers, dates and commands as the page shows them; a value that is none of these is shown as it is."""
+"""Formats numbers, dates and commands for the page; values of other types are shown as they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def in_digits(value: Any) -> str:
-    """A number: whole ones with commas, others with the digits that fit their size; a dash of None."""
+    """Formats a number: whole ones with commas, others with digits according to their size; None as a dash."""
     if value is None:
         return UNKNOWN
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
@@ -27,7 +27,7 @@ def in_digits(value: Any) -> str:
 
 
 def duration(seconds: Any) -> str:
-    """Seconds, or what is more of them: ``71.2 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Formats seconds: ``71.2 s``, ``3 min 20 s``, ``2 h 05 min``; anything else as a dash."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e12:
         return UNKNOWN
     if seconds < 100:
@@ -39,12 +39,12 @@ def duration(seconds: Any) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one as per cent."""
+    """Formats a share of one as per cent."""
     return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
 
 
 def size(count: Any) -> str:
-    """Bytes in the largest unit of which there is one, by powers of 1,000."""
+    """Formats bytes in the largest unit that gives at least 1, by powers of 1,000."""
     amount, units = float(count), list(UNITS)
     while round(amount, 1) >= 1000 and len(units) > 1:
         amount /= 1000
@@ -53,7 +53,7 @@ def size(count: Any) -> str:
 
 
 def date(text: Any) -> str:
-    """An ISO date in UTC, to the minute."""
+    """Formats an ISO date in UTC, to the minute."""
     try:
         then = datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
     except (ValueError, TypeError, OverflowError):
@@ -62,18 +62,18 @@ def date(text: Any) -> str:
 
 
 def setting(value: Any) -> str:
-    """A setting as a config file has it."""
+    """Formats a setting's value as in a config file, but text without quotes."""
     return printable(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def typed(text: str) -> Markup:
-    """What is typed, word by word: a line is broken between words, and within one only where it has no room alone.
+    """Marks up a command word by word, so that lines break between words rather than inside them.
 
-    Browsers would break it after the dashes of ``--clip-coef``.
+    Browsers would break ``--clip-coef`` after its dashes.
     """
     return Markup(" ").join(Markup('<span class="word">{}</span>').format(word) for word in text.split(" "))
 
 
 def command(name: str, run: Path, *words: str) -> str:
-    """A command about a run, to be copied into a shell."""
+    """Returns a command about a run, quoted for a shell."""
     return printable(shlex.join(["lockstep", name, str(run), *words]))
