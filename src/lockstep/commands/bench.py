@@ -1,4 +1,4 @@
-"""``lockstep bench`` measures how a config scales over ranks, against the ideal and against the machine."""
+"""``lockstep bench`` measures how a config scales over ranks, compared with linear and with what the machine can do."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _parser() -> CommandParser:
 
 
 def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
-    """Reads the sweep that a command line asks for, checked as far as that goes without starting anything."""
+    """Reads the sweep that a command line asks for, and checks what can be checked without starting it."""
     options, rest = _parser().parse_known_args(list(argv))
     config = described_run("bench", options.config, rest)
     validate(RunOptions, {"name": options.name, "runs_dir": options.runs_dir}, "command line")
@@ -114,7 +114,7 @@ def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
 
 
 def _announce(plan: Plan, ledger: Ledger) -> None:
-    """Prints what is to be measured, and what is there already."""
+    """Prints what will be measured and how much is done already."""
     jobs, missing = plan.jobs(), ledger.missing(plan)
     print(f"{plan} · {ledger.path}")
     if len(missing) < len(jobs):
@@ -136,7 +136,7 @@ def _measure_all(plan: Plan, ledger: Ledger) -> None:
     numbers = {job: f"[{number}/{len(jobs)}] {job}" for number, job in enumerate(jobs, 1)}
     console = Console()
     for job in ledger.missing(plan):
-        with console.status(numbers[job], refresh_per_second=2) as status:  # seldom: it takes from what is measured
+        with console.status(numbers[job], refresh_per_second=2) as status:  # rarely: it disturbs the measurement
 
             def show(done: int, wanted: int, text: str = numbers[job], status=status) -> None:
                 status.update(f"{text}: iteration {done}/{wanted}")
@@ -153,7 +153,7 @@ def _in_short(job: Job, plan: Plan, outcome: Outcome) -> str:
 
 
 def _print_summary(plan: Plan, summary: Sequence[Row]) -> None:
-    """Prints the summary as a table; times in milliseconds."""
+    """Prints the summary as a table, with times in milliseconds."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table(
         title=f"{plan.config.env.id}, {plan.mode} scaling: means over repeats [95 % confidence], ms, MiB, KiB"

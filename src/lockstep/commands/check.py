@@ -1,4 +1,4 @@
-"""``lockstep check`` says whether an environment is fit for training, and what it would be trained with."""
+"""``lockstep check`` says whether an environment is fit for training, and with which settings it would be trained."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from lockstep.policies.cloning import CloneSettings, clone
 from lockstep.runs.listing import printable
 
 LARGEST_RATE = 1e37
-"""Ten times as much is what Adam's first step takes, and a float32 has to hold that."""
+"""Adam's first step computes ten times the rate, which a float32 has to hold."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep clone EPISODES --out RUN``: supervised training of the networks of a config."""
+    """Runs ``lockstep clone EPISODES --out RUN``: trains a config's networks on recorded actions."""
     default = CloneSettings()
     parser = CommandParser(prog="lockstep clone", description="Train a policy to do what was done in episodes.")
     parser.add_argument("episodes", type=Path, help="file of lockstep record")

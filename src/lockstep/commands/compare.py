@@ -1,4 +1,4 @@
-"""``lockstep compare`` sets policies side by side by the episodes that they play, and groups of seeds by their runs."""
+"""``lockstep compare`` compares policies by the episodes that they play, and groups of seeds by their runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep compare RUN RUN …``: distributions, means with intervals, effect sizes, a plot."""
+    """Runs ``lockstep compare RUN RUN …``: prints means with intervals and effect sizes, and may draw a plot."""
     options = _parser().parse_args(argv)
     if options.json and any(Path(place, options.json).is_dir() for place in ("", options.runs_dir)):
         options.runs, options.json = [options.json, *options.runs], ""  # `compare --json RUN RUN`
@@ -80,13 +80,13 @@ def _parser() -> CommandParser:
 
 
 def _asked(options: Namespace) -> dict[str, Any]:
-    """Options that were given of those that say how runs play, by the name of what they say in an evaluation."""
+    """Returns the options that were given about how runs play, by the names that evaluation files use."""
     given = {"episodes": options.episodes, "seed": options.seed, "stochastic": options.stochastic or None}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _check_asked(options: Namespace) -> None:
-    """Raises a one-line ``ValueError`` where an option says something of none of the arguments."""
+    """Raises a one-line ``ValueError`` if an option applies to none of the arguments."""
     runs = [run for run in options.runs if not _is_file(run)]
     if not runs and (names := list(_asked(options))):
         raise ValueError(f"{names[0]}: these files are of episodes that are played already; leave --{names[0]} out")
@@ -100,7 +100,7 @@ def _is_file(run: str) -> bool:
 
 
 def _evaluated(run: str, name: str, options: Namespace) -> tuple[Evaluated, Recorded | None]:
-    """Reads an evaluation's file, or has a run, or each of a group, play; the first one's settings speak for all."""
+    """Reads an evaluation's file, or plays a run or each run of a group; facts and config are the first one's."""
     if _is_file(run):
         facts, table = read_json(Path(run))
         vain = [f"--{key}" for key, value in _asked(options).items() if facts.get(key) not in (value, None)]
@@ -130,9 +130,9 @@ def _played(run: str | Path, options: Namespace) -> tuple[dict[str, Any], np.nda
 
 
 def settings_that_differ(recorded: Mapping[str, Recorded]) -> dict[str, dict[str, Any]]:
-    """Lists the settings in which runs differ, of those that decide an agent: by key, the value of each run by name.
+    """Returns the settings that affect the agent and differ between runs: by key, each run's value by name.
 
-    Checkpoints tell losses of one name apart. What is secret in a value isn't shown.
+    Checkpoints tell losses of the same name apart. Secrets in values aren't shown.
     """
     losses = told_apart(list(recorded.values()))
     dumped = {
@@ -146,7 +146,7 @@ def settings_that_differ(recorded: Mapping[str, Recorded]) -> dict[str, dict[str
 
 
 def value_at(values: dict[str, Any], key: str) -> Any:
-    """Reads a setting of a config as JSON by its dotted key."""
+    """Returns the setting of a dotted key in a config as JSON."""
     found: Any = values
     for part in key.split("."):
         found = found[part]
@@ -162,9 +162,9 @@ def settings_in_words(settings: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def short_names(runs: Sequence[str]) -> list[str]:
-    """What runs are called: the last part of each path, and as much before it as tells different paths apart.
+    """Returns short names of runs: the end of each path, as long as it takes to tell different paths apart.
 
-    Files go without their suffix, where that doesn't make them another argument.
+    Files lose their suffix unless that would make them equal to another argument.
     """
     others = {Path(run) for run in runs if not _is_file(run)}
     stems = [Path(run).with_suffix("") if _is_file(run) else Path(run) for run in runs]

@@ -1,4 +1,4 @@
-"""``lockstep doctor`` runs anybody's PyTorch script, watches its ranks, and says whether they are one agent."""
+"""``lockstep doctor`` runs any PyTorch script, watches its ranks, and says whether they train one agent."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _check_report_file(path: Path) -> None:
-    """Raise a one-line ``ValueError`` where no report can be written, or something else would be lost by it."""
+    """Raises a one-line ``ValueError`` if no report can be written there, or if it would overwrite something else."""
     if path.suffix != ".json":
         raise ValueError(f"json: {path} doesn't end in .json; give --json FILE.json, or -- before the script")
     if not path.absolute().parent.is_dir():
@@ -107,7 +107,7 @@ def _check_report_file(path: Path) -> None:
 
 
 def _holds_report(path: Path) -> bool:
-    """Whether a file is empty, or holds what ``lockstep doctor --json FILE`` wrote."""
+    """Returns whether a file is empty, or holds what ``lockstep doctor --json FILE`` wrote."""
     try:
         text = path.read_text()
         return not text or {"verdict", "findings", "coverage"} <= dict(json.loads(text)).keys()
@@ -116,7 +116,7 @@ def _holds_report(path: Path) -> bool:
 
 
 def _tell(options: argparse.Namespace, script: Script, diagnosis: Diagnosis) -> int:
-    """Print and write the report; returns the exit status."""
+    """Prints and writes the report; returns the exit status."""
     flush_output()
     if options.json == "-":
         say(json.dumps(diagnosis.to_json()), sys.stdout)

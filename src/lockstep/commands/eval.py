@@ -1,4 +1,4 @@
-"""``lockstep eval`` plays many whole episodes of a policy, and tells them in numbers, files and a histogram."""
+"""``lockstep eval`` plays many whole episodes of a policy, and reports them in numbers, files and a histogram."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lockstep.policies.results import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep eval ARGV``: returns and lengths over whole episodes with keyed starts."""
+    """Runs ``lockstep eval ARGV``: prints returns and lengths of whole episodes, whose starts are keyed by the seed."""
     options = _options(argv)
     prints_json, json_file = options.json == "", Path(options.json) if options.json else None
     check_files(json_file, options.csv, options.histogram)
@@ -70,7 +70,7 @@ def actor_of(options: argparse.Namespace) -> Actor:
     """Loads the policy that options name: a run's, or a baseline for the environment of a run, config file or id.
 
     Raises:
-        ValueError: there is none, or an option would say nothing of a baseline; one line.
+        ValueError: one line, if there is none, or an option doesn't apply to a baseline.
     """
     if options.policy is None:
         return policy_of(options.run, options.checkpoint, options)

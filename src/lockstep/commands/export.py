@@ -1,4 +1,4 @@
-"""``lockstep export`` writes a policy into files that other programs run."""
+"""``lockstep export`` writes a policy into files that other programs can run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DOORS = {"onnx": "write_onnx", "torch": "write_program"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep export RUN``: writes each file asked for, checked against the policy."""
+    """Runs ``lockstep export RUN``: writes each file asked for and checks it against the policy."""
     parser = CommandParser(
         prog="lockstep export", description="Write a policy for other programs: raw observations in, actions out."
     )

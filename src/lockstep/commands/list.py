@@ -1,4 +1,4 @@
-"""``lockstep list`` shows the runs of a directory: what each trains, how far it is, and what came of it."""
+"""``lockstep list`` shows the runs of a directory: what each trains, how far it is, and its result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _place_of(given: str) -> Path:
-    """A directory of runs, or a run's own, by its path or its name in ``runs``."""
+    """Returns a directory of runs, or a run's directory, given by its path or its name in ``runs``."""
     for place in (Path(given), Path(RUNS, given)):
         if place.is_dir():
             return place
@@ -58,7 +58,7 @@ def _place_of(given: str) -> Path:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Prints a row a run, and below them a line for each that has a problem."""
+    """Prints one row per run, and below them a line for each run that has a problem."""
     table = Table(box=None, pad_edge=False)
     for name in COLUMNS:
         table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
@@ -71,7 +71,7 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
-    """A run in words, in the order of :data:`COLUMNS`."""
+    """Returns a run's cells as text, in the order of :data:`COLUMNS`."""
     return (
         row.name,
         row.environment or UNKNOWN,
@@ -90,12 +90,12 @@ def _shown(value: Value | None, say: Callable[[Value], str]) -> str:
 
 
 def local_date(date: str) -> str:
-    """Writes an ISO date by this machine's clock, to the minute."""
+    """Formats an ISO date in this machine's time zone, to the minute."""
     return datetime.datetime.fromisoformat(date).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def size_in_words(size: int) -> str:
-    """Writes bytes in the largest unit of which there is one, by powers of 1,000."""
+    """Formats bytes in the largest unit that gives at least 1, by powers of 1,000."""
     amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]
     while round(amount, 1) >= 1000 and len(units) > 1:
         amount /= 1000

@@ -1,4 +1,4 @@
-"""What a finished run tells its user: the result, where it lies, what to do next."""
+"""Writes the lines printed after a run: its result, where its files are, and what to do next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from lockstep.runs.progress import format_number, last_episodes
 
 
 def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None) -> str:
-    """The lines of a run with this summary; its config says what no command finds."""
+    """Returns the lines for a run, from its summary.
+
+    The config tells whether its environment can be shown, and whether only Python can load what it names.
+    """
     again = None if config is None else loading(path, config.env.id, config.network.custom, config.ppo.loss)
     if "seeds" in summary:
         return _of_seeds(path, summary, _command(), again)
@@ -47,12 +50,12 @@ def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None
 
 
 def _may_be_drawn(env: EnvConfig) -> bool:
-    """Whether ``lockstep play`` takes an environment: those of EnvPool's and simulators on tensors have no pictures."""
+    """Returns whether ``lockstep play`` can show an environment: EnvPool and simulators on tensors have no pictures."""
     return env.backend != "envpool" and (env.backend != "tensor" or stepped_as_arrays(env))
 
 
 def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | None) -> str:
-    """What a finished run of several seeds tells its user."""
+    """Returns the lines for a run of several seeds."""
     final, seeds = summary["final_return"], summary["seeds"]
     result = "some seed has finished no episode yet"
     if final is not None:
@@ -83,7 +86,7 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | No
 
 
 def _command() -> str:
-    """How this user calls us: by name if the shell finds it, else by the path that was used."""
+    """Returns how the user can call Lockstep: by name if the shell finds it, else by the path that was used."""
     if shutil.which("lockstep"):
         return "lockstep"
     called = Path(sys.argv[0])
@@ -91,7 +94,7 @@ def _command() -> str:
 
 
 def _tensorboard() -> str:
-    """How this user calls TensorBoard: by name if the shell finds it, else the one of this environment."""
+    """Returns how the user can call TensorBoard: by name if the shell finds it, else from this environment."""
     if shutil.which("tensorboard"):
         return "tensorboard"
     beside = Path(sys.executable).with_name("tensorboard")

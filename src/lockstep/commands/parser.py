@@ -1,4 +1,4 @@
-"""Parses the commands' options, those that several of them have too; what is wrong becomes one line."""
+"""Holds the commands' parser, which reports errors in one line, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def at_least_one(text: str) -> int:
-    """Reads a count, from 1 on, for ``type=``."""
+    """Parses a count of at least 1; for ``type=``."""
     try:
         number = int(text)
     except ValueError:
@@ -23,7 +23,7 @@ def at_least_one(text: str) -> int:
 
 
 LATEST = "latest"
-"""The checkpoint that is meant where none is named."""
+"""The checkpoint to use if none is named."""
 UNKNOWN = "unrecognized arguments: "
 INSTEAD = {
     "--n-eval-episodes": "write --episodes",
@@ -34,23 +34,23 @@ INSTEAD = {
     "--load-best": "write --checkpoint best",
     "--load-checkpoint": "write --checkpoint STEP",
 }
-"""Options of other libraries for commands about a run."""
+"""Options that other libraries have, and what to write for them here."""
 
 
 def from_home(text: str) -> str:
-    """Reads a path, for ``type=``: of ``--option=~/file`` no shell replaces the ``~``."""
+    """Expands ``~`` in a path, which no shell does in ``--option=~/file``; for ``type=``."""
     return os.path.expanduser(text)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises errors as ``ValueError``; a ``~`` at the beginning of a ``Path`` is the user's home."""
+    """An argument parser that raises ``ValueError`` on errors and expands a leading ``~`` in ``Path`` arguments."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.register("type", Path, lambda text: Path(from_home(text)))
 
     def error(self, message: str) -> NoReturn:
-        """Raise what is wrong instead of printing the usage; of an option of another library's, what to write."""
+        """Raises ``ValueError`` instead of printing the usage; for another library's option, says what to write."""
         unknown = message.removeprefix(UNKNOWN).split() if message.startswith(UNKNOWN) else []
         for word in unknown:
             if (said := INSTEAD.get(word.partition("=")[0].replace("_", "-"))) is not None:
@@ -59,9 +59,9 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def add_policy_options(parser: argparse.ArgumentParser, seed: int | None = None) -> None:
-    """Lets a command say which checkpoint, from where, and how its actions are chosen.
+    """Adds options for the checkpoint, the runs directory, the seed of episodes, sampled actions, and trust.
 
-    An option ``seed`` that isn't given is None, and stands for this ``seed``, or where that is None for the run's own.
+    The option ``seed`` is None if it isn't given: it then means this ``seed``, or the run's if that is None, too.
     """
     add_checkpoint(parser)
     said = "the run's" if seed is None else seed
@@ -71,30 +71,30 @@ def add_policy_options(parser: argparse.ArgumentParser, seed: int | None = None)
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Lets a command say which checkpoint, and where runs lie."""
+    """Adds options for the checkpoint and the runs directory."""
     parser.add_argument("--checkpoint", default=LATEST, help="latest, best or a step number (default: latest)")
     add_runs_dir(parser)
 
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
-    """Lets a command say where runs lie."""
+    """Adds the option for the directory of runs."""
     parser.add_argument(
         "--runs-dir", type=from_home, default="runs", help="where runs given by name lie (default: runs)"
     )
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Lets a command accept what a run names."""
+    """Adds the option that allows importing what a run names."""
     parser.add_argument(
         "--trust", action="store_true", help="import what the run names, though you haven't trained with it"
     )
 
 
 def policy_of(run: str | Path, checkpoint: str, options: argparse.Namespace) -> Policy:
-    """Loads a policy for a command, whose environments compute with as many threads of PyTorch's as it does.
+    """Loads a policy for a command, and gives this process as many PyTorch threads as the policy's config says.
 
     Raises:
-        ValueError: as :func:`lockstep.load_policy`'s; one line.
+        ValueError: one line, as in :func:`lockstep.load_policy`.
     """
     from lockstep.core.machine import torch_threads
     from lockstep.policies.policy import load_policy
@@ -106,6 +106,6 @@ def policy_of(run: str | Path, checkpoint: str, options: argparse.Namespace) -> 
 
 
 def add_script_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let a command take ``[-m] SCRIPT ARGS``, with or without ``--`` before."""
+    """Adds the arguments ``[-m] SCRIPT ARGS``, with or without ``--`` before them."""
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module's name, as with python -m")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT ARGS", help="the program and its arguments")

@@ -1,4 +1,4 @@
-"""``lockstep plan`` says what a run will take before it is started: whether it fits, how fast it is and why."""
+"""``lockstep plan`` predicts a run before it is started: whether it fits, how fast it is and why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAN, PICTURE = "plan.json", "plan.png"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep plan CONFIG --on TARGET``: exit status 0, also where a run doesn't fit."""
+    """Runs ``lockstep plan CONFIG --on TARGET``: exit status 0, even if a run doesn't fit."""
     request, path = _read_request(argv)
     found = []
     with Console(stderr=True).status("planning") as status:
@@ -92,7 +92,7 @@ def _parser() -> CommandParser:
 
 
 def _read_request(argv: Sequence[str]) -> tuple[PlanRequest, Path]:
-    """Reads what a command line asks for, checked as far as that goes without measuring or compiling anything."""
+    """Reads what a command line asks for, and checks what can be checked without measuring or compiling."""
     options, rest = _parser().parse_known_args(list(argv))
     targets = tuple(parse_target(text) for text in options.on)
     if options.mode not in MODES:
@@ -112,7 +112,7 @@ def _read_request(argv: Sequence[str]) -> tuple[PlanRequest, Path]:
 
 
 def _directory(options: argparse.Namespace, request: PlanRequest) -> Path:
-    """Chooses the plan's directory; a one-line ``ValueError`` if it is something else's."""
+    """Chooses the plan's directory; raises a one-line ``ValueError`` if it exists and holds no plan."""
     environment = request.config.env.id.rpartition(":")[2].replace("/", "-")
     path = Path(options.runs_dir) / (options.name or f"plan-{environment}-{time.strftime('%Y%m%d-%H%M%S')}")
     if path.exists() and not (path / PLAN).is_file():
@@ -121,7 +121,7 @@ def _directory(options: argparse.Namespace, request: PlanRequest) -> Path:
 
 
 def _write(path: Path, request: PlanRequest, outlooks: Sequence[Outlook]) -> None:
-    """Writes ``plan.json``, and ``plan.png`` where matplotlib is installed."""
+    """Writes ``plan.json``, and ``plan.png`` if matplotlib is installed."""
     content: dict[str, Any] = {
         "lockstep": __version__,
         "made": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -11,7 +11,7 @@ from lockstep.policies.videos import check_suffix, has_screen, play
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep play RUN``: a window; ``--video`` an mp4 or gif file, ``--terminal`` text."""
+    """Runs ``lockstep play RUN``: opens a window, writes a file (``--video``) or prints text (``--terminal``)."""
     parser = CommandParser(prog="lockstep play", description="Watch a trained policy, or record it; keys don't steer.")
     parser.add_argument("run", help="name, run directory or checkpoint directory")
     add_policy_options(parser)
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _reason(video: Path, error: OSError) -> str:
-    """Says why a video can't be written: a broken pipe is only what ffmpeg leaves behind, with pages of its own."""
+    """Returns why a video can't be written: tries the path itself, because ffmpeg's error may be a mere broken pipe."""
     if (above := next((place for place in video.parents if place.exists()), None)) and not above.is_dir():
         return f"{above} is no directory"
     try:

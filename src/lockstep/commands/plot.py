@@ -1,4 +1,4 @@
-"""``lockstep plot`` draws learning curves of runs, or any other metric of theirs, into one picture."""
+"""``lockstep plot`` draws learning curves of runs, or any other metric, into one picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep plot RUN …``: a line a run; of one with several seeds their interquartile mean and its band."""
+    """Runs ``lockstep plot RUN …``: draws a line per run; for several seeds, their interquartile mean and a band."""
     parser = CommandParser(prog="lockstep plot", description="Draw a metric of runs into one picture.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="names or run directories, also of several seeds")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), help="png, svg or pdf (default: curves.png)")

@@ -1,4 +1,4 @@
-"""``lockstep record`` writes the episodes of any policy into a file, to learn from."""
+"""``lockstep record`` writes episodes of any policy into a file, from which ``lockstep clone`` learns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.policies.results import facts_of, in_words
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep record RUN --out FILE``: observations and actions of whole episodes."""
+    """Runs ``lockstep record RUN --out FILE``: writes observations and actions of whole episodes."""
     parser = CommandParser(prog="lockstep record", description="Record a policy's episodes.")
     parser.add_argument("run", help="name, run directory or checkpoint directory; with --policy also an environment id")
     add_policy_options(parser)

@@ -1,4 +1,4 @@
-"""``lockstep report`` writes one page about a run, or about several side by side."""
+"""``lockstep report`` writes one page about a run, or about several runs side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SUFFIXES = (".html", ".htm")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep report RUN …``: a page that needs nothing else, of one run or of several compared."""
+    """Runs ``lockstep report RUN …``: writes one self-contained page about a run, or several runs compared."""
     parser = CommandParser(
         prog="lockstep report", description="Write one self-contained HTML page about runs; nothing of theirs is run."
     )
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")
     paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))
     check_installed()
-    from lockstep.report.page import write_report  # which imports what may be missing
+    from lockstep.report.page import write_report  # after the check: it imports optional packages
 
     names = [path.resolve().name for path in paths]
     labels = [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]

@@ -1,4 +1,4 @@
-"""``lockstep run`` starts anybody's script on several ranks, with torchrun's environment variables."""
+"""``lockstep run`` starts any script on several ranks, with torchrun's environment variables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def script_of(options: argparse.Namespace, command: str) -> Script:
-    """Reads the program that was given; a one-line ``ValueError`` if there is none, or it doesn't exist."""
+    """Returns the script to run; raises a one-line ``ValueError`` if none is given or it doesn't exist."""
     words, is_module = list(options.script), options.module
     if words[:1] == ["--"]:
         words = words[1:]

@@ -1,4 +1,4 @@
-"""``lockstep train``: reads what is asked, starts the run, and says what came of it."""
+"""``lockstep train`` reads the request, starts the run, and reports its result."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def main(argv: Sequence[str]) -> int:
     if len(words) == len(argv):
         spare_children()
         if started_by_torchrun():
-            end_with_parent(os.getppid())  # else it trains on beside those that another agent starts in its place
+            end_with_parent(os.getppid())  # else it trains on beside its replacement after a restart
         take_handed_over()
         collect_seldom()  # while engine jax may be loaded and traced; see run_rank
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)
             command = ["train", *argv] if said is None else json.loads(said)
-            audience = os.environ.pop(ADDRESS_VARIABLE, None)  # for this run's ranks, not for what environments start
+            audience = os.environ.pop(ADDRESS_VARIABLE, None)  # environments' own processes must not inherit it
             bring = functools.partial(_brought, held)
             request = replace(request_of(argv, bring=bring, trains=True), audience=audience)
             if request.options.report:
@@ -65,19 +65,19 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _config_of(request: RunRequest) -> Config:
-    """What a request would train with; a one-line ``ValueError`` where it couldn't."""
+    """Returns the config that a request would train with; raises a one-line ``ValueError`` if it couldn't."""
     if request.undescribed is not None:
         raise request.undescribed
     options = request.options
     if options.resume is not None:
         return _resumed_config_of(request)
-    if not isinstance(request.config.num_envs_per_rank, str):  # else what the machine can hold decides
+    if not isinstance(request.config.num_envs_per_rank, str):  # if it is, the machine's memory decides
         resolve(request.config, options.nproc if isinstance(options.nproc, int) else 1)
     return request.config
 
 
 def _resumed_config_of(request: RunRequest) -> Config:
-    """What a run, or a group, would go on with; of one on a mirror the config alone is fetched, and none is held."""
+    """Returns the config that a run or group would resume with; fetches only the config if it is on a mirror."""
     with mirrors() as held:
         options = held.resolved(request.options, request.config.checkpoint.mirror, writer=False)
         assert options.resume is not None
@@ -87,19 +87,19 @@ def _resumed_config_of(request: RunRequest) -> Config:
 
 
 def _show(text: str) -> int:
-    """Prints what was asked for instead of a run; returns the exit status."""
-    with contextlib.suppress(BrokenPipeError):  # whoever reads it has enough
+    """Prints a text instead of training; returns the exit status."""
+    with contextlib.suppress(BrokenPipeError):  # the reader closed the pipe
         print(text, flush=True)
     return 0
 
 
 def _brought(held: Mirrors, request: Request) -> RunOptions:
-    """The options of a request, of a run that was brought here if a mirror has it."""
+    """Returns a request's options, after fetching the run from a mirror if it is there."""
     return held.resolved(request.options, request.config.checkpoint.mirror, is_writer(topology_of(request.options)))
 
 
 def report(path: Path, options: RunOptions, code: int) -> None:
-    """Says what came of a run, or a group of seeds, that ended well or was stopped."""
+    """Prints the result of a run, or a group of seeds, that ended well or was stopped, and may write its page."""
     if not (path / SUMMARY).is_file():
         return
     if not options.quiet:
@@ -111,10 +111,10 @@ def report(path: Path, options: RunOptions, code: int) -> None:
 
 
 def _write_page(run: Path, quiet: bool) -> None:
-    """Writes the run's page; whatever goes wrong with it is a warning, for the run is done."""
+    """Writes the run's page; a failure is only a warning, because the run is done."""
     path = run / REPORT
     try:
-        from lockstep.report.page import write_report  # matplotlib, which runs without a page needn't wait for
+        from lockstep.report.page import write_report  # imports matplotlib, which is slow
 
         write_report([(run, run.name)], path)
     except Exception as error:

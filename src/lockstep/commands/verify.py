@@ -1,4 +1,4 @@
-"""``lockstep verify`` proves that a config gives the same bytes on every world size, or shows where it doesn't."""
+"""``lockstep verify`` checks that a config gives the same bytes on every world size, or shows where it doesn't."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from lockstep.runs.finding import find_run
 from lockstep.runs.stored import stored_config
 
 ITERATIONS = 5
-"""Of each world size, where nobody says how many."""
+"""Iterations on each world size, by default."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep verify CONFIG``: exit status 0 if every world size gives the same bytes, 1 if not.
 
-    Of a run the result is kept in its directory.
+    If a run was given, the result is written to its ``verify.json``.
     """
     options, rest = _parser().parse_known_args(list(argv))
     if options.iterations is not None and options.iterations < 1:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _iterations(config: Config, run: Path | None, against: Path | None, given: int | None) -> int:
-    """How many to train: what was given, else :data:`ITERATIONS`, or fewer where schedules have no more."""
+    """Returns how many iterations to train: those given, else :data:`ITERATIONS`, or fewer if schedules end before."""
     if given is not None:
         return given
     most = (
@@ -95,7 +95,7 @@ def _iterations(config: Config, run: Path | None, against: Path | None, given: i
 
 
 def _length_at_first(config: Config, run: Path, iterations: int) -> int:
-    """The ``total_steps`` by which a run trained its first iterations; says so if it has others now."""
+    """Returns the ``total_steps`` of a run's first iterations; prints a line if the run has another one now."""
     length = first_length(run, config, iterations)
     if length != config.total_steps:
         line = f"total_steps {length}, as in the first iterations of {run}; it has {config.total_steps} now"
@@ -104,7 +104,7 @@ def _length_at_first(config: Config, run: Path, iterations: int) -> int:
 
 
 def _check_names(config: Config) -> None:
-    """Refuses what ``lockstep.train`` was handed as objects, which other processes can't import."""
+    """Raises a one-line ``ValueError`` if the config names objects that ``lockstep.train`` was handed."""
     for key, name in (
         ("env.id", config.env.id),
         ("network.custom", config.network.custom),
@@ -156,7 +156,7 @@ def _parser() -> CommandParser:
 
 
 def print_table(config: Config, results: Sequence[Comparison], iterations: int) -> None:
-    """Prints each world size beside the first, and the verdict."""
+    """Prints how each world size compares with the first, and the verdict."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table(title=f"{config.env.id}, seed {config.seed}, {iterations} iterations, reduction {config.reduction}")
     table.add_column("world size" if config.engine == "torch" else "devices", justify="right")
