@@ -140,7 +140,7 @@ def settings_that_differ(recorded: Mapping[str, Recorded]) -> dict[str, dict[str
         for (name, record), loss in zip(recorded.items(), losses, strict=True)
     }
     pairs = itertools.pairwise(dumped.values())
-    found = dict.fromkeys(key for one, other in pairs for key, _, _ in differences(one, other))  # in their order
+    found = dict.fromkeys(key for one, other in pairs for key, _, _ in differences(one, other))  # in the config's order
     keys = [key for key in found if key == "total_steps" or not may_change(key)]
     return {key: {name: shown_value(value_at(values, key), key) for name, values in dumped.items()} for key in keys}
 

@@ -122,7 +122,7 @@ class Supervisor:
                 self._told.add(rank)
                 path = rank_directory(self._store, rank)
                 path.mkdir(parents=True, exist_ok=True)
-                write_json(path / ENDED, {"code": code, "at": time.time()})  # compared with other hosts
+                write_json(path / ENDED, {"code": code, "at": time.time()})  # wall clock: compared between hosts
 
     def _over_here(self, received: list[int]) -> bool:
         """Returns whether this process's ranks have ended, or the grace period after a signal is over."""

@@ -202,7 +202,7 @@ def _drawing_seconds(work: Workload, assumed: Assumptions, times: Times, queued:
     and on the rollout, and counts episodes at the rollout's end. If the host takes part in each step, nothing overlaps.
     """
     config = work.config
-    if config.engine != "torch":  # the program draws them
+    if config.engine != "torch":  # the compiled program draws the indices
         return 0.0
     samples = work.shards * (config.envs // config.shards) * config.num_steps
     counting = samples * assumed.counted_step

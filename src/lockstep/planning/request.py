@@ -44,7 +44,7 @@ class PlanRequest:
             if text not in texts:
                 raise ValueError(f"price: {text} is none of the targets; those are {', '.join(texts)}")
         if self.mode == "strong" and (each := self.config.num_envs_per_rank) is not None:
-            number = "a number and " if isinstance(each, str) else ""  # by what a machine holds
+            number = "a number and " if isinstance(each, str) else ""  # text: sized by the machine
             raise ValueError(
                 f"num_envs_per_rank: {each} grows with the devices, which mode strong must not; give num_envs, or "
                 f"{number}--mode weak"

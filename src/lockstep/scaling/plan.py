@@ -99,7 +99,7 @@ class Plan:
         """
         if self.mode == "strong":
             if (each := self.config.num_envs_per_rank) is not None:
-                number = "a number and " if isinstance(each, str) else ""  # by what a machine holds
+                number = "a number and " if isinstance(each, str) else ""  # text: sized by the machine
                 raise ValueError(
                     f"num_envs_per_rank: {each} grows with the ranks, which mode strong must not; give num_envs, or "
                     f"{number}--mode weak"

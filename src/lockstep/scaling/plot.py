@@ -106,7 +106,7 @@ def _parts(axis: Any, there: Sequence[Row]) -> None:
         if any(row[name] is not None for row in there):
             axis.bar(range(len(there)), heights, 0.55, below, color=COLORS[name], label=MEANING[name])
         below = [a + b for a, b in zip(below, heights, strict=True)]
-    if any(row[name] is None for row in there for name in PARTS):  # one compiled program
+    if any(row[name] is None for row in there for name in PARTS):  # a compiled program doesn't time its parts
         rest = [max(0.0, 1000 * row["t_iter"] - known) for row, known in zip(there, below, strict=True)]
         axis.bar(range(len(there)), rest, 0.55, below, color="0.7", label="not told apart")
         below = [a + b for a, b in zip(below, rest, strict=True)]

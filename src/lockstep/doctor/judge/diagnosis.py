@@ -122,7 +122,7 @@ def _findings(
     gradients, rates = gradient_finding(before), rate_finding(before)
     causes = [gradients, start, rates, settings_finding(evidence), loaded_finding(evidence)]
     found = [gradients, start, steps, *causes[2:]]
-    if not _there(causes):  # they explain what follows
+    if not _there(causes):  # any of these explains differing parameters
         found.append(parameter_finding(before))
     found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings, server]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]

@@ -93,7 +93,7 @@ class Evidence:
         return seen or self.reduced_in_step(optimizer)
 
     def reduced_in_step(self, optimizer: int) -> bool:
-        """Returns whether an optimiser reduces gradients itself: different gradients, but equal parameters after a step.
+        """Returns whether an optimiser reduces gradients itself: they differ, but parameters are equal after the step.
 
         Every parameter with such a gradient must have been seen to change in such a step.
         """

@@ -260,7 +260,7 @@ def _unproved(evidence: Evidence, optimizer: int) -> Finding | None:
         text = f"gradients{whose} are equal on all ranks, but no forward pass of a module was seen: whether their data "
         return Finding("inputs_unseen", DOUBT, text + "differ, and so whether gradients are reduced, can't be told")
     if "differ" not in words:
-        return None  # the data's own finding
+        return None  # data_finding reports it
     text = f"gradients{whose} are equal on all ranks, but are zero wherever the data differ: whether they are reduced "
     return Finding("inputs_unseen", DOUBT, text + "can't be told")
 

@@ -117,7 +117,7 @@ def described(error: BaseException) -> dict[str, Any]:
     lines = stack_lines(traceback.extract_tb(error.__traceback__))
     where = own_lines(lines)
     said = line.splitlines()[0] if line else type(error).__name__
-    parted = getattr(error, "ranks_parted", None)  # of lockstep.attach
+    parted = getattr(error, "ranks_parted", None)  # set by lockstep.attach
     return ({} if parted is None else {"ranks_parted": parted}) | {
         "error": said if len(said) <= MOST_LETTERS else f"{said[:MOST_LETTERS]} …",
         "error_at": where[0] if where else "",

@@ -102,7 +102,7 @@ def meet(where: str, said: Sequence[Same] = (), telling: int = 0) -> list[int]:
         PeerFailureError: a rank has ended or doesn't come in time.
     """
     numbers = [zlib.crc32(where.encode()), telling, *(same.number for same in said)]
-    header = torch.from_numpy(np.array(numbers + [0] * (HEADER_NUMBERS - len(numbers))))  # torch.tensor takes longer
+    header = torch.from_numpy(np.array(numbers + [0] * (HEADER_NUMBERS - len(numbers))))  # torch.tensor is slower
     try:
         rows: list[list[int]] = communicator().gather_ranks(header).tolist()
     except PeerFailureError as error:

@@ -141,6 +141,6 @@ class SynchronizedCallback(BaseCallback):
 
     @evaluations.setter
     def evaluations(self, found: list[dict[str, float]]) -> None:
-        for one, values in zip(_evaluations(self.callback), found, strict=False):  # a script may give them to one rank
+        for one, values in zip(_evaluations(self.callback), found, strict=False):  # one rank alone may have some
             for name, value in values.items():
                 setattr(one, name, value)

@@ -46,7 +46,7 @@ class Synchronized(OnPolicyAlgorithm):
         self._place = place()
         self._attached: Any = None
         self._guard: UpdateGuard | None = None
-        if normalize_advantage_locally:  # else it stays out of saved models
+        if normalize_advantage_locally:  # saved models leave out the class's default
             self.normalize_advantage_locally = True
         use_own_gpu()
         if not is_writer() and "verbose" in kwargs:

@@ -243,7 +243,7 @@ class StepRecorder:
         with torch.no_grad():
             for name, tensors in parts.items():
                 sharded = {key for key in tensors if name in OPTIMIZED and _place(key) in own}
-                if name == "moments":  # those that are smaller than their parameter
+                if name == "moments":  # smaller than their parameter: sharded
                     sharded |= {k for k, x in tensors.items() if 1 < x.numel() < parameters[_place(k)].numel()}
                 entries, numbers = take_part(tensors, most, sharded)
                 event["parts"][name] = part = {"tensors": entries}

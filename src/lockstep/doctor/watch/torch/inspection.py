@@ -307,7 +307,7 @@ def _name_normalizers(found: Inventory, owners: Sequence[Any], places: Mapping[i
 
 def _rests(owner: Any) -> bool:
     """Returns whether a wrapper doesn't update its statistics: an evaluation's, which one rank alone may have."""
-    attributes = attributes_of(owner)  # VecNormalize's; Gymnasium's
+    attributes = attributes_of(owner)  # names in VecNormalize; in Gymnasium's wrappers
     return attributes.get("training") is False or attributes.get("_update_running_mean") is False
 
 
