@@ -224,7 +224,7 @@ def verify(
 
 
 def _length_for(config: Config, iterations: int) -> int:
-    """Returns a ``total_steps`` that allows so many iterations; raises ``ValueError`` if schedules depend on it."""
+    """Returns a ``total_steps`` that allows so many iterations; raises ``ValueError`` if schedules end before."""
     if not follows_length(config):
         return max(config.total_steps, iterations * config.steps_per_iteration)
     if iterations > config.num_iterations:

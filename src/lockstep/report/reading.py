@@ -100,7 +100,7 @@ def _records(path: Path, problems: list[str]) -> Records:
 
 
 def _of_this_size(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns a record without integers that are too large."""
+    """Returns a record without integers of 2⁶³ or more in magnitude."""
     return {key: value for key, value in record.items() if not isinstance(value, int) or abs(value) < MOST_WHOLE}
 
 

@@ -240,7 +240,7 @@ def uneven_phase(traces: Sequence[RankTrace], optimizer: int) -> int | None:
 
 
 def rank_with_more_phases(traces: Sequence[RankTrace], optimizer: int) -> int | None:
-    """Returns the rank whose boundaries include all other ranks' and at least one more, or None."""
+    """Returns the rank whose boundaries include all other ranks' and more than some rank's, or None."""
     seen = _shared_boundaries(traces, optimizer)
     widest = max(seen, key=len)
     found = all(other <= widest for other in seen) and any(other < widest for other in seen)
