@@ -49,15 +49,15 @@ def attach(
 ) -> Attached:
     """Makes a PyTorch loop data-parallel over the ranks that a launcher started; a collective.
 
-    Every rank takes the first rank's parameters and buffers. From then on every ``backward`` ends with one reduction,
-    in a fixed order, of what it added to the gradients. With one rank nothing is hooked.
+    Every rank takes the first rank's parameters, and its buffers if ``broadcast_buffers``. From then on every
+    ``backward`` ends with one reduction, in a fixed order, of what it added to the gradients. With one rank nothing is
+    hooked.
 
     Args:
         module: the module to train, or several (actor and critic) whose backward passes may be separate. A module
             wrapped in DDP is unwrapped: gradients are reduced whether or not the loss went through DDP's forward.
         optimizer: the optimisers of these parameters. Each step first checks that its gradients were reduced.
-        broadcast_buffers: copy the first rank's buffers (running statistics) to all ranks, now and at the end of each
-            backward pass.
+        broadcast_buffers: copy the first rank's buffers (running statistics) to all ranks, now and after each reduction.
         reduction: ``mean`` averages gradients over ranks, right for a loss that is a mean over equally many samples on
             every rank. ``sum`` adds them, right for a loss divided by the count of all ranks' samples; such a loss
             must not go through DDP's forward.

@@ -53,7 +53,7 @@ class NoOutput(logger.KVWriter, logger.SeqWriter):
 
 
 class QuietEnvironment:
-    """Makes an environment in a ``SubprocVecEnv`` process; unpickling it imports this package, which stops writing."""
+    """Makes an environment in a ``SubprocVecEnv`` process; unpickling this there imports the patches of this module."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
