@@ -57,7 +57,7 @@ def attach(
         module: the module to train, or several (actor and critic) whose backward passes may be separate. A module
             wrapped in DDP is unwrapped: gradients are reduced whether or not the loss went through DDP's forward.
         optimizer: the optimisers of these parameters. Each step first checks that its gradients were reduced.
-        broadcast_buffers: copy the first rank's buffers (running statistics) to all ranks, now and after each reduction.
+        broadcast_buffers: copy the first rank's buffers (running statistics) to all ranks now and after each reduction.
         reduction: ``mean`` averages gradients over ranks, right for a loss that is a mean over equally many samples on
             every rank. ``sum`` adds them, right for a loss divided by the count of all ranks' samples; such a loss
             must not go through DDP's forward.
