@@ -322,7 +322,7 @@ def test_the_newest_video_is_in_the_page_as_far_as_there_is_room(tmp_path):
         ({"world_sizes": [{"label": "1", "equal": True}]}, "Not verified on"),
         ({"config": {"seed": 9}}, "is of another config than this run's"),
         ({"config": None}, "is of another config than this run's"),
-        ({"machine": {"torch": "9"}}, "another machine than the run was trained on: torch 9 there, 2.13.0+cpu here"),
+        ({"machine": {"torch": "9"}}, "or its packages differed when it was verified: torch 9 there, 2.13.0+cpu here"),
     ],
 )
 def test_what_verify_said_is_told(tmp_path, more, said):
