@@ -51,6 +51,11 @@ def test_it_is_named_where_the_environment_refuses_the_action(tmp_path, workers,
     assert f"environment 1 ({ID}) gave {SAID['mask']}in step 3 of iteration 1; lockstep check {ID} looks for" in line
 
 
+def test_it_is_named_where_a_step_is_timed_to_choose_workers(tmp_path):
+    line = error_line(train(tmp_path, "mask", None, "--env.workers", "auto", refuses=True))
+    assert f"gave {SAID['mask']}in step 3" in line
+
+
 @ENGINES
 @pytest.mark.parametrize("refuses", [False, True])
 def test_it_ends_the_random_actions_before_a_run(tmp_path, refuses, engine):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.describe import describe
 from lockstep.envs.registry import make_envs
 from lockstep.planning import host_steps
@@ -53,6 +54,12 @@ def _clock(monkeypatch):
     monkeypatch.setattr(host_steps, "make_envs", made)
     monkeypatch.setattr(host_steps, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(host_steps, "SECONDS", 0.05)
+
+
+def test_a_mask_that_allows_nothing_is_named_and_not_what_the_environment_raises_then():
+    config = EnvConfig(id="straying:Straying-v0", action_mask="legal", kwargs={"kind": "mask", "refuses": True})
+    with pytest.raises(EnvironmentFailureError, match="gave an action mask that allows nothing in step 3"):
+        measure_host_steps(config, describe(config))
 
 
 @pytest.mark.usefixtures("_clock")

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.process import fail_now
 from lockstep.core.shards import keyed_generator
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions, draw_replacements
 from lockstep.envs.host_envs import HostEnvs
+from lockstep.envs.numbers import check_acted
 from lockstep.envs.registry import make_envs
 from lockstep.planning.waiting import expected_max_of_sums
 
@@ -83,8 +85,13 @@ def _stepped(envs: HostEnvs, description: EnvDescription) -> np.ndarray:
     started = time.perf_counter()
     for number, drawn in enumerate(actions):
         buffers.actions[...] = allowed_actions(observation, action, buffers.observations, drawn, replacements[number])
+        acted = buffers.observations[None].copy()
         before = time.perf_counter()
-        envs.step()
+        try:
+            envs.step()
+        except EnvironmentFailureError:
+            check_acted(description, envs.env_ids, acted, None, number)
+            raise
         now = time.perf_counter()
         if number >= WARM_UP:
             times.append(now - before)

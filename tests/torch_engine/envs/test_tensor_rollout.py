@@ -129,6 +129,13 @@ def test_an_index_of_no_choice_and_a_mask_that_allows_nothing_are_named(kind, st
     session.close()
 
 
+def test_a_mask_that_allows_nothing_is_named_in_the_random_actions_too():
+    """And not that the simulator refused the action."""
+    env = {"action_mask": "legal", "kwargs": {"kind": "refused"}}
+    with pytest.raises(EnvironmentFailureError, match=r"^environment 1 .* nothing in step 3 of the random actions"):
+        opened("straying:on_tensors", env=env, num_shards=1, num_steps=16, normalize={"returns": True})
+
+
 def test_a_device_tells_whether_rows_are_usable():
     """Nothing but the answer comes to the host, with the sum over all rewards."""
     layout = ObservationLayout(

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.shards import keyed_generator
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.in_process import InProcessEnvs
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions, draw_replacements
 from lockstep.envs.host_envs import WantedEnvs
+from lockstep.envs.numbers import check_acted
 
 WORKER_SECONDS = 90e-6
 """Seconds that a worker must save per step: thrice what its messages take, as it also costs memory and start time."""
@@ -43,7 +45,12 @@ def measure_step(config: EnvConfig, description: EnvDescription, fail: Callable[
             if number == 1:
                 started, steps = time.perf_counter(), 0
             b.actions[...] = allowed_actions(observation, action, b.observations, actions[number], replacements[number])
-            envs.step()
+            acted = b.observations[None].copy()
+            try:
+                envs.step()
+            except EnvironmentFailureError:
+                check_acted(description, [0], acted, None, number)
+                raise
             steps += 1
             if time.perf_counter() - started > _SECONDS:
                 break

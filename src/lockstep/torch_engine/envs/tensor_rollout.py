@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import Config
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_seed
@@ -330,7 +331,12 @@ def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: Tenso
         out.raw[t] = envs.observations
         rows = envs.observations.cpu().numpy()
         allowed = allowed_actions(observation, action, rows, actions[t], replacements[t])
-        out.keep(t, envs.advance(torch.from_numpy(allowed).to(envs.device)))
+        try:
+            step = envs.advance(torch.from_numpy(allowed).to(envs.device))
+        except EnvironmentFailureError:
+            check_acted(envs.description, envs.env_ids, rows[None], -1, t)
+            raise
+        out.keep(t, step)
     out.to_host(lambda rows: rows, observation, action)
     out.shape_rewards(envs.description.rewards)
     envs.buffers.episodes += config.num_steps + 1  # more than any environment has begun
