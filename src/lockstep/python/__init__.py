@@ -1,1 +1,1 @@
-"""Lockstep from Python: ``lockstep.train`` and ``lockstep.load_run``, whose runs are the command line's."""
+"""Trains and opens runs from Python (``lockstep.train``, ``lockstep.load_run``) by running the command line."""

@@ -1,4 +1,4 @@
-"""What a caller in Python gives as settings, in words that a config file could say."""
+"""Converts settings given in Python to values that a config file can hold."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ SCHEDULED = "ppo.learning_rate"
 
 
 def in_plain_words(value: Any, path: str = "") -> Any:
-    """Turns nested settings into what JSON holds: NumPy's numbers and arrays, paths, tuples.
+    """Converts nested settings to JSON values: NumPy numbers and arrays, paths, tuples and ranges are replaced.
+
+    Args:
+        value: the settings, or one of them.
+        path: dotted name of ``value``, for errors.
 
     Raises:
-        ValueError: a setting can't be written down; one line that names it and says what to give.
+        ValueError: a setting can't be converted; one line that names it and says what to give.
     """
     if isinstance(value, Mapping):
         return {key: in_plain_words(inner, f"{path}.{key}" if path else str(key)) for key, inner in value.items()}
@@ -24,7 +28,7 @@ def in_plain_words(value: Any, path: str = "") -> Any:
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if isinstance(value, set | frozenset):  # of text, whose order is another one in each process
+    if isinstance(value, set | frozenset):  # each process hashes text, and so orders it, differently
         raise ValueError(f"{path}: a set has no order; give a list")
     if isinstance(value, list | tuple | range):
         return [in_plain_words(inner, path) for inner in value]

@@ -1,4 +1,4 @@
-"""Callbacks run in the process that called ``train``; the rank that writes tells them what happened, and waits."""
+"""Runs callbacks in the process that called ``train``; the rank that writes sends records and waits for answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lockstep.python.run import Run
 
 MOST_ANSWERS = 1000
-"""Iterations whose answers are kept, for ranks that were started again and do them once more."""
+"""Number of the last iterations whose answers are kept, for ranks that are restarted and repeat them."""
 
 
 END: dict[str, Any] = {"go_on": False, "metrics": {}}
@@ -30,39 +30,39 @@ OTHER_WORDS = {
     "rollout/ep_rew_mean": "rollout/episode_return_mean",
     "rollout/ep_len_mean": "rollout/episode_length_mean",
 }
-"""What Stable-Baselines3 calls metrics that have another name here."""
+"""Stable-Baselines3's names of metrics, with the names that they have here."""
 
 
 class BaseCallback:
-    """A callback that does nothing, to derive from; any object with some of these methods is one as well.
+    """A base class for callbacks, whose methods do nothing; any object with some of these methods is a callback too.
 
-    The order of a call: ``on_iteration`` once an iteration, ``on_evaluation`` after it where the policy was evaluated.
-    Records are rows of ``metrics.jsonl``: metrics by name, with ``iteration`` and ``global_step``.
+    ``on_iteration`` is called once per iteration, and ``on_evaluation`` after it if the policy was evaluated. Records
+    are rows of ``metrics.jsonl``: metrics by name, with ``iteration`` and ``global_step``.
     """
 
     def on_start(self, run: Run) -> None:
-        """The first iteration is done, and the run's directory is there."""
+        """Called when the first iteration is done and the run's directory exists."""
 
     def on_iteration(self, record: dict[str, Any]) -> bool | dict[str, float] | None:
-        """An iteration is done.
+        """Called when an iteration is done.
 
         Returns:
-            False ends the run with the state of this iteration; a dict of numbers is logged with its record; None and
-            True let it go on.
+            False to end the run with the state of this iteration; None or True to continue; or a dict of numbers to log
+            with the iteration's record.
         """
 
     def on_evaluation(self, record: dict[str, Any]) -> bool | dict[str, float] | None:
-        """An evaluation is done, whose ``eval/…`` are in the record; returns as :meth:`on_iteration`."""
+        """Called when an evaluation is done, with its ``eval/…`` in the record; returns as :meth:`on_iteration`."""
 
     def on_checkpoint(self, path: Path) -> None:
-        """A checkpoint is on the disk."""
+        """Called when a checkpoint is on the disk."""
 
     def on_end(self, run: Run) -> None:
-        """Training is over, unless it failed."""
+        """Called when training has ended, unless it failed."""
 
 
 def checked_callbacks(given: Any) -> list[Any]:
-    """Lists the callbacks that were given: several, one, or None.
+    """Returns the given callbacks as a list; ``given`` is several, one or None.
 
     Raises:
         ValueError: one of them would never be called; one line that names it.
@@ -83,7 +83,7 @@ def checked_callbacks(given: Any) -> list[Any]:
 
 
 def _own_methods(callback: Any) -> list[str]:
-    """The methods that an object has beside those of :class:`BaseCallback`, which do nothing."""
+    """Names the callback methods that an object has, except those inherited from :class:`BaseCallback`."""
     methods = {name: getattr(callback, name, None) for name in METHODS}
     return [
         name
@@ -93,16 +93,16 @@ def _own_methods(callback: Any) -> list[str]:
 
 
 class Conversation:
-    """Answers a run's records with what callbacks say, in the process and thread that called ``train``.
+    """Passes a run's records to callbacks and answers them, in the process and thread that called ``train``.
 
     Args:
-        run: whose directory is being written.
-        callbacks: asked in their order.
-        observe_only: whether nobody waits for answers.
-        directory: for this user alone.
+        run: the run that is being trained.
+        callbacks: called in this order.
+        observe_only: whether the run doesn't wait for answers.
+        directory: holds the socket; only this user can read it.
 
     Attributes:
-        variables: what tells the rank that writes where to find this.
+        variables: environment variables that give the run the socket's address; empty without callbacks.
     """
 
     def __init__(self, run: Run, callbacks: Sequence[Any], observe_only: bool, directory: Path) -> None:
@@ -134,19 +134,19 @@ class Conversation:
             self._hang_up()
 
     def raise_failure(self) -> None:
-        """Raises what a callback raised, with its own traceback."""
+        """Raises the exception of the callback that failed first, if any, with its own traceback."""
         if self._failure is not None:
             raise self._failure
 
     def listen(self) -> None:
-        """Waits a moment for what the run says, and answers.
+        """Answers the run's records until none has come for :data:`POLL_SECONDS`.
 
         Raises:
-            Exception: what a callback raised, which ends a run that doesn't wait for answers.
+            Exception: a callback's own, if the run doesn't wait for answers; raising it is what ends such a run.
         """
         self._listen()
         if self._observes and self._failure is not None:
-            self._hang_up()  # or the run would wait until somebody hears it
+            self._hang_up()  # otherwise the run blocks while nobody reads its records
             raise self._failure
 
     def _hang_up(self) -> None:
@@ -161,14 +161,14 @@ class Conversation:
             time.sleep(POLL_SECONDS)
             return
         while not (self._observes and self._failure is not None):
-            ready = select.poll()  # select.select refuses the files of a caller who has opened many
+            ready = select.poll()  # select.select refuses descriptors from 1024 on
             for each in [self._listener] + ([] if self._reader is None else [self._reader[0]]):
                 ready.register(each, select.POLLIN)
             found = [number for number, _ in ready.poll(POLL_SECONDS * 1000)]
             if not found:
                 return
             if self._listener.fileno() in found:
-                if self._reader is not None:  # of a rank that was started again
+                if self._reader is not None:  # a restarted rank has connected
                     self._reader[0].close()
                 self._reader = self._listener.accept()[0], b""
             elif self._reader is not None:
@@ -186,7 +186,7 @@ class Conversation:
                     answer = END
                     try:
                         answer = self._answer(json.loads(line))
-                    finally:  # interrupted here, the run still gets to hear that it ends
+                    finally:  # if Ctrl-C interrupts, the run is still told to end
                         if not self._observes:
                             connection.sendall(json.dumps(answer).encode() + b"\n")
                 return
@@ -194,7 +194,7 @@ class Conversation:
         self._reader = None
 
     def _answer(self, record: dict[str, Any]) -> dict[str, Any]:
-        """What the run is to do after an iteration; one that is done again gets the answer that it got."""
+        """Returns the answer to an iteration's record; a repeated iteration gets the same answer again."""
         iteration = int(record["iteration"])
         if iteration not in self._answers:
             self._answers[iteration] = self._ask(record)
@@ -225,7 +225,7 @@ class Conversation:
             self._tell("on_start", self._run)
 
     def _end(self, error: BaseException | None) -> None:
-        """Tells of the last checkpoints and the end; ``error`` is what is raised then, of Ctrl-C or a callback."""
+        """Tells callbacks of the last checkpoints and the end; ``error`` is what Ctrl-C or a callback raised."""
         if self._listener is not None:
             self._listen()
         if error is not None:
@@ -240,14 +240,14 @@ class Conversation:
                 self._tell("on_checkpoint", path)
 
     def _tell(self, name: str, *arguments: Any) -> None:
-        """Tells all callbacks, also once another one has failed: they may have to close what they have opened."""
+        """Calls a method of all callbacks that haven't failed; even after a failure, they may have files to close."""
         for callback in self._callbacks:
             said = getattr(callback, name, None)
             if said is not None and not any(callback is failed for failed in self._failed):
                 self._safely(callback, said, *arguments)
 
     def _safely(self, callback: Any, action: Any, *arguments: Any) -> Any:
-        """Calls a callback; its exception ends the run, and the first one is raised once that is over."""
+        """Calls a callback's method; an exception ends the run, and the first one is raised after its end."""
         try:
             return action(*arguments)
         except KeyboardInterrupt:
@@ -262,7 +262,7 @@ class Conversation:
 
 
 class _Record(dict[str, Any]):
-    """A record that notes, on the error of a key that it lacks, what it has instead."""
+    """A record whose ``KeyError`` has a note that lists its keys and suggests a similar one."""
 
     def __missing__(self, key: Any) -> Any:
         error = KeyError(key)
@@ -276,11 +276,11 @@ class _Record(dict[str, Any]):
 
 
 def _said(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
-    """What a callback's method, if it has it, says to a record: whether to go on, or numbers to log.
+    """Calls a callback's method, if it exists, with a record; returns whether to go on, or the numbers to log.
 
     Raises:
-        TypeError: what it says is neither.
-        ValueError: a number has the name of one that the record has by itself.
+        TypeError: the method returns neither.
+        ValueError: a number has the name of one of the record's own metrics.
     """
     try:
         said = None if method is None else method(_Record(record))

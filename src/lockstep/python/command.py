@@ -1,4 +1,4 @@
-"""Runs a ``lockstep`` command in a process of its own: whoever calls it keeps its signals, threads and random state."""
+"""Runs a ``lockstep`` command in a separate process; the caller keeps its signals, threads and random state."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from lockstep.core.topology import without_launcher
 
 POLL_SECONDS = 0.02
 READ_SECONDS = 2.0
-"""How long what a command has printed may take to be read, once it has ended and somebody else may hold its output."""
+"""Seconds to read a command's output after its end; another process may still hold the output open."""
 STOPPED = range(129, 160)
 """Exit statuses of a command that a signal stopped."""
 KEPT = 1000
-"""Characters of standard error that are kept, of which a message shows some."""
+"""Number of the last characters of standard error that are kept; a message shows some of them."""
 UNTOLD = "the command ended before it was done; it was killed, or an environment or a network has called exit"
 NEEDED = ("lockstep", "numpy", "pydantic")
-"""What processes import that look at ``LOCKSTEP_PATH`` then."""
+"""Packages that a process imports before it looks at ``LOCKSTEP_PATH``."""
 
 
 def run_command(
@@ -47,20 +47,21 @@ def run_command(
     quiet: bool = False,
     meanwhile: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
 ) -> int:
-    """Runs ``lockstep WORDS``, and shows what it prints where this process prints; returns 0, or 128 + n of a signal.
+    """Runs ``lockstep WORDS``, shows its output in this process's, and returns 0, or 128 + n if signal n stopped it.
 
-    Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended. Where this process ends
-    without a word, the command stops as by SIGTERM, and so writes one as well.
+    Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended. If this process ends
+    unexpectedly, the command stops as if by SIGTERM, which also writes a checkpoint.
 
     Args:
-        words: the command line.
-        variables: environment variables beside this process's own; modules are also looked for in ``LOCKSTEP_PATH``.
-        quiet: whether to keep what goes to standard output.
-        meanwhile: is called again and again until the command ends.
+        words: the words of the command line after ``lockstep``.
+        variables: environment variables to add to this process's own; modules are also looked for in their
+            ``LOCKSTEP_PATH``.
+        quiet: whether to drop standard output.
+        meanwhile: called again and again until the command ends; its exception stops the command by SIGTERM.
 
     Raises:
-        ValueError: the command refused its input, or is started by a module that we import; one line.
-        RunError: it failed; its line.
+        ValueError: the command refused its input, or a module that Lockstep is importing calls this; one line.
+        RunError: the command failed; the message says why.
         KeyboardInterrupt: the user interrupted.
     """
     if (module := _imported_by_us()) is not None:
@@ -88,7 +89,7 @@ def run_command(
             process.wait()
         with status:
             told = status.read(8)
-        kill_session(process.pid)  # what it has started, and left
+        kill_session(process.pid)  # processes that it has started and left
         for pump in pumps:
             pump.join(READ_SECONDS)
     if interrupted:
@@ -102,9 +103,9 @@ def run_command(
 
 
 def _imported_by_us() -> str | None:
-    """The user's module in whose import this is called, where Lockstep imports it; None: it isn't, or a callback does.
+    """Returns the user's module that calls this while Lockstep imports it; None if none does, or only for a callback.
 
-    The command would import it once more.
+    The command would import the module again, which would start the command again.
     """
     frame, module = sys._getframe(), None
     while frame is not None:
@@ -123,15 +124,15 @@ def _imported_by_us() -> str | None:
 def _started(
     words: Sequence[str], variables: Mapping[str, str], stdout: int | None
 ) -> tuple[subprocess.Popen[str], io.FileIO]:
-    """Starts a command; returns it, and where it tells its exit status at its end.
+    """Starts a command; returns its process, and the pipe through which it reports its exit status.
 
-    The process's own can't be had where this one ignores ``SIGCHLD``, or another thread waits for all children: Python
-    says 0 then.
+    ``Popen.returncode`` is 0 whatever happened if this process ignores ``SIGCHLD``, or if another thread waits for all
+    children.
     """
     places = variables.get(PATH_VARIABLE, "").split(os.pathsep)
     before, after = (os.pathsep.join(found) for found in _places([*sys.path, *places]))
     reader, theirs = os.pipe()
-    os.set_blocking(reader, False)  # what the command has started may hold the other end
+    os.set_blocking(reader, False)  # processes that the command started may hold the other end
     status = io.FileIO(reader)
     try:
         process = subprocess.Popen(
@@ -141,8 +142,8 @@ def _started(
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
-            errors="replace",  # of what an environment prints, which a full pipe would stop
-            start_new_session=True,  # Ctrl-C is this process's to pass on
+            errors="replace",  # environments print any bytes, and a pipe that isn't read fills up
+            start_new_session=True,  # so that Ctrl-C reaches this process alone, which passes it on
             pass_fds=[theirs],
         )
     except BaseException:
@@ -154,11 +155,12 @@ def _started(
 
 
 def _places(path: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Where this process finds modules, for the other one: what it looks at before the standard library, and after it.
+    """Returns where a command looks for modules as this process does: before the standard library, and after it.
 
-    ``path`` is ``sys.path``. The other process looks at the standard library, directories of installed packages and the
-    working directory by itself; of what comes after it drops what it has there, as by a ``.pth`` file. Where we lie,
-    and what we import, comes before in any case, for nobody reads the rest without us. All are absolute.
+    ``path`` is like ``sys.path``. The command adds the standard library, the directories of installed packages and the
+    working directory itself, and drops from the later directories those that it has already, say by a ``.pth`` file.
+    The directories of Lockstep and its imports (:data:`NEEDED`) always come before, because only Lockstep reads those
+    after. All directories are absolute.
     """
     standard = {sysconfig.get_path("stdlib"), os.path.dirname(os.__file__)}
     own = {*sysconfig.get_paths().values(), sysconfig.get_config_var("DESTSHARED"), *standard, *site.getsitepackages()}
@@ -182,17 +184,17 @@ def _is_terminal(stream: IO[str]) -> bool:
 
 
 class _Errors:
-    """Shows what a command prints to standard error, and keeps of it what may say why it fails.
+    """Shows what a command prints to standard error, and keeps the part that may say why the command fails.
 
     Attributes:
-        why: its last line that says so, else the end of all that it printed.
+        why: the last error line; without one, the end of the output.
     """
 
     def __init__(self) -> None:
         self.why, self._said = "", False
 
     def show(self, line: str) -> None:
-        """Shows a line, unless it is why the command fails, which is raised."""
+        """Shows a line, unless it is an error line, which is raised instead."""
         if line.startswith(ERROR_PREFIX):
             self.why, self._said = line, True
             return
@@ -207,7 +209,7 @@ def _pump(stream: IO[str] | None, show: Callable[[str], None]) -> threading.Thre
     def read() -> None:
         with stream:
             for line in stream:
-                # Of a stream that is closed here, or the caller's own in its place: who prints must be read on.
+                # Our stream may be closed, or replaced by the caller's own; the command blocks if its pipe isn't read.
                 with contextlib.suppress(Exception):
                     show(line)
 

@@ -1,4 +1,4 @@
-"""What a caller gives as an environment that can't be one, and what to give instead."""
+"""Explains why an argument can't be an environment, and what to give instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.config.handed import SCRIPTS
 
 
 def refusal(env: Any) -> str:
-    """Says what to give in place of an object that makes no environment."""
+    """Returns the message that says what to give in place of an object that makes no environment."""
     if hasattr(env, "num_envs"):
         return (
             f"env: {type(env).__name__} is many environments; give what makes one of them, and num_envs={env.num_envs}"
@@ -28,7 +28,7 @@ def refusal(env: Any) -> str:
 
 
 def registered_here_alone(env: Any, error: ValueError) -> ValueError | None:
-    """Says of an id that is unknown to the processes of a run, but not to this one, how they find it."""
+    """Returns a clearer error if only this process has registered the id ``env``; None if ``error`` is another one."""
     registry = getattr(sys.modules.get("gymnasium"), "registry", {})
     if not isinstance(env, str) or env not in registry or f"no environment {env!r} is registered" not in str(error):
         return None

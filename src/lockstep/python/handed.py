@@ -1,4 +1,4 @@
-"""What a caller gives as objects, an environment, a network, a loss, in words that other processes understand."""
+"""Hands environments, networks and losses that a caller gives as objects to other processes: by name, or pickled."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lockstep.core.temporary import temporary_directory
 
 @dataclass(frozen=True)
 class Handed:
-    """An environment, a network or a loss that was given as an object.
+    """An environment, network or loss that was given as an object.
 
     Attributes:
         key: the setting that names it: ``env.id``, ``network.custom`` or ``ppo.loss``.
-        id: by which a config names it: ``module:name``, or ``python:name`` of one that can't be imported.
+        id: its name in a config: ``module:name``, or ``python:name`` if it can't be imported.
         given: the object.
-        pickled: as bytes, where no name finds it.
+        pickled: the object as bytes; None if it can be imported.
     """
 
     key: str
@@ -35,11 +35,11 @@ class Handed:
 
 
 def handed(key: str, given: Any) -> Handed:
-    """Names what makes an environment (a class, a function, a lambda), the class of a network, or a loss.
+    """Names what makes an environment (a class, function or lambda), a network's class or a loss; pickles it if needed.
 
     Raises:
-        ValueError: a network is no class, a loss can't be called, or it can neither be imported by others nor pickled;
-            one line.
+        ValueError: a network isn't a class, a loss can't be called, or the object can be neither imported by other
+            processes nor pickled; one line.
     """
     _check_kind(key, given)
     name = imported_name(given)
@@ -49,10 +49,16 @@ def handed(key: str, given: Any) -> Handed:
 
 
 def handed_again(key: str, given: Any, recorded: str | None, run: Path) -> Handed | None:
-    """Takes an object that is given again for a run, whose config has ``recorded``; None: that finds it anyway.
+    """Pickles an object that is given again for a run; returns None if the run finds it by name anyway.
+
+    Args:
+        key: the setting that names it.
+        given: the object, or a name.
+        recorded: the setting's value in the run's config.
+        run: the run's directory.
 
     Raises:
-        ValueError: the run was trained with something else, or it can't be pickled; one line.
+        ValueError: the run was trained with something else, or the object can't be pickled; one line.
     """
     if not is_wanted_again(key, given, recorded, run):
         return None
@@ -67,10 +73,10 @@ def handed_again(key: str, given: Any, recorded: str | None, run: Path) -> Hande
 
 
 def with_objects(asked: dict[str, Any], others: Sequence[Handed]) -> tuple[Handed, ...]:
-    """Names a network's class and a loss in nested settings, in place.
+    """Replaces a network's class and a loss in the nested settings ``asked`` by their names, in place.
 
     Returns:
-        What is handed over by that, and the ``others``.
+        These objects, and those of ``others`` that they don't replace.
 
     Raises:
         ValueError: as :func:`handed`.
@@ -89,7 +95,7 @@ def with_objects(asked: dict[str, Any], others: Sequence[Handed]) -> tuple[Hande
 
 
 def _short_name(given: Any) -> str:
-    """The name of a class or function, by which a config records it."""
+    """Returns the name by which a config records a class or function."""
     name = getattr(given, "__qualname__", "") or type(given).__name__
     return "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_") or "object"
 
@@ -107,7 +113,7 @@ def _pickled(key: str, given: Any) -> bytes:
         from lockstep.python.pickled import pickled
 
         return pickled(given)
-    except Exception as error:  # of the object's own
+    except Exception as error:  # the object's own
         reason = " ".join(str(error).split())
         name = getattr(given, "__qualname__", "") or repr(given)
         raise ValueError(
@@ -117,7 +123,8 @@ def _pickled(key: str, given: Any) -> bytes:
 
 
 def _place_of(given: Any) -> str:
-    """Where Python has found an object's module, which a relative place of ``sys.path`` may not be any more."""
+    """Returns the directory in which Python found an object's module; empty if unknown."""
+    # sys.path may have it as a relative path, from another working directory
     module = sys.modules.get(given.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
@@ -128,7 +135,7 @@ def _place_of(given: Any) -> str:
 
 @contextlib.contextmanager
 def variables_for(given: Sequence[Handed]) -> Iterator[dict[str, str]]:
-    """The environment variables by which processes find what was handed over, for as long as the block runs."""
+    """Yields the environment variables by which processes find the given objects; files are removed after the block."""
     pickled = {each.key: each.pickled for each in given if each.pickled is not None}
     places = [_place_of(each.given) for each in given if each.pickled is None]
     variables = {PATH_VARIABLE: os.pathsep.join(places)} if places else {}

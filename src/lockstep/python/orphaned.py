@@ -1,4 +1,4 @@
-"""What a command does whose caller, a Python process, has ended without a word: it stops with a checkpoint, in time."""
+"""Stops a command with a checkpoint if the Python process that called it ends unexpectedly."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from collections.abc import Sequence
 from lockstep.core.process import end_with_parent, kill_children, kill_session
 
 CALLER_ENDED = signal.SIGUSR2
-"""What the kernel sends then (Linux): before the next word to a terminal that is closed, if it can be."""
+"""The kernel sends it when the caller ends (Linux), if possible before the command prints to a closed terminal."""
 LOOK_SECONDS = 0.2
-"""How often a command looks whether its caller is there."""
+"""Seconds between two checks that the caller is still there."""
 PATIENCE = 600.0
-"""Seconds that the iteration may take yet, with its checkpoint: one that hangs would keep the run for ever."""
+"""Seconds to finish the iteration and write the checkpoint; a command that hangs would hold the run for ever."""
 _OUTPUT = (1, 2)
 _PART = 1 << 16
 
 
 def end_with_caller(caller: int) -> None:
-    """Stops this process's command by SIGTERM when its caller, this process id, ends.
+    """Stops this process's command by SIGTERM when the process ``caller`` ends; kills it after :data:`PATIENCE`.
 
-    What it prints then, its ranks and what they have started, is read here, and dropped (Linux): whoever prints into a
-    pipe that nobody can read any more fails. A thread looks besides, for the main thread may compute, or wait for a
+    Output of this process, its ranks and their children is then read here and dropped (Linux), because printing into a
+    pipe without a reader fails. A thread watches the caller, because the main thread may be computing, or waiting for a
     rank that prints.
     """
-    readers = _own_readers()  # before the caller may be gone
-    # Anybody may send this signal: a scheduler before a job's end does.
+    readers = _own_readers()  # before the caller can be gone
+    # Others may send this signal too: a scheduler does before a job ends.
     signal.signal(CALLER_ENDED, lambda _number, _frame: os.getppid() != caller and _print_nowhere())
     end_with_parent(caller, CALLER_ENDED)
     threading.Thread(target=_watch, args=(caller, readers), name="lockstep-caller", daemon=True).start()
 
 
 def _own_readers() -> list[int]:
-    """Opens the reading ends of the pipes that this process prints to, for itself alone."""
+    """Opens the reading ends of the pipes that this process prints to; forked children close them."""
     readers = []
     for stream in _OUTPUT:
-        with contextlib.suppress(OSError):  # it is closed, or there is no /proc
+        with contextlib.suppress(OSError):  # the stream is closed, or there is no /proc
             if stat.S_ISFIFO(os.fstat(stream).st_mode):
                 readers.append(os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_NONBLOCK))
 
-    def forget() -> None:  # once: a child's children inherit it too, for whom the numbers are other files
+    def forget() -> None:  # a grandchild calls it too; by then other files may have the numbers
         while readers:
             os.close(readers.pop())
 
@@ -54,7 +54,8 @@ def _own_readers() -> list[int]:
 
 
 def _print_nowhere() -> None:
-    with contextlib.suppress(OSError):  # what isn't a pipe, a terminal that is closed, say
+    # _drop reads only pipes; printing to a closed terminal, say, would fail
+    with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for stream in _OUTPUT:
             os.dup2(nowhere, stream)
@@ -72,12 +73,12 @@ def _watch(caller: int, readers: Sequence[int]) -> None:
 
 
 def _drop(readers: Sequence[int], until: float) -> None:
-    """Reads pipes, and keeps nothing, for so long."""
+    """Reads pipes and drops what it reads; returns at the monotonic time ``until``."""
     left = list(readers)
     while (seconds := until - time.monotonic()) > 0:
         if not left:
             time.sleep(seconds)
         for reader in select.select(left, [], [], seconds)[0] if left else ():
-            with contextlib.suppress(BlockingIOError):  # two of one pipe
-                if not os.read(reader, _PART):  # nobody prints there any more
+            with contextlib.suppress(BlockingIOError):  # two descriptors of one pipe
+                if not os.read(reader, _PART):  # no process can write to it any more
                     left.remove(reader)

@@ -1,8 +1,8 @@
-"""Pickles what no other process can import, as cloudpickle does, and Equinox's modules, which it takes apart wrongly.
+"""Pickles what other processes can't import with cloudpickle, and adapts it to Equinox modules.
 
-cloudpickle makes a class without anything in it, and puts its attributes in afterwards, so that methods may refer to
-the class. An Equinox module is a dataclass and a pytree of the fields that it has when it is made; so those are in from
-the start here.
+cloudpickle makes an empty class and sets its attributes afterwards, so that methods may refer to the class. An Equinox
+module becomes a dataclass and a pytree with the fields that it has when it is made. So here the fields are in the class
+from the start.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import cloudpickle
 from lockstep.config.handed import SPAWNED
 
 MADE_AGAIN = ("__dataclass_fields__", "__dataclass_params__", "__match_args__", "__annotations__")
-"""Attributes that follow from a dataclass's fields."""
+"""Attributes that Python derives from a dataclass's fields, and that aren't pickled."""
 OPTIONS = ("default", "default_factory", "init", "repr", "hash", "compare", "kw_only")
 _registering = threading.Lock()
 
 
 def pickled(given: Any) -> bytes:
-    """Pickles a class or function, with what it refers to in the caller's script; ``pickle.loads`` reads it.
+    """Pickles a class or function with what it refers to in the caller's script; ``pickle.loads`` reads the bytes.
 
     Raises:
-        Exception: some part can't be, as that part says it.
+        Exception: a part can't be pickled; the exception is that part's own.
     """
     file = io.BytesIO()
     with _script_by_value():
@@ -41,7 +41,7 @@ def pickled(given: Any) -> bytes:
 
 @contextlib.contextmanager
 def _script_by_value() -> Iterator[None]:
-    """Has cloudpickle take along what of the script is in a process of ``multiprocessing``, as it does elsewhere."""
+    """Makes cloudpickle pickle a script's code by value in a process of ``multiprocessing`` too, during the block."""
     module = sys.modules.get(SPAWNED)
     with _registering:
         if module is None or module.__name__ != SPAWNED or SPAWNED in cloudpickle.list_registry_pickle_by_value():
@@ -57,7 +57,9 @@ def _script_by_value() -> Iterator[None]:
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         found: Any = super().reducer_override(obj)
-        if found is NotImplemented or not _is_equinox_module(obj):  # the former of a class that is found by its name
+        if found is NotImplemented or not _is_equinox_module(
+            obj
+        ):  # NotImplemented for a class that is found by its name
             return found
         make, (metaclass, name, bases, namespace, *rest), (attributes, slots), *others = found
         made, attributes = {*MADE_AGAIN}, dict(attributes)
@@ -76,14 +78,14 @@ def _is_equinox_module(given: Any) -> bool:
 
 
 def _fields_of(module: type) -> dict[str, Any]:
-    """What of a class's body makes the fields that it adds to those of its bases."""
+    """Returns the part of a class's namespace that declares its own fields, without those of its bases."""
     annotations = inspect.get_annotations(module)
     fields: dict[str, dataclasses.Field[Any]] = module.__dataclass_fields__
     return {"__annotations__": annotations} | {name: _Field(fields[name]) for name in annotations if name in fields}
 
 
 class _Field:
-    """Pickles as a field of a dataclass to be, without ``dataclasses.MISSING``, which no other process has."""
+    """Pickles a field as a call of ``dataclasses.field``, without ``dataclasses.MISSING``, which differs by process."""
 
     def __init__(self, field: dataclasses.Field[Any]) -> None:
         self._field = field
@@ -95,5 +97,5 @@ class _Field:
 
 
 def _init_to_come(self: Any) -> None:
-    """Stands for a constructor that refers to its class, until that is there."""
+    """Stands in for a constructor that refers to its class, until the class exists."""
     raise AssertionError

@@ -1,4 +1,4 @@
-"""``lockstep.load_policy``: a run's policy, for a caller in Python."""
+"""Provides ``lockstep.load_policy``, which loads a run's policy for a caller in Python."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def load_policy(
     trust: bool = False,
     network: type | None = None,
 ) -> Policy:
-    """Load the policy of a run.
+    """Loads the policy of a run.
 
     Args:
-        run: name, run directory, checkpoint directory, or a :class:`lockstep.Run`, whose own network and ``trust``
-            count where none are given here.
+        run: a run's name, run directory or checkpoint directory, or a :class:`lockstep.Run`; a ``Run``'s network and
+            ``trust`` apply unless they are given here.
         checkpoint: ``latest``, ``best`` or a step number.
-        runs_dir: where runs given by name lie.
-        engine: ``torch`` or ``jax``, whichever trained it; None: the one that did.
-        trust: whether to import what the run names (``module:attribute``), though this user hasn't trained with it.
-        network: the class of its network, if it was trained with one that can't be imported.
+        runs_dir: the directory of runs that are given by name.
+        engine: ``torch`` or ``jax``, whichever engine trained the run; None: the one that did.
+        trust: whether to import code that the run names (``module:attribute``), even if the user never trained with it.
+        network: the class of the run's network, if it can't be imported.
 
     Raises:
-        ValueError: there is no such run or checkpoint, or it is damaged, names code that this user hasn't trained
-            with, or the engine can't compute it; one line.
+        ValueError: there is no such run or checkpoint, it is damaged, it names code that this user hasn't trained with,
+            or the engine can't compute it; one line.
     """
     if isinstance(run, Run):
         trust, network = trust or run.trusted, run.network if network is None else network

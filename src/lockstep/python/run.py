@@ -1,4 +1,4 @@
-"""A run as an object: what it left, its policy, and how it goes on."""
+"""Represents a run as an object: its files, its policy, and methods that evaluate, film, export or resume it."""
 
 from __future__ import annotations
 
@@ -37,19 +37,15 @@ NO_SUMMARY = "not finished"
 
 
 class Run:
-    """A run's directory, read when it is asked for.
+    """A run's directory; files are read when they are asked for.
 
     Args:
         path: the directory.
-        given: its environment, network and loss, as far as they were objects that no name finds.
-        trust: whether to import what it names, though this user hasn't trained with it.
-        named: what this process has trained it with, by name, and so may be imported wherever no list is kept of that.
+        given: those of its environment, network and loss that were given as objects.
+        trust: whether to import code that the run names, even if the user never trained with it.
+        named: names of code and places that this process trained it with; trusted even if no list of them can be kept.
 
-    Attributes:
-        path: the directory.
-        given: its environment, network and loss, as far as they were objects.
-        trust: whether what it names is imported in any case.
-        named: what this process has trained it with, by name.
+    The arguments are also attributes.
     """
 
     def __init__(
@@ -64,45 +60,45 @@ class Run:
         return f"Run({str(self.path)!r}, {self.status!r})"
 
     def __fspath__(self) -> str:
-        """The directory, where a path is taken: ``lockstep.load_policy(run)``."""
+        """Returns the directory, so that a run can be passed as a path: ``lockstep.load_policy(run)``."""
         return str(self.path)
 
     @property
     def trusted(self) -> bool:
-        """Whether the code that its policy needs may be imported: by ``trust``, or as this process has trained it."""
+        """Whether the code that the policy needs may be imported: ``trust`` is set, or this process trained with it."""
         return self.trust or (bool(self.named) and self.named.issuperset(names_in(self.config, OF_TRAINING)))
 
     def resumed_with(self) -> dict[str, Any]:
-        """Settings by which it may import, when it is resumed, what it may here beside what was :attr:`named`."""
+        """Returns the settings that pass ``trust`` on when the run is resumed; :attr:`named` is passed separately."""
         return {"trust": True} if self.trust else {}
 
     @property
     def network(self) -> type | None:
-        """The class of its network, if it was given as one."""
+        """The class of the run's network; None if it wasn't given as a class."""
         return next((each.given for each in self.given if each.key == "network.custom"), None)
 
     @property
     def config(self) -> Config:
-        """What the run is a function of."""
+        """The run's resolved config."""
         return stored_config(self.path)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What ``summary.json`` holds; empty while no session has ended well."""
+        """The content of ``summary.json``; empty until a session has ended without failing."""
         file = self.path / SUMMARY
         return json.loads(file.read_text()) if file.is_file() else {}
 
     @property
     def status(self) -> str:
-        """``finished``, ``stopped at step`` and its like; ``not finished`` of one that runs, or failed."""
+        """``finished``, ``stopped at step`` or the like; ``not finished`` if no session has ended without failing."""
         return self.summary.get("status", NO_SUMMARY)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rows of ``metrics.jsonl``, one an iteration.
+        """The rows of ``metrics.jsonl``, one per iteration.
 
         Raises:
-            ValueError: it is a group of seeds, each of which has its own, or a row but the last is damaged; one line.
+            ValueError: this is a group, whose seeds have their own, or a row other than the last is damaged; one line.
         """
         if seeds := self.seeds:
             raise ValueError(f"metrics: {self.path} holds a run for each of {len(seeds)} seeds; see those of run.seeds")
@@ -110,9 +106,9 @@ class Run:
         return read_jsonl(file) if file.is_file() else []
 
     def dataframe(self) -> pandas.DataFrame:
-        """:attr:`metrics` as a pandas DataFrame, an iteration a row; needs the extra ``pandas``.
+        """Returns :attr:`metrics` as a pandas DataFrame, one row per iteration; needs the extra ``pandas``.
 
-        A group of seeds has those of all, one seed after the other, under a first column ``seed``.
+        For a group it has the rows of all seeds, one seed after the other, with a first column ``seed``.
 
         Raises:
             ImportError: pandas isn't installed; one line.
@@ -129,12 +125,12 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Directories of its checkpoints, newest first."""
+        """The directories of the run's checkpoints, newest first."""
         return checkpoints_in(self.path / CHECKPOINTS)
 
     @property
     def seeds(self) -> list[Run]:
-        """The runs of a group of seeds, in the order of their seeds; empty of a single run."""
+        """The runs of a group, in the order of their seeds; empty for a single run."""
         paths, named = seeds_in(self.path), self.named
         if paths and named and MIRROR in (key for name, key in names_in(self.config).items() if name in named):
             named |= {place_of_seeds(self.path, self.config) or ""}
@@ -144,7 +140,7 @@ class Run:
     def policy(self) -> Policy:
         """The policy of the newest checkpoint, from observations to actions; see :func:`lockstep.load_policy`.
 
-        It is the same object, which remembers what a recurrent policy has seen, until there is a newer checkpoint.
+        Until there is a newer checkpoint it is the same object, so that a recurrent policy keeps its state.
         """
         newest = self.checkpoints[:1]
         if self._policy is None or newest != self._policy_from:
@@ -152,16 +148,16 @@ class Run:
         return self._policy
 
     def load_policy(self, checkpoint: str | int | Path = "latest", engine: str | None = None) -> Policy:
-        """The policy of a checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
+        """Returns the policy of a checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
 
-        Arguments are :func:`lockstep.load_policy`'s.
+        ``engine`` is as in :func:`lockstep.load_policy`.
         """
         which = self._which(checkpoint)
         with in_callers_words():
             return load_policy(self.path, which, engine=engine, trust=self.trusted, network=self.network)
 
     def _which(self, checkpoint: str | int | Path) -> str:
-        """What a command calls a checkpoint; of a directory of this run's its name."""
+        """Returns a checkpoint as commands name it; a directory of this run's is given by its name."""
         if isinstance(checkpoint, Path) and checkpoint.resolve().parent == (self.path / CHECKPOINTS).resolve():
             return checkpoint.name
         return str(checkpoint)
@@ -174,17 +170,17 @@ class Run:
         deterministic: bool = True,
         checkpoint: str | int | Path = "latest",
     ) -> dict[str, Any]:
-        """Plays whole episodes with keyed starts, as ``lockstep eval`` does, in a process of its own.
+        """Plays whole episodes with keyed starts, as ``lockstep eval`` does, in a separate process.
 
         Args:
-            episodes: how many.
-            seed: of their starts; None: the run's.
-            deterministic: the most likely actions, else samples.
+            episodes: number of episodes.
+            seed: keys the episodes' starts; None: the run's seed.
+            deterministic: whether to take the most likely actions instead of samples.
             checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
 
         Returns:
-            ``return_mean``, ``return_std``, ``return_min``, ``return_max``, ``length_mean`` and what else
-            ``lockstep eval --json`` says, with every episode's in ``per_episode``.
+            ``return_mean``, ``return_std``, ``return_min``, ``return_max``, ``length_mean`` and the other values of
+            ``lockstep eval --json``; each episode's own are in ``per_episode``.
 
         Raises:
             ValueError: there is no such checkpoint, or the environment can't be made; one line.
@@ -206,20 +202,20 @@ class Run:
         deterministic: bool = True,
         checkpoint: str | int | Path = "latest",
     ) -> Path:
-        """Records whole episodes, as ``lockstep play --video`` does in a process of its own; needs the extra ``video``.
+        """Films whole episodes, as ``lockstep play --video`` does, in a separate process; needs the extra ``video``.
 
         Args:
             out: an mp4 or gif file.
-            episodes: how many.
-            seed: of their starts; None: the run's.
-            deterministic: the most likely actions, else samples.
+            episodes: number of episodes.
+            seed: keys the episodes' starts; None: the run's seed.
+            deterministic: whether to take the most likely actions instead of samples.
             checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
 
         Returns:
             The file.
 
         Raises:
-            ValueError: the environment can't be drawn, or ``out`` is no mp4 or gif file; one line.
+            ValueError: the environment can't be drawn, or ``out`` isn't an mp4 or gif file; one line.
             RunError: the environment failed, or the file can't be written.
         """
         words = self._episodes_words("play", episodes, seed, deterministic, checkpoint)
@@ -230,7 +226,7 @@ class Run:
     def _episodes_words(
         self, command: str, episodes: int, seed: int | None, deterministic: bool, checkpoint: str | int | Path
     ) -> list[str]:
-        """The words of a command that plays episodes."""
+        """Returns the words of a command that plays episodes."""
         words = [command, str(self.path), "--episodes", str(episodes), "--checkpoint", self._which(checkpoint)]
         words += [] if seed is None else ["--seed", str(seed)]
         words += [] if deterministic else ["--stochastic"]
@@ -243,15 +239,15 @@ class Run:
         torch: str | Path | None = None,
         checkpoint: str | int | Path = "latest",
     ) -> None:
-        """Writes the policy for other programs, as ``lockstep export`` does, checked against :attr:`policy`.
+        """Writes the policy for other programs and checks the files against it, as ``lockstep export`` does.
 
         Args:
-            onnx: file of an ONNX model, ``….onnx``; needs the extra ``onnx``.
-            torch: file of a ``torch.export`` program, ``….pt2``.
+            onnx: file to write an ONNX model to, ``….onnx``; needs the extra ``onnx``.
+            torch: file to write a ``torch.export`` program to, ``….pt2``.
             checkpoint: ``latest``, ``best``, a step or one of :attr:`checkpoints`.
 
         Raises:
-            ValueError: neither file is given, or the policy can't be written so; one line.
+            ValueError: neither file is given, or the policy can't be written in that format; one line.
         """
         files = [(f"--{name}", str(path)) for name, path in (("onnx", onnx), ("torch", torch)) if path is not None]
         if not files:
@@ -280,20 +276,20 @@ class Run:
             ValueError: a package is missing, or the file can't be written; one line.
         """
         check_installed()
-        from lockstep.report.page import write_report  # which imports what may be missing
+        from lockstep.report.page import write_report  # imports packages that may be missing
 
         return write_report(
             [(self.path, self.path.name)], self.path / REPORT if out is None else Path(os.path.expanduser(out))
         )
 
     def resume(self, total_steps: int | None = None, **settings: Any) -> Run:
-        """Goes on with the run, to ``total_steps`` if that is given; settings as :func:`lockstep.train`'s.
+        """Continues the run, up to ``total_steps`` if given; ``settings`` are as in :func:`lockstep.train`.
 
         Returns:
-            This run, anew.
+            A new object for the continued run.
 
         Raises:
-            ValueError: a setting would change what the run is a function of; one line.
+            ValueError: a setting would change what the run computes; one line. Others as in :func:`lockstep.train`.
         """
         callbacks, observe_only = settings.pop("callbacks", ()), settings.pop("observe_only", False)
         settings |= {} if total_steps is None else {"total_steps": total_steps}
@@ -307,7 +303,7 @@ class Run:
 
     @property
     def final_return(self) -> float:
-        """Mean return of the last 100 episodes; NaN where none has ended."""
+        """The mean return of the last 100 episodes, from :attr:`summary`; NaN if it has none."""
         value = self.summary.get("final_return")
         return math.nan if value is None else float(value)
 
@@ -324,16 +320,16 @@ def load_run(
     """Opens a run.
 
     Args:
-        run: name, run directory, or a :class:`Run`, whose own objects and ``trust`` count where none are given here.
-        runs_dir: where runs given by name lie.
-        env: what makes its environment, if it was trained with an object that couldn't be imported; the object's own
-            name and module may be others now. A run that finds its environment by an id takes that one alone.
+        run: a run's name or directory, or a :class:`Run`, whose own objects and ``trust`` apply unless given here.
+        runs_dir: the directory of runs that are given by name.
+        env: what makes the environment, if the run was trained with an object that can't be imported; its name and
+            module may have changed since. If the run finds its environment by an id, no other one is accepted.
         network: the class of its network, likewise.
-        loss: its loss, likewise; :meth:`Run.resume` alone needs it.
-        trust: whether to import what the run names (``module:attribute``), though this user hasn't trained with it.
+        loss: its loss, likewise, except that its name must be the same; only :meth:`Run.resume` needs it.
+        trust: whether to import code that the run names (``module:attribute``), even if the user never trained with it.
 
     Raises:
-        ValueError: there is no such run, or it was trained with something else than is given; one line.
+        ValueError: there is no such run, or it was trained with something other than what is given; one line.
     """
     path, _ = find_run(path_of(run), str(runs_dir), single=False)
     again = {"env.id": env, "network.custom": network, "ppo.loss": loss}

@@ -1,4 +1,4 @@
-"""Starts the command line's run for a caller in Python, in a process of its own."""
+"""Runs ``lockstep train`` for a caller in Python, in a separate process."""
 
 from __future__ import annotations
 
@@ -40,15 +40,22 @@ def start(
     observe_only: bool,
     named: Collection[str] = (),
 ) -> Run:
-    """Runs ``lockstep train`` with nested settings, and answers it with callbacks.
+    """Runs ``lockstep train`` with nested settings, and calls callbacks meanwhile.
 
-    ``given`` is what was given as objects, ``run_at`` makes a run of its directory and
-    of the names of code and places that its config has; what is ``named`` already is
-    trusted; errors as :func:`lockstep.train`.
+    Args:
+        asked: nested settings; gets the run's name.
+        given: environment, network and loss that were given as objects.
+        run_at: makes the :class:`Run` from its directory and the names of code and places in its config.
+        callbacks: as :func:`lockstep.train` takes them.
+        observe_only: likewise.
+        named: names of code and places that are trusted already.
+
+    Raises:
+        Exception: as :func:`lockstep.train`.
     """
     callbacks = checked_callbacks(callbacks)
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 letters
+        directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 bytes
         variables = stack.enter_context(variables_for(given))
         file = directory / SETTINGS
         with _in_callers_words(file):
@@ -69,9 +76,9 @@ def start(
 
 
 def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) -> tuple[Path, str | None]:
-    """Where a request's run will be, and the name to give it there, which no other run gets meanwhile.
+    """Returns the directory where a request's run will be, and the name to give the run; None if it is resumed.
 
-    ``stack`` removes the directory of a run that couldn't begin.
+    A default name is reserved by making the directory; ``stack`` removes it again if the run leaves it empty.
     """
     runs_dir, resume = Path(options.runs_dir).absolute(), options.resume
     if resume is not None and is_url(resume):
@@ -97,7 +104,7 @@ def _remove_empty(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _in_callers_words(file: Path) -> Iterator[None]:
-    """Names this function and its arguments, not a file that nobody knows and options, where a setting can't be."""
+    """Rewrites a ``ValueError`` of the block to name :data:`CALLER` and its arguments, not ``file`` and options."""
     try:
         yield
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""``lockstep.train``: the command line's run, from Python."""
+"""Provides ``lockstep.train``, which trains from Python what ``lockstep train`` trains."""
 
 from __future__ import annotations
 
@@ -33,37 +33,39 @@ def train(
     quiet: bool = False,
     **settings: Any,
 ) -> Run:
-    """Trains one agent, in processes of its own, and returns its run: the command line's, byte for byte.
+    """Trains an agent in separate processes and returns its run, which equals that of ``lockstep train`` byte for byte.
 
     ``lockstep.train("CartPole-v1", nproc=2, ppo=dict(learning_rate=3e-4), num_envs=64)``
 
     Args:
-        env: an environment's id, ``module:name`` of what makes one, a callable that does (a class, a function, a
-            lambda), or in place of ``config`` a config: a file, a mapping, a ``Config``. Beside it the environment's
-            own settings may be given, ``env={"workers": 4}``.
+        env: an environment's id, the ``module:name`` of what makes one, or a callable that makes one (a class, function
+            or lambda). A config may stand here instead of in ``config``: a file, a mapping or a ``Config``. The
+            environment's other settings may be given too, by keyword: ``env={"workers": 4}``.
         engine: ``torch`` or ``jax``; None: as the config says.
-        nproc: ranks (engine torch) or processes (engine jax) on this machine, ``auto``, or a range such as
+        nproc: number of ranks (engine torch) or processes (engine jax) on this machine, ``auto``, or a range such as
             ``2:8``; None: as the config says, else one.
-        callbacks: objects, or one, with some of :class:`BaseCallback`'s methods, called in this process meanwhile.
-        observe_only: whether training goes on without waiting for callbacks, whose answers then count for nothing.
-        name: of the run directory; None: environment, seed and time.
-        runs_dir: where run directories are made; None: as the config says, else ``runs``.
-        resume: run (name, path, :class:`Run`), checkpoint or place on a mirror to continue; ``auto``: as the command's.
-        seeds: one agent a seed, ``range(5)`` or ``"0-4"``: the run is a group's then, with :attr:`Run.seeds`.
-        config: a config file, nested settings by the config's names, or a ``Config``, under ``settings``.
+        callbacks: one object or several, each with some of :class:`BaseCallback`'s methods, which this process calls
+            during training.
+        observe_only: whether training doesn't wait for callbacks; what they return then has no effect.
+        name: name of the run directory; None: made of environment, seed and time.
+        runs_dir: the directory in which run directories are made; None: as the config says, else ``runs``.
+        resume: what to continue: a run (name, path or :class:`Run`), a checkpoint, or a place on a mirror; ``auto``: as
+            ``--resume auto`` on the command line.
+        seeds: seeds to train one agent each, ``range(5)`` or ``"0-4"``; the run is then a group, see :attr:`Run.seeds`.
+        config: a config file, nested settings by the config's names, or a ``Config``; ``settings`` override it.
         quiet: whether to print only errors and warnings.
         **settings: any other setting or option by its name, nested as in a config file:
             ``ppo={"num_epochs": 10}``, ``total_steps=500_000``, ``max_restarts=10``. ``network={"custom": Net}`` takes
             the class itself, ``ppo={"loss": function}`` the function.
 
     Returns:
-        The run, at its end, or where a limit or a callback stopped it.
+        The run, after it has ended or a limit or a callback has stopped it.
 
     Raises:
-        ValueError: an argument can't be; one line that names it, before anything is started.
-        RunError: the run failed; its last checkpoint can be resumed.
-        KeyboardInterrupt: after a checkpoint was written.
-        Exception: a callback's own, after a checkpoint was written.
+        ValueError: an argument is invalid; one line that names it, before anything is started.
+        RunError: the run failed; it can be resumed from its last checkpoint.
+        KeyboardInterrupt: the user interrupted; raised after a checkpoint was written.
+        Exception: a callback's own exception; raised after a checkpoint was written.
     """
     again = resume if isinstance(resume, Run) else None
     given, before = ((), frozenset[str]()) if again is None else (again.given, again.named)
@@ -105,7 +107,7 @@ def train(
 
 
 def _options_of(seeds: Any, **options: Any) -> dict[str, Any]:
-    """Those options that are given, with seeds as the command line has them."""
+    """Returns the options that are given, with seeds in the form that the command line takes."""
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
         seeds = ",".join(map(str, seeds))
     elif not isinstance(seeds, str | None):
@@ -114,17 +116,17 @@ def _options_of(seeds: Any, **options: Any) -> dict[str, Any]:
 
 
 def _is_config(env: Any) -> TypeGuard[str | Path | Mapping[str, Any] | Config]:
-    """Whether what is given as ``env`` is a config in any form."""
+    """Returns whether the argument ``env`` is a config, in any form."""
     return isinstance(env, Mapping | Config) or (isinstance(env, str | Path) and Path(env).suffix in FILE_SUFFIXES)
 
 
 def _is_section(env: Any, beside_another: bool) -> bool:
-    """Whether ``env=…`` is the settings of that section, of a config that is given or is to be, not a whole config."""
+    """Returns whether ``env=…`` holds settings of the section ``env``, and isn't a whole config."""
     return isinstance(env, Mapping) and (beside_another or "id" in env)
 
 
 def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[str, Any]:
-    """Nested settings of a config in any form."""
+    """Returns the nested settings of a config in any form."""
     if config is None:
         return {}
     if isinstance(config, Config):

@@ -1,4 +1,4 @@
-"""Says to a caller in Python what errors say in the command line's words."""
+"""Rewrites error messages that name command-line options so that they name arguments in Python."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from lockstep.config.keys import LEAVES, Leaf
 
 OPTION = re.compile(r"--([a-z]+(?:[.-][a-z]+)*)")
 COMMAND = re.compile(r"lockstep (?!train\b)[a-z]+ [^,;()]*$")
-"""The begin of another command, whose options stay: the text before one."""
+"""Matches text that ends within another command; the options of such a command aren't rewritten."""
 NAME = re.compile(r"[\w./-]*[./\d-][\w./-]*|[A-Z]+")
-"""A path or a name, told from how a sentence goes on."""
+"""Matches a path or a name: a word with a digit, ``.``, ``/`` or ``-``, or in capitals; others are prose."""
 VALUE = re.compile(r"(?P<value>\d+-\d+|-?[\d._]+(?:e-?\d+)?|true|false|none|auto|max|[A-Z]+|[\w.]+:\w+)\b")
 NAMED = ("resume", "name", "runs_dir", "env.id", "checkpoint.mirror")
 LITERALS = {"true": "True", "false": "False", "none": "None"}
 METHODS = re.compile(r"^(?:argument )?--(checkpoint|episodes|onnx|seed|torch)\b:? ")
-"""The option that a command refuses, where a method that runs it has an argument of that name."""
+"""Matches a refused option at the start of a message, if the method that was called has an argument of that name."""
 USAGE = re.compile(r" \(lockstep [a-z]+ --help\)$")
 SAME_SECTION = re.compile(r"\b(\w+)=dict\(([^()]*)\) \1=dict\(")
 
 
 def in_python(message: str) -> str:
-    """Writes the options of a message as arguments of ``lockstep.train``: ``--ppo.gamma 1`` as ``ppo=dict(gamma=1)``.
+    """Rewrites a message's options as arguments of ``lockstep.train``: ``--ppo.gamma 1`` as ``ppo=dict(gamma=1)``.
 
-    Options of other commands stay.
+    Options of other commands stay as they are.
     """
     said, at = "", 0
     while (option := OPTION.search(message, at)) is not None:
@@ -51,7 +51,7 @@ def in_python(message: str) -> str:
 
 @contextlib.contextmanager
 def in_callers_words() -> Iterator[None]:
-    """Has what a command or a policy refuses speak of arguments of the method that was called, not of options."""
+    """Rewrites a ``ValueError`` of the block to name arguments of the method that was called, not options."""
     try:
         yield
     except ValueError as error:
@@ -62,7 +62,7 @@ def in_callers_words() -> Iterator[None]:
 
 
 def _leaf_of(option: str) -> tuple[Leaf | None, bool]:
-    """The setting of an option, and whether it says yes: ``log.no-wandb`` says no."""
+    """Returns an option's setting, None if unknown, and whether the option turns it on; ``log.no-wandb`` doesn't."""
     path = option.replace("-", "_")
     section, dot, name = path.rpartition(".")
     negated = LEAVES.get(f"{section}{dot}{name.removeprefix('no_')}")
@@ -70,7 +70,7 @@ def _leaf_of(option: str) -> tuple[Leaf | None, bool]:
 
 
 def _value_at(message: str, at: int, leaf: Leaf) -> str | None:
-    """The word after an option, if it is a value and not how the sentence goes on."""
+    """Returns the word after an option, or None if it isn't a value but continues the sentence."""
     if message[at : at + 1] != " ":
         return None
     word = re.split(r"[\s,;)]", message[at + 1 :], maxsplit=1)[0].rstrip(".")
