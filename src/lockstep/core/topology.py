@@ -1,4 +1,4 @@
-"""The place of this process among the ranks. The only reader of the launchers' environment variables.
+"""Finds this process's place among the ranks; no other module reads the launchers' environment variables.
 
 torchrun's variables (``RANK``, ``WORLD_SIZE``, …) take precedence over those of a Slurm step, so that torchrun and
 ``lockstep train --nproc`` work inside one.
@@ -21,9 +21,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 29500
 PORTS = 65536
 SLURM_PORTS = 4096
-"""Number of the highest ports from which a step takes its own, by its number."""
+"""Number of the highest ports, from which job and step number pick the one of a Slurm step."""
 JOB_STRIDE = 2531
-"""Ports between one job and the next: the golden section, so that steps of jobs that run side by side lie far apart."""
+"""Distance between the ports of consecutive jobs: a golden section, which keeps those of concurrent jobs apart."""
 
 _STEP = "SLURM_STEP_NODELIST"
 """Set in a step that srun started, but not in a batch script."""
@@ -95,7 +95,7 @@ class Topology:
 
     @property
     def names_round(self) -> bool:
-        """Whether this rank chooses the name of this start of the ranks, in a store that outlives them."""
+        """Whether this rank chooses the name that this start of the ranks has in a store that outlives them."""
         return self.rank == 0
 
     @property
@@ -246,7 +246,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Topology:
 
 
 def _cores_of_task(environ: Mapping[str, str], world_size: int) -> int | None:
-    """Cores that Slurm gave each task of a step, where those are the ranks; None: they aren't, or it doesn't say."""
+    """Returns the cores that Slurm gave each task; None if tasks aren't the ranks, or if Slurm doesn't say."""
     if _STEP not in environ or _tasks_of_step(environ) != str(world_size):
         return None
     each = environ.get("SLURM_CPUS_PER_TASK", "")

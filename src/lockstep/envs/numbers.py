@@ -36,7 +36,7 @@ def check_acted(
 ) -> None:
     """Checks observations ``[t, E, width]`` that were acted on from step ``first`` on, before an environment failed.
 
-    It may have failed for an action that was none: of a mask that allows nothing, or of an observation of NaN.
+    The failure may be due to an invalid action, caused by a mask that allows nothing or by an observation of NaN.
     """
     dead = None if dead is None else dead[: len(rows)]
     check_numbers(description, env_ids, rows, np.zeros(rows.shape[:2]), iteration, first, dead)
@@ -59,7 +59,7 @@ def check_numbers(
         rows: observations as the environments returned them, ``[T, E, width]``; or ``[T+1, E, width]`` with the last
             one, on which no action was taken.
         rewards: rewards as the environments returned them, ``[T, E]``.
-        iteration: iterations done before this one; -1 for the random actions before the first, None for an examination.
+        iteration: iterations done before this one; -1: the random actions before the first; None: those outside a run.
         after: steps of the rollout that were taken before the first row.
         dead: steps whose action was ignored, bool ``[T, E]``; None: there were none.
 
@@ -119,7 +119,7 @@ def unusable(
 
 
 def nothing(action: ActionLayout, index: int) -> str:
-    """Says what a mask allows that leaves an index of an action without a choice, and what to give instead."""
+    """Says what a mask allows that leaves an action's index no choice, and what to give instead."""
     several = len(action.choices) > 1
     return f"nothing of index {index} (allow every choice of an index that doesn't matter)" if several else "nothing"
 

@@ -23,10 +23,10 @@ def settle_workers(
     topology: Topology,
     gather_json: Callable[[Any], list[Any]],
 ) -> tuple[EnvConfig, str | None]:
-    """Replaces ``workers: auto`` by a number and returns the config with a line that says so; then it is a collective.
+    """Replaces ``workers: auto`` by a number; returns the config and a line that explains the number, or None.
 
-    ``num_envs`` is this rank's number. If environments aren't stepped one by one, nothing is measured and there is no
-    line. The number doesn't affect the bits of a run.
+    ``num_envs`` is the number of this rank's environments. If environments are stepped one by one, ``auto`` measures a
+    step and is a collective; otherwise ``auto`` is 0, without a line. The number doesn't affect the bits of a run.
     """
     if config.workers != "auto":
         return config, None
@@ -46,12 +46,12 @@ def settle_workers(
 
 
 def cores_of_ranks(facts: Sequence[Sequence[Any]]) -> list[int]:
-    """Cores of each rank, one at least, by what each one knows.
+    """Returns each rank's share of CPU cores, at least one.
 
     Args:
-        facts: of each rank: how many cores it is bound to, and its place, which it shares with those of the same one;
-            its container's limit, which all ranks of a host share however they are bound, or None; what the launcher
-            gave it alone, or None.
+        facts: for each rank: the number of cores that it is bound to; its place (:func:`place_of_process`), as ranks of
+            one place share their cores; its container's limit, which all ranks of a host share, or None; and the
+            number of cores that the launcher gave this rank alone, or None.
     """
     places = [place for _, place, _, _ in facts]
     hosts, found = [host for host, _ in places], []

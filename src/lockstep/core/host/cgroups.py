@@ -1,4 +1,4 @@
-"""Limits of the control groups that this process is in: those of a container, a Slurm job or a systemd slice.
+"""Reads the limits of this process's control groups: those of a container, a Slurm job or a systemd slice.
 
 A limit holds for a group and all groups below it, so the process's own group and each of its parents count. Inside a
 container, the path of its group may be the host's path, of which the container sees only the end; directories that
@@ -37,12 +37,12 @@ def memory_left() -> int | None:
 
 
 def memory_limit() -> int | None:
-    """Bytes that the groups allow in all, whoever holds some of them; None: they set no limit."""
+    """Returns the bytes that the groups allow in all, including those in use; None if they set no limit."""
     return min((most for _, most, *_ in _memory_limits()), default=None)
 
 
 def _memory_limits() -> Iterator[tuple[Path, int, str, str]]:
-    """The groups that limit memory: the limit, the file of what is used, and the statistic of unread pages of files."""
+    """Yields each group that limits memory, its limit, its file of usage, and its statistic of unread file pages."""
     for group in _groups("memory"):
         for limit, use, files in (
             ("memory.max", "memory.current", "inactive_file"),

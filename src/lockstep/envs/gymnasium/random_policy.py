@@ -35,7 +35,7 @@ def draw_actions(generator: np.random.Generator, action: ActionLayout, shape: tu
 def random_replacements(config: Config, plan: ShardPlan, action: ActionLayout) -> np.ndarray:
     """Draws the replacements ``[T, E, indices]`` of :func:`allowed_actions` for :func:`random_actions`.
 
-    Their key ``(seed, "random/allowed", shard)`` is their own, so that runs without a mask keep their random actions.
+    They have a separate key, ``(seed, "random/allowed", shard)``, so that runs without a mask keep their actions.
     """
     shape = (config.num_steps, plan.envs_per_shard)
     generators = [keyed_generator(config.seed, "random/allowed", shard) for shard in plan.shards]
@@ -54,10 +54,10 @@ def allowed_actions(
     drawn: np.ndarray,
     replacements: np.ndarray,
 ) -> np.ndarray:
-    """Returns the drawn actions ``[E, …]``, and others in place of those that rows ``[E, width]`` forbid.
+    """Returns the drawn actions ``[E, …]``, with allowed ones in place of those that rows ``[E, width]`` forbid.
 
-    ``replacements`` ``[E, indices]``, uniform in [0, 1) and independent of ``drawn``, choose the others among all that
-    are allowed. If ``drawn`` is uniform over all actions, the result is uniform over the allowed ones.
+    ``replacements`` ``[E, indices]``, uniform in [0, 1) and independent of ``drawn``, pick one of the allowed choices.
+    If ``drawn`` is uniform over all actions, the result is uniform over the allowed ones.
     """
     if observation.mask is None:
         return drawn
