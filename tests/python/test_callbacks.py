@@ -68,6 +68,8 @@ def test_false_ends_the_run_with_the_state_of_that_iteration(engine, ranks):
     assert (watching.told[0], watching.told[-1]) == (("start", "stopped"), ("end", "stopped by a callback"))
     assert [told[1] for told in watching.told if told[0] == "checkpoint"] == ["step_512", "step_768"]
     undisturbed = lockstep.train("CartPole-v1", engine=engine, name="undisturbed", **SMALL)
+    assert undisturbed.resume(callbacks=[idle := Watching()], quiet=True).status == "finished"
+    assert idle.told == [("end", "finished")]  # nothing was left to train
     assert run.resume(quiet=True).summary["state_sha256"] == undisturbed.summary["state_sha256"]
 
 

@@ -230,7 +230,8 @@ class Conversation:
             self._listen()
         if error is not None:
             self._failure = error
-        self._tell_checkpoints()
+        if self._begun:  # else a run that was done already is resumed, and all its checkpoints are old
+            self._tell_checkpoints()
         self._tell("on_end", self._run)
 
     def _tell_checkpoints(self) -> None:
