@@ -283,7 +283,8 @@ def test_numbers_are_of_the_whole_run():
     assert (ppo.n_minibatches, ppo.n_steps, ppo.learning_rate) == (4, 400, 1e-3)
     assert (runner.num_envs, runner.num_devices) == (4, 4)
     assert settings_of(ljax.DistributedPPOConfig(num_batches=2), 1)[0].n_minibatches == 2
-    assert type(settings_of(ljax.DistributedPPOConfig(num_envs=16, batch_size=4.0), 1)[0].n_minibatches) is int
+    fours: Any = 4.0
+    assert type(settings_of(ljax.DistributedPPOConfig(num_envs=16, batch_size=fours), 1)[0].n_minibatches) is int
     assert settings_of(ljax.DistributedPPOConfig(), 1)[0].n_minibatches == 4
     assert settings_of(ljax.DistributedPPOConfig(use_clipped_value_loss=True), 1)[0].vf_clip_eps == 0.2
     assert settings_of(pmap_walking.config(), 2)[0].n_steps == 8
