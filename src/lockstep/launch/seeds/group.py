@@ -90,15 +90,9 @@ def start_group(
     check_limits(options, config, is_group=True)
     check_company(config, path)
     config = with_reference(config, options.runs_dir, path)
-    if path is None:
-        if not options.trust:
-            remember_names(config)
-        seeds = options.seeds_from(config.seed)
-        directory = create_run(options.runs_dir, options.name, config, seeds)
-    else:
+    if path is not None:
         changed, stored = changed_seeds(path, config, request.overrides, options), stored_config(path)
-        seeds = seeds_of(path) or sorted(options.seeds_from(request.config.seed))
-        directory = open_run(path, config, options.trust)
+    directory, seeds = _opened(request, path, config)
     before = {entry.name for entry in directory.path.iterdir()} - ({CONFIG} if is_new else set())
     directory.command = None if command is None else without_secrets(["lockstep", *command])
     try:
@@ -123,6 +117,18 @@ def start_group(
         raise
     finally:
         directory.unlock()
+
+
+def _opened(request: RunRequest, path: Path | None, config: Config) -> tuple[RunDirectory, Sequence[int]]:
+    """Makes the directory of a new group, or opens that of the group at ``path``; returns it and the group's seeds."""
+    options = request.options
+    if path is not None:
+        seeds = seeds_of(path) or sorted(options.seeds_from(request.config.seed))
+        return open_run(path, config, options.trust), seeds
+    if not options.trust:
+        remember_names(config)
+    seeds = options.seeds_from(config.seed)
+    return create_run(options.runs_dir, options.name, config, seeds), seeds
 
 
 def _in_words(config: Config, paths: Sequence[Path], at_once: int) -> str:
