@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from made_runs import make_group, make_run, summary_of
 
+from lockstep.config.checks import resolve
 from lockstep.config.run import CheckpointConfig, Config, RunOptions
 from lockstep.core.errors import RunError
 from lockstep.launch.defaults import RunRequest, request_of
@@ -437,6 +438,14 @@ def test_a_request_that_is_refused_makes_no_group_of_a_run_that_has_trained_noth
     assert stored_config(run.path).total_steps != 4096
     group = asked("--resume", "single", "--seeds", "0-2", "--total-steps", "4096")
     assert [stored_config(each.path).total_steps for each in group.runs] == [4096] * 3
+
+
+def test_a_batch_size_that_a_resumed_run_cannot_have_is_refused_with_those_that_fit_its_shards(tmp_path):
+    words = ["CartPole-v1", "--num-envs", "8", "--num-steps", "128"]
+    run = create_run(str(tmp_path), "single", resolve(request_of(words).config))
+    run.unlock()
+    with pytest.raises(ValueError, match=r"^ppo\.batch_size: 3 .* = 1024 samples; nearest that work: 8 or 16$"):
+        resumed_config(run.path, {"ppo": {"batch_size": 3}})
 
 
 def test_groups_of_before_are_of_the_seeds_they_have(asked):

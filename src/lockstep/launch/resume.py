@@ -76,7 +76,7 @@ def _under(overrides: dict[str, Any], stored: Config) -> Config:
     if not overrides:
         return stored
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
-    changed = counted(changed, stored.envs, stored.shards)
+    changed = counted(changed, stored.envs, stored.num_shards or 1)
     if changed.env.id != stored.env.id:  # may be the id with which the run was asked for
         changed, _ = stepped_inside(changed)
     return changed
