@@ -154,6 +154,10 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
     small = next_steps(tmp_path, summary | {"final_return": 0.74, "final_return_interval": [0.71, 0.78]})
     assert "of the return 0.74 (95 % interval 0.71 … 0.78)" in small
     assert f"lockstep train --resume {tmp_path}\n" in text
+    assert f"run: {tmp_path}   curves: {tmp_path}/curves.csv\n" in text
+    assert text.endswith(f"lockstep report {tmp_path}")
+    (tmp_path / "curves.png").touch()
+    assert f"curves: {tmp_path}/curves.png\n" in next_steps(tmp_path, summary)
     alone = {**summary, "seeds": summary["seeds"][:1], "final_return": 0.74, "final_return_interval": None}
     assert next_steps(tmp_path, alone).startswith("return of the only seed 0.74 after 1,000 steps, 2.0 s")
     (tmp_path / "group.json").write_text('{"seeds": [0, 1, 2, 3, 4]}')

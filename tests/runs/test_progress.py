@@ -141,7 +141,32 @@ def test_plain_messages_are_printed_at_once_and_in_order(clock):
     progress = PlainProgress(TOTAL, stream, clock)
     progress.update(make_record(1))
     progress.message("checkpoint [step_1] written")
-    assert stream.getvalue().splitlines() == [plain_line(make_record(1), TOTAL), "checkpoint [step_1] written"]
+    lines = stream.getvalue().splitlines()
+    assert [line.partition("  ")[0] for line in lines] == ["step 1/200,000", "checkpoint [step_1] written"]
+
+
+def test_speed_and_time_left_are_of_the_last_minute_without_the_first_iteration(clock):
+    stream = StringIO()
+    progress = PlainProgress(TOTAL, stream, clock)
+    progress.update(make_record(1_000, fps=10.0))  # 100 s, most of them for a compiler
+    for step in range(2_000, 11_000, 1_000):
+        clock.now += 10
+        progress.update(make_record(step, fps=1e6))  # an evaluation takes most of each interval
+    clock.now += 100
+    progress.update(make_record(11_000, fps=1e6))
+    ends = [line.partition("return 187.3  ")[2] for line in stream.getvalue().splitlines()]
+    assert ends[:3] == ["10 steps/s  eta –", "100 steps/s  eta 0:33:00", "100 steps/s  eta 0:32:50"]
+    assert ends[-1] == "10 steps/s  eta 5:15:00"
+
+
+def test_updates_without_a_step_do_not_move_the_speed(clock):
+    stream = StringIO()
+    progress = PlainProgress(TOTAL, stream, clock)
+    for step in (100, 100, 200, 200):
+        progress.update(make_record(step))
+        clock.now += 10
+    speeds = re.findall(r"([\d,]+) steps/s", stream.getvalue())
+    assert speeds == ["41,200", "41,200", "5", "5"]
 
 
 def test_plain_falls_silent_when_nobody_reads(clock):
@@ -168,11 +193,12 @@ def drawn_steps(stream):
 
 def test_terminal_shows_steps_return_speed_and_times(clock):
     stream, progress = make_terminal(clock)
+    progress.update(make_record(36_840))
     clock.now += 65
-    progress.update(make_record(40_960))
+    progress.update(make_record(40_960, fps=41_200.0))
     progress.close()
     last = without_escapes(stream.getvalue()).rstrip().splitlines()[-1]
-    assert re.search(r"20% +40,960/200,000 return 187\.3  41,200 steps/s  eta 0:00:04 0:01:05", last)
+    assert re.search(r"20% +40,960/200,000 return 187\.3  63 steps/s  eta 0:41:50 0:01:05", last)
 
 
 def test_terminal_shows_a_dash_until_there_is_a_return(clock):
@@ -224,7 +250,8 @@ def test_make_progress_prints_plain_lines_into_a_pipe(capsys):
     progress = make_progress(TOTAL, quiet=False)
     progress.update(make_record(40_960))
     progress.close()
-    assert capsys.readouterr().out == plain_line(make_record(40_960), TOTAL) + "\n"
+    expected = "step 40,960/200,000  20%  return 187.3  41,200 steps/s  eta –\n"
+    assert capsys.readouterr().out == expected
 
 
 def test_make_progress_is_live_on_a_terminal(monkeypatch):

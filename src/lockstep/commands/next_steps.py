@@ -12,7 +12,7 @@ from lockstep.config.handed import loading
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.files import quoted
 from lockstep.envs.description import stepped_as_arrays
-from lockstep.runs.curves import single_seed
+from lockstep.runs.curves import CURVES_CSV, CURVES_PNG, single_seed
 from lockstep.runs.groups import seeds_of
 from lockstep.runs.progress import format_number, last_episodes
 
@@ -75,13 +75,14 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | No
     lines = [
         f"{result} after {steps}, {summary['wall_time']:.1f} s, "
         f"{summary['steps_per_second']:,.0f} steps/s together{how}",
-        f"run: {path}   curves: {path / 'curves.csv'}",
+        f"run: {path}   curves: {path / (CURVES_PNG if (path / CURVES_PNG).is_file() else CURVES_CSV)}",
     ]
     if again is not None:
         return "\n".join([*lines, f"go on:     {again} has resume() and seeds, each with evaluate() and policy"])
     if summary["status"] != "finished":
         lines.append(f"continue:  {command} train --resume {quoted(path)}")
     lines.append(f"evaluate:  {command} eval {quoted(path / first)} --episodes 20")
+    lines.append(f"report:    {command} report {quoted(path)}")
     return "\n".join(lines)
 
 

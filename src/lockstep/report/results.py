@@ -22,6 +22,7 @@ class Result:
         interval: 95 % interval of the mean over seeds; empty for a single run or seed.
         steps: steps taken; if seeds have taken different numbers, the smallest and the largest.
         steps_of: whose steps these are; empty for a single run.
+        speed: steps per second over all sessions, of all seeds together.
     """
 
     seed: str
@@ -30,15 +31,17 @@ class Result:
     interval: str
     steps: str
     steps_of: str
+    speed: str
 
 
 def result_of(run: RunFiles) -> Result:
     """Returns what a run, or a run with several seeds, has reached."""
     seed, final = str(config_with_seeds(run).get("seed", UNKNOWN)), in_digits(run.row.final_return)
+    speed = in_digits(_steps_per_second(run))
     if not run.seeds:
-        return Result(seed, final, last_episodes(_episodes(run)), "", in_digits(run.row.steps), "")
+        return Result(seed, final, last_episodes(_episodes(run)), "", in_digits(run.row.steps), "", speed)
     if len(run.seeds) == 1:  # older versions wrote an interval here, too: ignore it
-        return Result(seed, final, "of one seed", "", in_digits(run.row.steps), "of one seed")
+        return Result(seed, final, "of one seed", "", in_digits(run.row.steps), "of one seed", speed)
     each = {seed.row.steps for seed in run.seeds}
     known = [steps for steps in each if steps is not None]
     steps, steps_of = in_digits(run.row.steps), f"of each of {len(run.seeds)} seeds"
@@ -46,7 +49,16 @@ def result_of(run: RunFiles) -> Result:
         steps = f"{in_digits(0 if None in each else min(known))} … {in_digits(max(known))}"
         steps_of = f"of {len(run.seeds)} seeds"
     mean_of = f"interquartile mean over {len(run.seeds)} seeds"
-    return Result(seed, final, mean_of, _interval(run.summary.get("final_return_interval")), steps, steps_of)
+    return Result(seed, final, mean_of, _interval(run.summary.get("final_return_interval")), steps, steps_of, speed)
+
+
+def _steps_per_second(run: RunFiles) -> float | None:
+    """Returns steps over wall time of all sessions; ``summary.json`` has the speed of the last session only."""
+    steps = [each.row.steps for each in run.seeds or [run]]
+    seconds = number(run.summary, "wall_time")
+    if seconds is None or seconds <= 0:
+        return None
+    return sum(each or 0 for each in steps) / seconds
 
 
 def _interval(ends: Any) -> str:

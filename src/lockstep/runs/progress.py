@@ -10,6 +10,7 @@ import math
 import sys
 import textwrap
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TextIO
@@ -22,8 +23,10 @@ from lockstep.core.episodes import WINDOW
 from lockstep.core.process import say
 
 UNKNOWN = "–"
+NO_ETA = "no_eta"  # key of a record whose speed says nothing about the time left
 LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
+PACE_WINDOW = 60.0  # seconds that the speed shown is a mean of
 
 
 class Progress:
@@ -54,6 +57,29 @@ def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None, s
     return PlainProgress(total_steps if states else None, output)
 
 
+class Pace:
+    """Measures the speed by the wall clock over the last minute, so that evaluations and checkpoints count too.
+
+    The iteration before the first update doesn't count: programs are compiled in it.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._points: deque[tuple[float, int]] = deque()
+
+    def measured(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a record with the speed measured; at the first update with its own speed and without a time left."""
+        points, now, step = self._points, self._clock(), record["global_step"]
+        if not points or step > points[-1][1]:
+            points.append((now, step))
+        while len(points) > 2 and points[1][0] <= now - PACE_WINDOW:
+            points.popleft()
+        (begun, first), (ended, last) = points[0], points[-1]
+        if ended > begun:
+            return {**record, "time/global_fps": (last - first) / (ended - begun)}
+        return {**record, NO_ETA: True}
+
+
 class PlainProgress(Progress):
     """Prints a line at the first update, then at most one every two seconds, and the last state on closing.
 
@@ -64,12 +90,13 @@ class PlainProgress(Progress):
         self._total_steps = total_steps
         self._stream = stream
         self._clock = clock
+        self._pace = Pace(clock)
         self._next_line = -math.inf
         self._unprinted: Mapping[str, Any] | None = None
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Prints the state if two seconds have passed since the last line."""
-        self._unprinted = record
+        self._unprinted = self._pace.measured(record)
         if self._clock() >= self._next_line:
             self._print_state()
             self._next_line = self._clock() + LINE_INTERVAL
@@ -97,6 +124,7 @@ class TerminalProgress(Progress):
     def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._total_steps = total_steps
         self._clock = clock
+        self._pace = Pace(clock)
         self._next_drawing = -math.inf
         is_stdout = console.file is sys.stdout
         self._bar = RichProgress(
@@ -117,6 +145,7 @@ class TerminalProgress(Progress):
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Redraws the bar, at most ten times a second."""
+        record = self._pace.measured(record)
         self._bar.update(
             self._task,
             completed=record["global_step"],
@@ -211,7 +240,7 @@ def format_eta(record: Mapping[str, Any], total_steps: int) -> str:
     goes on until it is stopped.
     """
     fps = _number(record, "time/global_fps")
-    if not fps or fps < 0:
+    if not fps or fps < 0 or record.get(NO_ETA):
         return UNKNOWN
     try:
         return str(timedelta(seconds=math.ceil(max(0, total_steps - record["global_step"]) / fps)))
