@@ -17,8 +17,8 @@ from tasks_of_users import Net
 from variants import variants
 
 import lockstep.jax as ljax
-from lockstep.jax.checkpoint_folder import CheckpointFolder
-from lockstep.jax.duties import PLOT, progress_line
+from lockstep.jax.between_updates import PLOT, progress_line
+from lockstep.jax.checkpoints.folder import CheckpointFolder
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.training import Training, devices_of
 from lockstep.jax_engine.envs.default_params import default_params, that_may_be_called
@@ -463,7 +463,7 @@ def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     train(2, checkpoint_dir=tmp_path / "c", plot=True)
     assert (tmp_path / "c" / PLOT).read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("lockstep.jax.duties.can_plot", lambda: False)
+    monkeypatch.setattr("lockstep.jax.between_updates.can_plot", lambda: False)
     assert "needs matplotlib" in error_of(train, 2, checkpoint_dir=tmp_path / "d", plot=True)
 
 

@@ -18,7 +18,7 @@ from refusals import error_of
 
 import lockstep
 import lockstep.jax as ljax
-from lockstep.jax.checkpoint_folder import CheckpointFolder
+from lockstep.jax.checkpoints.folder import CheckpointFolder
 from lockstep.jax.history import PPOMetricsHistory
 
 untyped: Any = ljax

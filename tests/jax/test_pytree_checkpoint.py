@@ -12,8 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-from lockstep.jax import checkpoint as pytree_checkpoint
-from lockstep.jax.checkpoint import ARRAYS, load_checkpoint, load_metadata, save_checkpoint
+from lockstep.jax.checkpoints import pytrees
+from lockstep.jax.checkpoints.pytrees import ARRAYS, load_checkpoint, load_metadata, save_checkpoint
 from lockstep.jax.copies import replicate
 from lockstep.runs.checkpoint import MANIFEST, CheckpointError, problem_with
 from lockstep.runs.checkpoint_writer import aside_of
@@ -198,7 +198,7 @@ def test_a_crash_between_the_renames_loses_nothing(tmp_path):
     assert np.array_equal(load_checkpoint(tmp_path / "c", {"w": jnp.zeros(3)})["w"], [1, 1, 1])
     save_checkpoint(tmp_path / "c", {"w": jnp.full(3, 2.0)})
     assert np.array_equal(load_checkpoint(tmp_path / "c", {"w": jnp.zeros(3)})["w"], [2, 2, 2])
-    assert problem_with(tmp_path / "c", pytree_checkpoint.FILES) is None
+    assert problem_with(tmp_path / "c", pytrees.FILES) is None
     assert [f.name for f in tmp_path.iterdir()] == ["c"]
 
 
@@ -299,7 +299,7 @@ def test_a_crash_on_the_way_loses_nothing_that_is_nested(tmp_path, monkeypatch, 
     save_checkpoint(folder, weights(1))
     for step in (10, 20):
         save_checkpoint(folder, weights(step), step=step)
-    rename, left = pytree_checkpoint.Path.rename, [moved]
+    rename, left = pytrees.Path.rename, [moved]
 
     def dies(self, target):
         if self.parent.name == ".c.old":

@@ -85,7 +85,7 @@ def compiled_again(jax, mesh, rank):
 
 def saved(mesh, rank, directory):
     """One checkpoint, written once, read by all; a part of the array lies in each process."""
-    from lockstep.jax.checkpoint import load_checkpoint, save_checkpoint
+    from lockstep.jax.checkpoints.pytrees import load_checkpoint, save_checkpoint
 
     state = {"m": placement.shard_pytree(np.full((4, 2), rank, np.float32), mesh), "step": 3}
     save_checkpoint(directory, state)
@@ -105,7 +105,7 @@ def saved(mesh, rank, directory):
 
 def resumed(rank, directory):
     """What a runner goes on from that all processes see, and where each has a directory of its own."""
-    from lockstep.jax.checkpoint_folder import CheckpointFolder
+    from lockstep.jax.checkpoints.folder import CheckpointFolder
     from lockstep.jax.config import RunnerConfig
     from lockstep.jax.history import PPOMetricsHistory
     from lockstep.runs.checkpoint import MANIFEST

@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.jax.checkpoint import load_checkpoint as load_checkpoint
-    from lockstep.jax.checkpoint import load_metadata as load_metadata
-    from lockstep.jax.checkpoint import save_checkpoint as save_checkpoint
+    from lockstep.jax.checkpoints.pytrees import load_checkpoint as load_checkpoint
+    from lockstep.jax.checkpoints.pytrees import load_metadata as load_metadata
+    from lockstep.jax.checkpoints.pytrees import save_checkpoint as save_checkpoint
     from lockstep.jax.config import PPOConfig as PPOConfig
     from lockstep.jax.config import RunnerConfig as RunnerConfig
     from lockstep.jax.copies import replicate as replicate
@@ -75,7 +75,7 @@ _MODULES = {
     ),
     "lockstep.jax_engine.distributed.reductions": ("BATCH_AXIS", "DATA_AXIS", "FSDP_AXIS"),
     "lockstep.jax.copies": ("replicate", "set_mesh", "split_key_across_devices"),
-    "lockstep.jax.checkpoint": ("load_checkpoint", "load_metadata", "save_checkpoint"),
+    "lockstep.jax.checkpoints.pytrees": ("load_checkpoint", "load_metadata", "save_checkpoint"),
     "lockstep.jax.history": ("PPOMetricsHistory",),
     "lockstep.jax_engine.envs.adapter": ("FunctionalAdapter",),
     "lockstep.jax_engine.envs.functional": ("Environment", "EnvParams"),

@@ -17,8 +17,8 @@ from lockstep.config.run import Config
 from lockstep.config.users_code import users_error
 from lockstep.core.shards import keyed_seed
 from lockstep.envs.description import described
+from lockstep.jax.between_updates import Duties
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
-from lockstep.jax.duties import Duties
 from lockstep.jax.engine_state import (
     environments_of,
     of_engine,

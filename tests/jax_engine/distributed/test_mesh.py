@@ -18,7 +18,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import DesyncError
 from lockstep.core.topology import Topology
 from lockstep.jax import PPOConfig, RunnerConfig, make, training
-from lockstep.jax.checkpoint import load_checkpoint, save_checkpoint
+from lockstep.jax.checkpoints.pytrees import load_checkpoint, save_checkpoint
 from lockstep.jax_engine import session
 from lockstep.jax_engine.distributed import mesh as meshes
 from lockstep.jax_engine.distributed import placement, processes

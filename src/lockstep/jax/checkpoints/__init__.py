@@ -1,1 +1,1 @@
-"""Describes what checkpoints of ``lockstep.jax`` hold: the leaves of pytrees, and the facts of a training."""
+"""The checkpoints of ``lockstep.jax``: of any pytree, and the folder of those of a training."""

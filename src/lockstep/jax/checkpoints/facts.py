@@ -16,7 +16,7 @@ from lockstep.jax.reward_terms import RewardTermsWrapper
 from lockstep.jax.wrappers.single import Wrapper, innermost
 from lockstep.jax_engine.distributed.placement import gathered
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
-from lockstep.jax_engine.envs.registry import made_of
+from lockstep.jax_engine.envs.registry import by_dotted_name, made_of
 from lockstep.jax_engine.shards.keys import is_key
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def facts_of(training: Training) -> dict[str, Any]:
     them, unless the learning rate falls until then. The number of devices is among them if ``reduction`` is fast.
     """
     config = training.config
-    out = _flat(config.model_dump(mode="json"))
+    out = by_dotted_name(config.model_dump(mode="json"))
     if config.ppo.schedule == "constant":
         out.pop("total_steps")
     weights, classes = _wrapped(training.env)
@@ -156,10 +156,3 @@ def _in_words(leaf: Any) -> str | None:
     if array.shape:
         return f"{array.dtype.name}{list(array.shape)} {array_digest(array).hex()}"
     return str(array[()])
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in settings.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return out

@@ -60,6 +60,14 @@ def made_of(env: Any) -> tuple[str, dict[str, Any]] | None:
     return getattr(env, MADE_OF, None)
 
 
+def by_dotted_name(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested settings without nesting: ``{"ppo": {"gamma": 0.9}}`` becomes ``{"ppo.gamma": 0.9}``."""
+    out: dict[str, Any] = {}
+    for name, value in settings.items():
+        out |= by_dotted_name(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return out
+
+
 def _labelled(env: Any, env_id: str, kwargs: dict[str, Any]) -> Any:
     with contextlib.suppress(AttributeError, TypeError):  # a user's class may not allow new attributes
         object.__setattr__(env, MADE_OF, (env_id, dict(kwargs)))
@@ -92,7 +100,7 @@ def _playground(env_id: str, name: str, kwargs: dict[str, Any]) -> Environment:
         _check_models(env_id)
     config = playground.registry.get_default_config(name)
     # the packaged default is MuJoCo's other implementation, warp, which needs a GPU
-    changes = ({"impl": "jax"} if "impl" in config else {}) | _flat(kwargs)
+    changes = ({"impl": "jax"} if "impl" in config else {}) | by_dotted_name(kwargs)
     env = _constructed(env_id, lambda: playground.registry.load(name, config, changes), {})
     return SimulatedEnvironment(env, int(env._config.episode_length))
 
@@ -104,13 +112,6 @@ def _check_models(env_id: str) -> None:
             f"env.id: {env_id} needs the robots of mujoco_menagerie, which Playground downloads: python -c 'from "
             "mujoco_playground._src import mjx_env; mjx_env.ensure_menagerie_exists()'"
         )
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in settings.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return out
 
 
 def _own(env_id: str, kwargs: dict[str, Any]) -> tuple[Any, Any]:

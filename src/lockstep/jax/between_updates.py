@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lockstep.jax.checkpoint_folder import CheckpointFolder, Found
 from lockstep.jax.checkpoints.facts import facts_of
+from lockstep.jax.checkpoints.folder import CheckpointFolder, Found
 from lockstep.jax.config import RunnerConfig
 from lockstep.jax.engine_state import template_of
 from lockstep.jax.evaluation import Evaluator

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.core.life import life
-from lockstep.jax.checkpoint import FILES, load_checkpoint, load_metadata, others_in, recover, save_checkpoint
 from lockstep.jax.checkpoints.facts import check_facts
+from lockstep.jax.checkpoints.pytrees import FILES, load_checkpoint, load_metadata, others_in, recover, save_checkpoint
 from lockstep.jax.config import RunnerConfig
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import say
