@@ -14,7 +14,7 @@ import torch
 
 from lockstep.cli import main
 from lockstep.torch_engine.nets.shards import part_of
-from lockstep.torch_engine.setup import choose_mode
+from lockstep.torch_engine.setup import invariance
 
 LAST = "gradients"
 """What the self-check calls last with its first draw."""
@@ -56,7 +56,7 @@ def run(words: list[str]) -> int:
             raise Seen
         return True
 
-    choose_mode.shard_invariant = look
+    invariance.shard_invariant = look
     try:
         return main(["train", *words])
     except Seen:

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks import gpu_checks
 from benchmarks.gpu_scripts import bits_by_shards, branches, ranks_of_one_gpu, replayed_steps
-from lockstep.torch_engine.setup import accelerator, choose_mode
+from lockstep.torch_engine.setup import accelerator, invariance
 from lockstep.torch_engine.setup.accelerator import capture
 
 
@@ -19,7 +19,7 @@ def test_numbers_of_shards_with_other_bits_are_found():
 
 def test_what_the_self_check_of_a_run_calls_is_looked_at(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(choose_mode, "shard_invariant", choose_mode.shard_invariant)  # put back afterwards
+    monkeypatch.setattr(invariance, "shard_invariant", invariance.shard_invariant)  # put back afterwards
     words = ("CartPole-v1", "--nproc", "1", "--num-shards", "2", "--num-envs", "2", "--total-steps", "64", "--quiet")
     assert bits_by_shards.run(list(words)) == 0
     assert not list(tmp_path.glob("runs/*/summary.json"))

@@ -20,7 +20,7 @@ from small_runs import (
 from lockstep.torch_engine.gradients import choose_source, exact_gradient
 from lockstep.torch_engine.nets import layers_of_shards
 from lockstep.torch_engine.nets.shards import parts_of
-from lockstep.torch_engine.setup.choose_mode import gradients_invariant_here
+from lockstep.torch_engine.setup.invariance import gradients_invariant_here
 
 COUNT = 32
 

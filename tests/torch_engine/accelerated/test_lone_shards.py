@@ -25,6 +25,7 @@ from lockstep.torch_engine.nets.shards import aligned, in_pairs
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.setup.choose_mode import ALONE, LOOP, PAIRS
+from lockstep.torch_engine.setup.invariance import shards_invariant_here
 from lockstep.torch_engine.setup.self_check import shard_invariant
 
 GELU: dict[str, Any] = {"network": {"activation": "gelu", "hidden_sizes": (8,)}}
@@ -113,10 +114,10 @@ def odd_alone(monkeypatch):
 def test_all_that_is_computed_of_a_lone_shard_is_computed_in_a_pair(changes):
     config = small_config(**changes)
     state, policy = policy_of(config)
-    assert not choose_mode.shards_invariant_here(state, config)
+    assert not shards_invariant_here(state, config)
     assert choose_mode.choose_mode(state, config, alone(config)) == "batched"
     assert policy.pairs
-    assert choose_mode.shards_invariant_here(state, config)
+    assert shards_invariant_here(state, config)
 
 
 @pytest.mark.usefixtures("device", "odd_alone")

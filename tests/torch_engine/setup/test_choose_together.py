@@ -20,8 +20,9 @@ from lockstep.envs.description import EnvDescription
 from lockstep.torch_engine.nets import encoders, memory
 from lockstep.torch_engine.nets.layers_of_shards import ConvolutionOfShards, LinearOfShards
 from lockstep.torch_engine.nets.shards import Mode
-from lockstep.torch_engine.setup import choose_mode
-from lockstep.torch_engine.setup.choose_mode import choose_together, draws_of, gradients_invariant_here
+from lockstep.torch_engine.setup import choose_mode, invariance
+from lockstep.torch_engine.setup.choose_mode import choose_together
+from lockstep.torch_engine.setup.invariance import draws_of, gradients_invariant_here
 
 NETS = IMAGE_NETS | {"simple": {"image": {"width": 0.25}}}
 
@@ -82,7 +83,7 @@ def test_a_single_draw_that_differs_is_enough(monkeypatch):
         asked.append((shards, number))
         return (shards, number) != (4, 5)
 
-    monkeypatch.setattr(choose_mode, "_gradients_invariant", differs)
+    monkeypatch.setattr(invariance, "_gradients_invariant", differs)
     assert chosen() == 1
     assert asked == [*((2, n) for n in range(8)), *((4, n) for n in range(6))]
 
@@ -101,7 +102,7 @@ def test_a_loss_of_ones_own_changes_nothing(pieces):
 
 
 def test_one_shard_is_taken_alone_and_tried_with_none(monkeypatch):
-    monkeypatch.setattr(choose_mode, "_gradient_of_minibatch", lambda *_: pytest.fail("tried"))
+    monkeypatch.setattr(invariance, "_gradient_of_minibatch", lambda *_: pytest.fail("tried"))
     assert chosen(config_of(1)) == 1
 
 

@@ -25,7 +25,7 @@ from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.shards import by_shard
 from lockstep.torch_engine.plain.policy import PlainPolicy
 from lockstep.torch_engine.plain.recurrent import RecurrentPolicy
-from lockstep.torch_engine.setup import choose_mode
+from lockstep.torch_engine.setup import choose_mode, invariance
 from lockstep.torch_engine.setup.self_check import ALL_LOOKED_AT, group_sizes, group_starts, shard_invariant
 from lockstep.training.losses import LossSettings
 
@@ -327,7 +327,7 @@ def test_arrays_and_dicts_are_parted_like_tensors():
 def test_each_shard_and_each_group_that_is_looked_at_is_progress():
     """Of many large shards the check takes longer than ranks may be silent, and one that is done waits for others."""
     before = life.sign().count
-    assert choose_mode.invariant(lambda x: x * 2.0, SHARDS, torch.ones(SHARDS, 3), sizes=[2, 4])
+    assert invariance.invariant(lambda x: x * 2.0, SHARDS, torch.ones(SHARDS, 3), sizes=[2, 4])
     assert life.sign().count == before + SHARDS + 4 + 2
 
 

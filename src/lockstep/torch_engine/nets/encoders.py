@@ -127,7 +127,7 @@ def image_features(encoder: ImageEncoder, leaf: Leaf, parameters: Mapping[str, T
 
     A lone image goes through the network twice, unless gradients are wanted. The kernels for a single row may be others
     than for several rows, whose numbers don't depend on how many they are (on the processors that were tried;
-    :mod:`lockstep.torch_engine.setup.choose_mode` checks it).
+    :mod:`lockstep.torch_engine.setup.invariance` checks it).
     """
     k, n = x.shape[:2]
     if not torch.compiler.is_compiling() and k * n == 1 and not torch.is_grad_enabled():

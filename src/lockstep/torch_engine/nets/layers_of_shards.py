@@ -1,7 +1,7 @@
 """Layers for images that compute parameters' gradients shard by shard, and all else for all images at once.
 
 For each shard they return the bits that PyTorch's own layer gives the shard alone, if an image's numbers don't depend
-on how many images there are; :mod:`lockstep.torch_engine.setup.choose_mode` checks it.
+on how many images there are; :mod:`lockstep.torch_engine.setup.invariance` checks it.
 """
 
 from __future__ import annotations

@@ -1,29 +1,24 @@
-"""The self-check at the start: whether this run, on this machine, batches shards or calls them one by one."""
+"""Chooses how a rank's shards go through the networks: batched, one by one, or some at a time."""
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from lockstep.config.run import Config
-from lockstep.core.life import life
-from lockstep.core.shards import ShardPlan, keyed_generator
-from lockstep.envs.gymnasium.random_policy import draw_actions, random_actions
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
-from lockstep.torch_engine.nets.encoders import float_columns
-from lockstep.torch_engine.nets.functions import DROPOUT_SEED, ShardGradients, shard_gradients
 from lockstep.torch_engine.nets.memory import on_host
-from lockstep.torch_engine.nets.shards import Mode, ShardFunction, to_shards
+from lockstep.torch_engine.nets.shards import Mode
+from lockstep.torch_engine.setup.invariance import (
+    gradients_invariant_here,
+    rollouts_invariant_here,
+    samples_of_minibatch,
+    shards_invariant_here,
+)
 from lockstep.torch_engine.setup.mapped_operations import OtherOperations
-from lockstep.torch_engine.setup.self_check import shard_invariant
-from lockstep.training.losses import loss_settings
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.communicator import Communicator
@@ -31,9 +26,6 @@ if TYPE_CHECKING:
     from lockstep.torch_engine.nets.nets import PolicyNet
     from lockstep.torch_engine.state import TrainState
 
-SELF_CHECK_DRAWS = 3
-MOST_DRAWS = 8
-"""The most draws for gradients of images."""
 LOOP, ALONE, PAIRS = range(3)
 """How networks may be called: shard by shard, for several shards at once, or so with a lone shard as one of two."""
 FEW_OPERATIONS = 2e9
@@ -79,7 +71,7 @@ def _mode_of_policy(state: TrainState, policy: AutogradFunctions, config: Config
 
 def takes_few_operations(parameters: int, config: Config) -> bool:
     """Returns whether the gradient of a shard's minibatch takes at most :data:`FEW_OPERATIONS`."""
-    return 6 * parameters * _samples(config) <= FEW_OPERATIONS
+    return 6 * parameters * samples_of_minibatch(config) <= FEW_OPERATIONS
 
 
 def choose_rollout_mode(state: TrainState, config: Config, communicator: Communicator, mode: Mode) -> Mode:
@@ -107,7 +99,7 @@ def choose_together(state: TrainState, config: Config, communicator: Communicato
         return 1
     if not on_host(state.parameters.flat.device):
         return 1
-    if _samples(config) // config.ppo.gradient_accumulation == 1:
+    if samples_of_minibatch(config) // config.ppo.gradient_accumulation == 1:
         return 1  # kernels for a lone image are others than for several, and sometimes differ in their numbers
     together = shards_that_fit(net, config)
     return together if _all_pass(gradients_invariant_here(state, config, together), communicator) else 1
@@ -116,7 +108,7 @@ def choose_together(state: TrainState, config: Config, communicator: Communicato
 def shards_that_fit(net: PolicyNet, config: Config) -> int:
     """Returns how many shards' minibatches of images one call should take at most, a power of two."""
     images = max(1, min(IMAGES_TOGETHER, BYTES_TOGETHER // net.observation.image_bytes))
-    fit = min(config.shards, max(1, images // _samples(config)))
+    fit = min(config.shards, max(1, images // samples_of_minibatch(config)))
     return 1 << fit.bit_length() - 1
 
 
@@ -141,7 +133,7 @@ def expected_modes(config: Config, net: PolicyNet, platform: str) -> Modes:
         return Modes("batched", "batched", 1)
     if not net.convolutional or net.custom is not None or (on_cpu and half):
         return Modes("loop", "loop", 1)
-    lone = _samples(config) // config.ppo.gradient_accumulation == 1
+    lone = samples_of_minibatch(config) // config.ppo.gradient_accumulation == 1
     return Modes("loop", "batched", 1 if lone or config.compile or not on_cpu else shards_that_fit(net, config))
 
 
@@ -197,154 +189,3 @@ def _all_pass(passed: bool, communicator: Communicator) -> bool:
 
 def _agreed(passed: bool, communicator: Communicator) -> Mode:
     return "batched" if _all_pass(passed, communicator) else "loop"
-
-
-def shards_invariant_here(state: TrainState, config: Config) -> bool:
-    """Compares this run's action, evaluation and gradient, at its shapes on keyed random data, alone and batched."""
-    plan = ShardPlan(config.envs, config.shards)
-    if plan.num_shards == 1:
-        return True
-    return all(_shards_invariant(state, config, plan, draw) for draw in range(SELF_CHECK_DRAWS))
-
-
-@torch.no_grad()
-def rollouts_invariant_here(state: TrainState, config: Config) -> bool:
-    """Compares one step of this run's actor, at its shapes on keyed random data, alone and batched."""
-    plan = ShardPlan(config.envs, config.shards)
-    draws = [_Draws(state, config, plan.num_shards, number) for number in range(SELF_CHECK_DRAWS)]
-    return plan.num_shards == 1 or all(_steps_invariant(state, plan, draw) for draw in draws)
-
-
-def gradients_invariant_here(state: TrainState, config: Config, together: int) -> bool:
-    """Compares gradients of as many shards as calls take with one's, at the run's shapes on keyed random data."""
-    return all(
-        _gradients_invariant(state, config, 1 << power, number)
-        for power in range(1, together.bit_length())
-        for number in range(draws_of(_samples(config) << power))
-    )
-
-
-def draws_of(images: int) -> int:
-    """Returns the number of draws for so many images: with few images, one draw shows less."""
-    return max(1, min(MOST_DRAWS, IMAGES_TOGETHER // images))
-
-
-def _gradients_invariant(state: TrainState, config: Config, shards: int, number: int) -> bool:
-    """Compares one draw of gradients of ``shards`` shards at once."""
-    draws = _Draws(state, config, shards, shards * MOST_DRAWS + number)
-    observations, actions = draws.observations(_samples(config)), draws.actions(_samples(config))
-    gradients, columns, size = _gradient_of_minibatch(state, config, draws, observations, actions)
-
-    def in_place(part: dict[str, Tensor]) -> Tensor:
-        return gradients(part, 1, state.parameters.flat.new_empty((len(part["actions"]), size)))
-
-    return invariant(in_place, shards, columns, sizes=[shards])
-
-
-def invariant(function: ShardFunction, num_shards: int, *arguments: Any, **more: Sequence[int]) -> bool:
-    """Calls :func:`shard_invariant`, and counts each call as progress, because it may take long and ranks wait."""
-    counted = functools.wraps(function)(lambda *parts: (life.progressed(), function(*parts))[1])
-    return shard_invariant(counted, num_shards, *arguments, **more)
-
-
-class _Draws:
-    """Draws keyed random data in this run's shapes."""
-
-    def __init__(self, state: TrainState, config: Config, shards: int, number: int) -> None:
-        self._generator = keyed_generator(config.seed, "self-check", number)
-        self._shards, self._layout, self._action = shards, state.net.observation, state.net.action
-        self._device = state.parameters.flat.device
-
-    def normal(self, *shape: int) -> Tensor:
-        """Draws standard normal numbers ``[num_shards, …]``."""
-        drawn = self._generator.standard_normal((self._shards, *shape)).astype("float32")
-        return torch.from_numpy(drawn).to(self._device)
-
-    def actions(self, count: int) -> Tensor:
-        """Draws actions ``[num_shards, count, …]``."""
-        drawn = draw_actions(self._generator, self._action, (self._shards, count))
-        return torch.from_numpy(drawn).to(self._device)
-
-    def observations(self, count: int) -> Tensor:
-        """Draws rows ``[num_shards, count, width]``; indices are drawn within their choices, all bytes are pixels."""
-        layout = self._layout
-        floats = self.normal(count, layout.float_size)
-        for leaf in layout.leaves:
-            for n, choices in enumerate(leaf.choices):
-                floats[..., leaf.start + n] = (floats[..., leaf.start + n].abs() * choices).floor() % choices
-        if not layout.image_bytes:
-            return floats
-        shape = (self._shards, count, layout.width)
-        rows = torch.from_numpy(self._generator.integers(0, 256, shape, "uint8")).to(self._device)
-        float_columns(layout, rows)[...] = floats
-        return rows
-
-
-def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number: int) -> bool:
-    """Compares one draw: raw outputs, because actions would hide their last bits."""
-    net, draws = state.net, _Draws(state, config, plan.num_shards, number)
-    rows, steps = plan.envs_per_shard, config.num_steps
-    observations = draws.observations((steps + 1) * rows)
-    random = torch.from_numpy(random_actions(config, plan, net.action)).to(observations.device)
-    actions = to_shards(random, plan.num_shards)
-    with torch.no_grad():
-        if net.core is None:
-            first = observations[:, :rows].contiguous()
-            passed = all(invariant(state.policy.output, plan.num_shards, seen) for seen in (first, observations))
-            passed = passed and invariant(state.policy.evaluate, plan.num_shards, observations, actions)
-        else:
-            sequence = (observations.unflatten(1, (steps + 1, rows)), actions.unflatten(1, (steps, rows)))
-            carried, resets = draws.normal(rows, net.carry_size), (draws.normal(steps + 1, rows) > 1.5).float()
-            passed = invariant(state.policy.unroll, plan.num_shards, *sequence, carried, resets) and invariant(
-                state.policy.step, plan.num_shards, sequence[0][:, 0].contiguous(), carried
-            )
-        if not passed:
-            return False
-        gradients, columns, _ = _gradient_of_minibatch(state, config, draws, observations, actions)
-        return invariant(lambda part: gradients(part, 1), plan.num_shards, columns)
-
-
-def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
-    """Compares one step of the actor: its output, and the state after it."""
-    net, rows = state.net, plan.envs_per_shard
-    observations = draws.observations(rows)
-    if net.core is None:
-        return invariant(state.policy.output, plan.num_shards, observations)
-    return invariant(state.policy.step, plan.num_shards, observations, draws.normal(rows, net.carry_size))
-
-
-def _gradient_of_minibatch(
-    state: TrainState, config: Config, draws: _Draws, observations: Tensor, actions: Tensor
-) -> tuple[ShardGradients, dict[str, Tensor], int]:
-    """Returns a function that computes gradients, a minibatch of random data (its count is 1), and the width of rows.
-
-    Takes observations ``[k, n, width]`` and actions ``[k, n, …]`` of at least as many samples as a minibatch has.
-    """
-    net, length, shards = state.net, config.sequence_length, len(observations)
-    count = _samples(config) // length
-    shape = (count, length) if net.core else (count,)
-
-    def first(x: Tensor) -> Tensor:
-        return x[:, : count * length].reshape(shards, *shape, *x.shape[2:]).contiguous()
-
-    columns = {"observations": first(observations), "actions": first(actions)}
-    names = ["log_probs", "advantages", *(("values", "returns") if net.critic else ())]
-    columns |= {name: draws.normal(*shape) for name in names}
-    if not net.critic or config.env.backend == "envpool":
-        columns["valid"] = (draws.normal(*shape) > -1.0).float()
-    if state.reference is not None:
-        columns["reference_log_probs"] = draws.normal(*shape)
-    if net.custom is not None:
-        columns[DROPOUT_SEED] = torch.zeros((shards, 1), dtype=torch.int64)
-    if net.core:
-        columns["recurrent_state"] = draws.normal(count, net.carry_size)
-        columns["resets"] = (draws.normal(*shape) > 1.5).float()
-    # A user's own loss is called for each shard alone anyway, so only the networks are checked here.
-    settings = replace(loss_settings(config).scheduled(state.coefficients), loss=None)
-    gradients = shard_gradients(state.policy, settings, config.ppo.gradient_accumulation)
-    return gradients, columns, state.parameters.flat.numel() + len(settings.terms)
-
-
-def _samples(config: Config) -> int:
-    """Counts the samples of a shard in a minibatch."""
-    return config.num_steps * ShardPlan(config.envs, config.shards).envs_per_shard // config.ppo.num_minibatches
