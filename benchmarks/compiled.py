@@ -33,15 +33,15 @@ from lockstep import __version__
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.envs.describe import describe
-from lockstep.jax_engine.costs import state_shapes
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, mesh_of, named_sharding
 from lockstep.jax_engine.envs.environments import make_environment
+from lockstep.jax_engine.planning.costs import state_shapes
+from lockstep.jax_engine.planning.targets import OPTIONS, described_devices
 from lockstep.jax_engine.program.calls import iterations_per_call
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.session import parameter_layout
-from lockstep.jax_engine.setup.targets import OPTIONS, described_devices
 from lockstep.jax_engine.state import check_networks
 from lockstep.launch.defaults import described_run
 

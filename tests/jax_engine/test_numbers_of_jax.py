@@ -15,10 +15,10 @@ from net_cases import CASES
 from lockstep.config.run import Config
 from lockstep.core.machine import KERNEL_VARIABLES
 from lockstep.jax.pmap import task
-from lockstep.jax_engine import costs
 from lockstep.jax_engine.nets import distributions
+from lockstep.jax_engine.planning import costs
+from lockstep.jax_engine.planning.targets import VARIABLES
 from lockstep.jax_engine.setup import set_up
-from lockstep.jax_engine.setup.targets import VARIABLES
 from lockstep.jax_engine.shards.keys import key_of
 from lockstep.jax_engine.state import make_net
 

@@ -18,8 +18,8 @@ from lockstep.torch_engine.nets import nets
 from lockstep.torch_engine.nets.functions import PolicyOutputs
 from lockstep.torch_engine.nets.shards import from_shards, to_shards
 from lockstep.torch_engine.plain.functions import PlainFunctions
+from lockstep.torch_engine.planning.traced import CountingMode
 from lockstep.torch_engine.rollout import Rollout
-from lockstep.torch_engine.setup.traced import CountingMode
 from lockstep.torch_engine.state import TrainState
 
 

@@ -27,9 +27,9 @@ _HOME = {
     "PolicyFunction": "policy",
     "environment_spaces": "envs.environments",
     "make_jax_envs": "envs.for_host",
-    "can_compile": "costs",
-    "start_compiler": "costs",
-    "costs": "costs",
+    "can_compile": "planning.costs",
+    "start_compiler": "planning.costs",
+    "costs": "planning.costs",
     "DrawnEnvironment": "envs.picture",
 }
 

@@ -24,9 +24,9 @@ _HOME = {
     "PolicyModule": "export.module",
     "write_onnx": "export.onnx",
     "write_program": "export.program",
-    "can_compile": "costs",
-    "start_compiler": "costs",
-    "costs": "costs",
+    "can_compile": "planning.costs",
+    "start_compiler": "planning.costs",
+    "costs": "planning.costs",
     "make_tensor_envs": "envs.tensor_envs",
 }
 

@@ -34,9 +34,9 @@ from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode, parts_of, to_shards
+from lockstep.torch_engine.planning.traced import StillActor, counted, in_bf16, scaled, written
 from lockstep.torch_engine.setup.accelerator import BRANCHES
 from lockstep.torch_engine.setup.choose_mode import expected_modes, takes_few_operations
-from lockstep.torch_engine.setup.traced import StillActor, counted, in_bf16, scaled, written
 from lockstep.torch_engine.state import make_net
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
 from lockstep.training.limits import scheduled_coefficients

@@ -22,15 +22,15 @@ from lockstep.jax_engine.envs.environments import is_jax_environment, make_envir
 from lockstep.jax_engine.gradients import gradient_parts
 from lockstep.jax_engine.host.program import compile_learn
 from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.planning.hlo import PARTS, Ran, Reader, collectives_of
+from lockstep.jax_engine.planning.targets import OPTIONS, VARIABLES, described_devices
 from lockstep.jax_engine.program.device_program import DeviceProgram
-from lockstep.jax_engine.program.hlo import PARTS, Ran, Reader, collectives_of
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import GPU_FLAGS, add_xla_flags, settle_numbers
-from lockstep.jax_engine.setup.targets import OPTIONS, VARIABLES, described_devices
 from lockstep.jax_engine.shards.normalizers import empty_moments, scale_of
 from lockstep.jax_engine.state import TrainState, check_networks, state_of, state_specs
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from lockstep.jax_engine.nets.layers import HEAD
-from lockstep.jax_engine.program.hlo_flops import ConvolutionShapes, convolution_flops, dot_flops, gemm_flops
+from lockstep.jax_engine.planning.hlo_flops import ConvolutionShapes, convolution_flops, dot_flops, gemm_flops
 from lockstep.training.costs import Collective, Kernel
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter", "collective-permute")

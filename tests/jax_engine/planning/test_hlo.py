@@ -2,8 +2,8 @@
 
 import pytest
 
-from lockstep.jax_engine.program.hlo import Reader, collectives_of
-from lockstep.jax_engine.program.hlo_flops import ConvolutionShapes, convolution_flops, dot_flops, gemm_flops
+from lockstep.jax_engine.planning.hlo import Reader, collectives_of
+from lockstep.jax_engine.planning.hlo_flops import ConvolutionShapes, convolution_flops, dot_flops, gemm_flops
 from lockstep.training.costs import Collective
 
 PROGRAM = """HloModule jit_f, is_scheduled=true

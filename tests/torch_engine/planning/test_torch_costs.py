@@ -8,7 +8,7 @@ import pytest
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
-from lockstep.torch_engine.costs import costs
+from lockstep.torch_engine.planning.costs import costs
 from lockstep.training.costs import Costs
 
 VALUES = {"num_envs": 16, "num_steps": 8, "device": "cuda", "network": {"hidden_sizes": [32, 16]}}
@@ -169,7 +169,7 @@ def test_every_array_environment_is_counted(name):
 
 
 def test_a_simulator_is_left_out_and_noted(monkeypatch):
-    monkeypatch.setattr("lockstep.torch_engine.costs.ARRAY_ENVIRONMENTS", {})
+    monkeypatch.setattr("lockstep.torch_engine.planning.costs.ARRAY_ENVIRONMENTS", {})
     found = costs_of(env=TENSOR)
     assert of_part(found, "environments", 8, "calls") == 0
     assert found.notes == (

@@ -2,7 +2,7 @@
 
 import torch
 
-from lockstep.torch_engine.setup.traced import counted, scaled, written
+from lockstep.torch_engine.planning.traced import counted, scaled, written
 from lockstep.training.costs import Kernel
 
 META = torch.device("meta")

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
-from lockstep.jax_engine.costs import needed_bytes
+from lockstep.jax_engine.planning.costs import needed_bytes
 from lockstep.jax_engine.shards.normalizers import Moments
 from lockstep.jax_engine.statistics import UNROLLED_SHARDS, _merged
 from lockstep.planning.counting import LIBTPU, can_compile, count_costs

@@ -1,0 +1,1 @@
+"""What only `lockstep plan` asks of this engine: what an iteration computes, moves and holds."""
