@@ -157,7 +157,7 @@ def local_gradient(state: TrainState, config: Config, communicator: Communicator
     return local
 
 
-class PolicyModule(nn.Module):
+class LossModule(nn.Module):
     """Wraps the loss as a module for DDP and FSDP: every pass that produces gradients goes through ``forward``.
 
     The parameters become the module's own, on the same memory.
@@ -180,7 +180,7 @@ class PolicyModule(nn.Module):
 def data_parallel_gradient(state: TrainState, config: Config, communicator: Communicator) -> GradientSource:
     """Returns a source that does what :func:`fast_gradient` does, by autograd behind DDP."""
     settings, world_size = loss_settings(config).scheduled(state.coefficients), communicator.topology.world_size
-    inner = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
+    inner = LossModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
     module = communicator.data_parallel(inner, find_unused_parameters=state.net.custom is not None)
     keep_local = getattr(module, "no_sync", contextlib.nullcontext)
     pieces = config.ppo.gradient_accumulation
@@ -226,7 +226,7 @@ def sharded_gradient(state: TrainState, config: Config, communicator: Communicat
     for name, shape in state.parameters.shapes.items():
         if not shape:
             raise ValueError(f"fsdp: parameter {name} has no axis to be sharded along; give it shape (1,)")
-    module = PolicyModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
+    module = LossModule(state.net, state.parameters.views, compiled(minibatch_loss, config))
     sharded, state.optimizer = communicator.shard(module, state.parameters, optimizer_options(config))
     if state.net.custom is not None:
         state.net.custom.forget_parameters()

@@ -15,7 +15,7 @@ from small_runs import (
 )
 
 from lockstep.core.shards import ShardPlan
-from lockstep.torch_engine.gradients import PolicyModule
+from lockstep.torch_engine.gradients import LossModule
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import minibatch_loss
 from lockstep.torch_engine.nets.nets import PolicyNet
@@ -104,7 +104,7 @@ def test_the_module_for_ddp_gives_the_same_loss_and_terms(discrete, actions):
     columns = random_batch(config, net).columns()
     loss, terms = minibatch_loss(net, nets.expand(parameters, config.shards), columns, settings)
     joined = {name: x.flatten(0, 1).unsqueeze(0) for name, x in columns.items()}
-    ours = PolicyModule(net, parameters, minibatch_loss)(joined, settings)
+    ours = LossModule(net, parameters, minibatch_loss)(joined, settings)
     torch.testing.assert_close(ours[0], loss.sum(0, keepdim=True), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(ours[1], terms.sum(0, keepdim=True), rtol=1e-5, atol=1e-6)
 
@@ -114,7 +114,7 @@ def test_the_module_trains_the_parameters_it_was_given_not_copies():
     net = policy_net(4, 2, False, (6,), "tanh")
     parameters = random_parameters(net)
     joined = {name: x.flatten(0, 1).unsqueeze(0) for name, x in random_batch(config, net).columns().items()}
-    module = PolicyModule(net, parameters, minibatch_loss)
+    module = LossModule(net, parameters, minibatch_loss)
     before = module(joined, loss_settings(config))[0].detach()
     for value in parameters.values():
         value.add_(0.5)
