@@ -95,7 +95,7 @@ def minibatch_statistics(config: Config, local: Tensor, everyone: Tensor) -> Min
     return statistics
 
 
-def normalised(advantages: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+def normalize_advantages(advantages: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Normalises advantages ``[…, k, rows, …]`` by statistics ``[…, 1 or k, 1]`` of their minibatches."""
     mean, scale = (x.view(*x.shape, *(1,) * (advantages.dim() - x.dim())) for x in (mean, scale))
     return (advantages - mean) / scale
@@ -143,7 +143,9 @@ def epoch_minibatches(
     columns = {name: x.reshape(shards * samples, *x.shape[2:])[index] for name, x in given.items()}
     take = observations_taker(observations, torch.from_numpy(indices[epoch]).to(index.device), index)
     if statistics.mean is not None and statistics.scale is not None:
-        columns["advantages"] = normalised(columns["advantages"], statistics.mean[epoch], statistics.scale[epoch])
+        columns["advantages"] = normalize_advantages(
+            columns["advantages"], statistics.mean[epoch], statistics.scale[epoch]
+        )
     for number in range(len(index)):
         minibatch = {name: x[number] for name, x in columns.items()}
         minibatch["observations"] = take(number)

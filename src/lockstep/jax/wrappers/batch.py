@@ -126,7 +126,7 @@ class ObservationNormalizationWrapper(_BatchWrapper):
         observation = strong(observation)
         moments = [RunningMoments.empty(x.shape[1:]) for x in _floats(observation)]
         moments = self._merged(moments, observation)
-        return self._normalised(moments, observation), {"env": state, "moments": moments}
+        return self._normalized(moments, observation), {"env": state, "moments": moments}
 
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
         """See :meth:`Wrapper.step`; ``key`` are ``n`` keys."""
@@ -134,15 +134,15 @@ class ObservationNormalizationWrapper(_BatchWrapper):
         moments = self._merged(state["moments"], result.observation)
         final, info = found(result.info, FINAL), result.info
         if final is not None:
-            info = info | {FINAL_OBS: self._normalised(moments, final)}
+            info = info | {FINAL_OBS: self._normalized(moments, final)}
         following = {"env": result.state, "moments": moments}
-        seen = self._normalised(moments, result.observation)
+        seen = self._normalized(moments, result.observation)
         return result._replace(observation=seen, state=following, info=info).values()
 
     def _merged(self, moments: list[RunningMoments], observation: Tree) -> list[RunningMoments]:
         return [each.merged(x, self._axis_name) for each, x in zip(moments, _floats(observation), strict=True)]
 
-    def _normalised(self, moments: list[RunningMoments], observation: Tree) -> Tree:
+    def _normalized(self, moments: list[RunningMoments], observation: Tree) -> Tree:
         following = iter(moments)
 
         def one(x: Array) -> Array:

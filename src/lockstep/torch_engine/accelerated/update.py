@@ -20,7 +20,7 @@ from lockstep.torch_engine.accelerated.graphs import captured
 from lockstep.torch_engine.accelerated.report import Report, Sent
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import GradientSource
-from lockstep.torch_engine.minibatches import MinibatchStatistics, normalised
+from lockstep.torch_engine.minibatches import MinibatchStatistics, normalize_advantages
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, begin_update
@@ -137,7 +137,7 @@ class AcceleratedUpdate:
         index, count = now.pop("index"), now.pop("count")
         columns = {name: x[index] for name, x in self._held.items() if name not in self._per_minibatch()}
         if now:
-            columns["advantages"] = normalised(columns["advantages"], now["mean"], now["scale"])
+            columns["advantages"] = normalize_advantages(columns["advantages"], now["mean"], now["scale"])
         if self.state.net.custom is not None:
             epoch, minibatch = divmod(number, self.config.ppo.num_minibatches)
             of = (self.config.seed, "dropout", self.state.iteration, epoch, minibatch)

@@ -27,7 +27,7 @@ from lockstep.torch_engine.distributed.ordered import tree_sum
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import DeviceNormalizer, TensorRollout, take_step
 from lockstep.torch_engine.gradients import norm_of
-from lockstep.torch_engine.minibatches import normalised
+from lockstep.torch_engine.minibatches import normalize_advantages
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.nets.autograd import AutogradFunctions, dropout, minibatch_loss
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
@@ -267,7 +267,7 @@ class _Traced:
         columns = {name: x.flatten(0, 1)[index] for name, x in held.items()}
         if self.net.critic and ppo.advantage_normalization != "off":
             mean, scale = (self._empty(total, 1, 1).index_select(0, number)[0] for _ in range(2))
-            normalised(columns["advantages"], mean, scale)
+            normalize_advantages(columns["advantages"], mean, scale)
 
     def _decide(self) -> None:
         """Computes a gradient's norm, takes a step's decisions, and clips the gradient."""
