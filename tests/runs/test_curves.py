@@ -15,7 +15,6 @@ from lockstep.runs.curves import (
     bootstrap_interval,
     curve_of,
     interquartile_mean,
-    read_records,
     write_curves,
 )
 from lockstep.runs.directory import RunDirectory
@@ -159,7 +158,7 @@ def test_of_the_rows_of_all_seeds_no_more_is_held_than_a_curve_needs(tmp_path, m
     assert [list(row) for row in given[0]] == [["iteration", "global_step", METRIC]] * 2 + [
         ["iteration", "global_step"]
     ]
-    first, second, _ = read_records(tmp_path)
+    first, second, _ = jsonl.read_jsonl(tmp_path / "metrics.jsonl")
     assert first["train/approx_kl"] == 0.1
     assert all(a is b for a, b in zip(first, second, strict=True))  # names are held once
 
@@ -167,10 +166,10 @@ def test_of_the_rows_of_all_seeds_no_more_is_held_than_a_curve_needs(tmp_path, m
 def test_a_row_that_is_being_written_is_left_out_and_a_damaged_one_is_named(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"iteration": 1}\n{"iteration": 2, "glo')
-    assert read_records(tmp_path) == [{"iteration": 1}]
+    assert jsonl.read_jsonl(file) == [{"iteration": 1}]
     file.write_text('{"iteration": 1, "glo\n{"iteration": 2}\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is no metrics record"):
-        read_records(tmp_path)
+        jsonl.read_jsonl(file)
 
 
 def test_a_last_row_of_which_the_rest_comes_meanwhile_is_left_out(tmp_path, monkeypatch):
@@ -186,8 +185,8 @@ def test_a_last_row_of_which_the_rest_comes_meanwhile_is_left_out(tmp_path, monk
         return parsed(line)
 
     monkeypatch.setattr(jsonl, "_record", while_it_grows)
-    assert read_records(tmp_path) == [{"iteration": 1}]
-    assert len(read_records(tmp_path)) == 2
+    assert jsonl.read_jsonl(file) == [{"iteration": 1}]
+    assert len(jsonl.read_jsonl(file)) == 2
 
 
 def test_a_curve_of_rows_that_say_no_step_is_refused_in_one_line(tmp_path):

@@ -91,7 +91,7 @@ def test_first_statistics_are_those_of_all_random_steps_and_leave_no_return_runn
 
     def rank(plan: ShardPlan, communicator: Communicator) -> tuple[bytes, ...]:
         state = small_state(config, described(size=2), plan)
-        initial_statistics(state, random_rollout(config, plan), plan, config, communicator)
+        initial_statistics(state, random_rollout(config, plan), plan, communicator)
         assert state.observation_normalizer is not None
         assert state.return_normalizer is not None
         moments = state.observation_normalizer.moments

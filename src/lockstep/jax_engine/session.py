@@ -285,4 +285,4 @@ def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:
     load_facts(session, checkpoint.state)
     state = load_state_arrays(state, checkpoint.arrays, session.program.layout, session.optimizer_steps)
     state = state._replace(learning_rate=np.float32(session.learning_rate))
-    session.restarted = session.run.restore(state, checkpoint.env_shards, session.iteration)
+    session.restarted = session.run.restore(state, checkpoint.env_shards)

@@ -124,11 +124,6 @@ def _known(record: Mapping[str, Any], metric: str) -> bool:
     return is_finite(record.get(metric))
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Reads the metrics records of a run directory, as :func:`~lockstep.runs.trackers.jsonl.read_jsonl` does."""
-    return read_jsonl(path / METRICS_JSONL)
-
-
 def _read_returns(path: Path) -> list[dict[str, Any]]:
     """Reads only the metrics that a curve needs, because the records of all seeds are held at once."""
     records = read_jsonl(path / METRICS_JSONL, "iteration", "global_step")

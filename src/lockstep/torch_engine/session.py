@@ -281,7 +281,7 @@ def begin(session: Session) -> None:
     session.envs.reset()
     if state.observation_normalizer is not None or state.return_normalizer is not None:
         session.collector.collect_random()
-        initial_statistics(state, session.rollout, session.plan, session.config, session.communicator)
+        initial_statistics(state, session.rollout, session.plan, session.communicator)
 
 
 def current_policy(session: Session) -> Policy:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config.run import Config
 from lockstep.core.episodes import EPISODE_COLUMNS, StatedMetrics
 from lockstep.core.normalizers import merge_shards, shard_moments
 from lockstep.core.shards import ShardPlan
@@ -179,9 +178,7 @@ def merge_normalizers(state: TrainState, observations: np.ndarray, returns: np.n
         merge_shards(state.return_normalizer.moments, returns, counts)
 
 
-def initial_statistics(
-    state: TrainState, rollout: Rollout, plan: ShardPlan, config: Config, communicator: Communicator
-) -> None:
+def initial_statistics(state: TrainState, rollout: Rollout, plan: ShardPlan, communicator: Communicator) -> None:
     """Gives the normalisers their first statistics, from a rollout of random actions."""
     measured = normalizer_moments(state, rollout, plan)
     local = torch.from_numpy(np.concatenate([sample_counts(rollout, plan)[:, None], measured], 1))

@@ -145,7 +145,7 @@ class Attached:
         self._follow = broadcast_buffers and bool(buffers)
         self.indices = {id(p): index for index, p in enumerate(trained.values())}
         self._increments = Increments(list(trained.values()), list(trained), self._queue)
-        self._phases = Phases(self._modules, self.indices, check_phases)
+        self._phases = Phases(self._modules, check_phases)
         guard = DDPForward(refuses=True, summed=self._reduction == "sum")
         self._handles += [module.register_forward_pre_hook(guard) for module in self._modules]
         self._reduced_for: list[set[int]] = [set() for _ in self._optimizers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class Phases:
     :data:`ROLLOUTS` phases, then passes under ``eval()`` count as rollouts from there on.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], known: Container[int], check: bool) -> None:
+    def __init__(self, modules: Sequence[nn.Module], check: bool) -> None:
         self._check, self._watch = check, _Watch()
         self._under_eval: bool | None = None  # whether rollouts run under eval(); None: not known yet
         self._agreed = 0

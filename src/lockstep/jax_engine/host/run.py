@@ -232,7 +232,7 @@ class HostRun:
         local = save_shards(self.envs, self._replay, self._counter, self._carries(), self.plan)
         return gather_shards(local, gather_bytes)
 
-    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
+    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]]) -> list[int]:
         """See :meth:`.DeviceRun.restore`; returns environments of all processes."""
         self.state = place_state(state, self.specs, self.program.mesh)
         restarted: list[int] = []

@@ -98,7 +98,7 @@ class DeviceRun:
         """Copies the environments' arrays for a checkpoint, by shard; with several processes a collective."""
         return shard_arrays(self.state, self.program.rows)
 
-    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
+    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]]) -> list[int]:
         """Restores a checkpoint; returns the environments that couldn't be restored exactly, which are none."""
         mesh = self.program.mesh
         self.state = place_state(state, state_specs(state, self.program.layout.specs), mesh)

@@ -164,7 +164,7 @@ class OneOfSeeds:
         """See :meth:`.DeviceRun.env_arrays`."""
         return shard_arrays(self.state, self._run.program.rows)
 
-    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]], iteration: int) -> list[int]:
+    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]]) -> list[int]:
         """Raises a one-line ``ValueError``, because a run of several seeds can't be resumed."""
         raise ValueError("num_seeds: a run of several seeds can't go on from one checkpoint")
 
