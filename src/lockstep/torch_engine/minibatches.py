@@ -101,6 +101,15 @@ def normalize_advantages(advantages: Tensor, mean: Tensor, scale: Tensor) -> Ten
     return (advantages - mean) / scale
 
 
+def dropout_seeds(config: Config, plan: ShardPlan, iteration: int, epoch: int, number: int) -> Tensor:
+    """Returns the seeds of a minibatch's dropout, int64 ``[k, 1]`` on the host.
+
+    They are keyed by ``(seed, "dropout", iteration, epoch, minibatch, shard)``.
+    """
+    keys = [keyed_seed(config.seed, "dropout", iteration, epoch, number, shard) for shard in plan.shards]
+    return torch.tensor(keys).unsqueeze(1)
+
+
 def observations_taker(observations: Tensor, of_shard: Tensor, of_all: Tensor) -> Callable[[int], Tensor]:
     """Returns a function that copies the observations ``[k, rows, …]`` of the minibatch with a given number.
 
@@ -150,6 +159,5 @@ def epoch_minibatches(
         minibatch = {name: x[number] for name, x in columns.items()}
         minibatch["observations"] = take(number)
         if state.net.custom is not None:
-            keys = [keyed_seed(config.seed, "dropout", state.iteration, epoch, number, s) for s in plan.shards]
-            minibatch[DROPOUT_SEED] = torch.tensor(keys).unsqueeze(1)
+            minibatch[DROPOUT_SEED] = dropout_seeds(config, plan, state.iteration, epoch, number)
         yield minibatch

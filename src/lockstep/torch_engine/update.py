@@ -23,6 +23,7 @@ from lockstep.training.limits import (
     LEARNING_RATE_FACTOR,
     LEARNING_RATE_LIMITS,
     SMALL_KL,
+    minibatch_name,
     non_finite,
     scheduled_coefficients,
     scheduled_learning_rate,
@@ -135,7 +136,7 @@ def update(
             gradient = source(columns, int(statistics.counts[epoch, number]))
             terms, norm = gradient.terms.double().cpu().numpy(), float(gradient.norm)
             if not (math.isfinite(norm) and all(map(math.isfinite, terms.tolist()))):
-                where = f"epoch {epoch + 1}, minibatch {number + 1}"
+                where = minibatch_name(config, epoch * ppo.num_minibatches + number)
                 raise non_finite(state.iteration + 1, where, names, terms, custom=config.network.custom)
             result.terms += terms
             result.evaluated += 1

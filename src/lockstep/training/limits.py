@@ -64,6 +64,12 @@ def scheduled_coefficients(config: Config, global_step: int) -> dict[str, float]
     return out
 
 
+def minibatch_name(config: Config, index: int) -> str:
+    """Names the minibatch of an update by its place among those of all epochs, which counts from 0."""
+    epoch, minibatch = divmod(index, config.ppo.num_minibatches)
+    return f"epoch {epoch + 1}, minibatch {minibatch + 1}"
+
+
 def non_finite(
     iteration: int,
     where: str,

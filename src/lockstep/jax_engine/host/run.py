@@ -131,10 +131,7 @@ class HostRun:
         episodes = finished_episodes(config, self._counter, out.scores, out.over, out.successes, self.plan.env_ids)
         stated = [self.rollout.stated.get((int(step), int(env)), {}) for step, env, *_ in episodes]
         laps = self._clock.rollout_ends()
-        scheduled = coefficients_of(config, first, 1)
-        coefficients = (
-            None if scheduled is None else {name: jnp.asarray(values[0]) for name, values in scheduled.items()}
-        )
+        coefficients = jax.tree.map(lambda x: jnp.asarray(x[0]), coefficients_of(config, first, 1))
         inputs = Inputs(jnp.int32(first), jnp.float32(learning_rates(config, first, 1)[0]), coefficients)
         inputs = jax.tree.map(lambda x: place(x, replicate_sharding(mesh)), inputs)
         stops = shard_rows(np.full(self._local_devices, stop, np.int32), mesh)

@@ -12,7 +12,7 @@ from jax import Array
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import WINDOW
-from lockstep.training.limits import non_finite, scheduled_coefficients, scheduled_learning_rate
+from lockstep.training.limits import minibatch_name, non_finite, scheduled_coefficients, scheduled_learning_rate
 from lockstep.training.losses import loss_settings
 from lockstep.training.metrics import Record, update_metrics
 
@@ -117,8 +117,7 @@ def numbers_of(iteration: Iteration, config: Config) -> Record:
     """
     found, settings = iteration.numbers, loss_settings(config)
     if found["failed"] >= 0:
-        epoch, minibatch = divmod(int(found["failed"]), config.ppo.num_minibatches)
-        where = f"epoch {epoch + 1}, minibatch {minibatch + 1}"
+        where = minibatch_name(config, int(found["failed"]))
         unseen = None if iteration.parts else config.env.id  # on the host they are checked
         custom = config.network.custom
         raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"], unseen, custom)

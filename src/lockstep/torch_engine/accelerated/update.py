@@ -14,17 +14,17 @@ from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.life import life
-from lockstep.core.shards import ShardPlan, keyed_seed
+from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.accelerated.decisions import clip, decide
 from lockstep.torch_engine.accelerated.graphs import captured
 from lockstep.torch_engine.accelerated.report import Report, Sent
 from lockstep.torch_engine.batch import Batch
 from lockstep.torch_engine.gradients import GradientSource
-from lockstep.torch_engine.minibatches import MinibatchStatistics, normalize_advantages
+from lockstep.torch_engine.minibatches import MinibatchStatistics, dropout_seeds, normalize_advantages
 from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, begin_update
-from lockstep.training.limits import non_finite
+from lockstep.training.limits import minibatch_name, non_finite
 from lockstep.training.losses import loss_settings
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ class AwaitedUpdate:
         numbers = sent.numbers
         self._shared.fit = sent.more.view(self._shared.fit.shape)
         if numbers["failed"] >= 0:
-            epoch, minibatch = divmod(int(numbers["failed"]), config.ppo.num_minibatches)
-            where = f"epoch {epoch + 1}, minibatch {minibatch + 1}"
+            where = minibatch_name(config, int(numbers["failed"]))
             names, custom = loss_settings(config).terms, config.network.custom
             raise non_finite(self._iteration, where, names, sent.failed_terms, custom=custom)
         steps = int(numbers["steps"])
@@ -140,8 +139,7 @@ class AcceleratedUpdate:
             columns["advantages"] = normalize_advantages(columns["advantages"], now["mean"], now["scale"])
         if self.state.net.custom is not None:
             epoch, minibatch = divmod(number, self.config.ppo.num_minibatches)
-            of = (self.config.seed, "dropout", self.state.iteration, epoch, minibatch)
-            columns[DROPOUT_SEED] = torch.tensor([keyed_seed(*of, s) for s in self._plan.shards]).unsqueeze(1)
+            columns[DROPOUT_SEED] = dropout_seeds(self.config, self._plan, self.state.iteration, epoch, minibatch)
         return columns, count
 
     def _per_minibatch(self) -> list[str]:
