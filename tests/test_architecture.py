@@ -1,6 +1,7 @@
 """Rules of the source that no linter knows, each shown on a counterexample."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -47,6 +48,9 @@ DEVICE_FILES = (
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
 # what lockstep.train was given, from this user's own process
 HANDED_OVER = ("config/handed.py", "python/pickled.py")
+DOORS = ("engine", "train")  # which the server of ranks loads for itself
+# the engines, and what stands on the JAX engine
+INSIDE = ("torch_engine/", "jax_engine/", "jax/")
 WRITERS = ("runs/", "launch/", "cli.py", "core/topology.py", "integrations/attach/process_group.py")
 WRITERS += ("jax_engine/distributed/programs.py",)  # of the cache of compiled programs
 UNSAFE_MODULES = ("pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib")
@@ -130,6 +134,14 @@ def loads_code(node: ast.AST) -> bool:
     return called in UNSAFE_BUILTINS or called in UNSAFE_CALLS or allows_pickle
 
 
+def names_a_room_of_an_engine(node: ast.AST) -> bool:
+    """Has a string, f-strings included, that names a module of an engine, which then can't be moved, but for a door."""
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        return False
+    named = re.fullmatch(r"(?:lockstep\.(?:torch|jax))?_engine\.([\w.]*)", node.value)
+    return named is not None and named[1] not in DOORS
+
+
 def found(rule: Callable[[ast.AST], bool], source: str) -> Iterator[int]:
     """Lines on which a rule finds something."""
     for node in ast.walk(ast.parse(source)):
@@ -137,7 +149,10 @@ def found(rule: Callable[[ast.AST], bool], source: str) -> Iterator[int]:
             yield getattr(node, "lineno", 0)
 
 
-RULES = (touches_collectives, touches_jax_collectives, calls_a_device, asks_for_the_first_rank, loads_code)
+RULES = (
+    *(touches_collectives, touches_jax_collectives, calls_a_device, asks_for_the_first_rank, loads_code),
+    names_a_room_of_an_engine,
+)
 
 
 @cache
@@ -188,6 +203,11 @@ def test_only_the_writing_side_asks_for_the_first_rank():
 def test_nothing_that_is_loaded_can_execute():
     assert offenders(loads_code, HANDED_OVER) == []
     assert {line.rpartition(":")[0] for line in offenders(loads_code)} == set(HANDED_OVER)
+
+
+def test_below_the_engines_they_are_loaded_through_their_doors():
+    assert offenders(names_a_room_of_an_engine, INSIDE) == []
+    assert offenders(names_a_room_of_an_engine) != []
 
 
 def too_long(source: Path) -> set[str]:
@@ -268,6 +288,12 @@ def test_long_files_and_full_folders_are_found(tmp_path):
             "torch.load(path)",
             "reader(path, allow_pickle=True)",
         )],
+        *[(names_a_room_of_an_engine, line) for line in (
+            "load('lockstep.torch_engine.cloning')",
+            "load('lockstep.jax_engine.distributed.mesh')",
+            "load(f'lockstep.{name}_engine.state')",
+            "load(f'lockstep.torch_engine.{name}')",
+        )],
     ],
 )  # fmt: skip
 def test_the_rules_find_what_they_look_for(rule, source):
@@ -290,6 +316,8 @@ def test_the_rules_find_what_they_look_for(rule, source):
         (asks_for_the_first_rank, "if not 0 <= rank < world_size or rank < other: fail()"),
         (asks_for_the_first_rank, "envs = config.num_envs_per_rank or 8\nassert config.num_envs_per_rank != 0"),
         (loads_code, "model.eval()\nre.compile(x)\nyaml.safe_load(text)\nreader(path, allow_pickle=False)"),
+        (names_a_room_of_an_engine, "load('lockstep.torch_engine.engine')\nload(f'lockstep.{name}_engine.train')"),
+        (names_a_room_of_an_engine, 'def f():\n    """As :func:`lockstep.torch_engine.cloning.train_clone`."""'),
     ],
 )
 def test_the_rules_leave_the_rest_alone(rule, source):

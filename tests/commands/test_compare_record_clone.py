@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,12 +234,15 @@ def test_a_clone_that_learns_no_numbers_is_refused(trained, capsys, tmp_path, mo
     line = r"clone/loss is (nan|inf) in epoch [23]; nothing is written; a smaller --learning-rate may help"
     assert re.fullmatch(rf"lockstep: error: {line}\n", capsys.readouterr().err)
     assert not out.exists()
-    engine = {"check": lambda *_: None, "learnt_episodes": lambda *_: 1}
-    engine["clone"] = lambda *_: ({"policy/a": np.zeros(3), "policy/b": np.array([1.0, np.nan])}, {"loss": 1.0})
+    engine = {"check_recording": lambda *_: None, "learnt_episodes": lambda *_: 1}
+    engine["train_clone"] = lambda *_: ({"policy/a": np.zeros(3), "policy/b": np.array([1.0, np.nan])}, {"loss": 1.0})
     with monkeypatch.context() as patched:
         patched.setattr(cloning, "_engine", lambda: SimpleNamespace(**engine))
         assert main([*map(str, (*clone, 1e-3))]) == 1
     assert "policy/b isn't finite after the last epoch; nothing is written;" in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "torch", None)
+        assert "clone: needs torch; pip install 'lockstep-rl[torch]'" in refused(capsys, *clone, 1e-3)
     assert not out.exists()
     printed(capsys, *clone, 1e-3, "--epochs", 1)  # under the same name
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from lockstep.config.algorithms import PPOConfig
 from lockstep.config.checks import resolve
+from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.config.sections import CheckpointConfig, EvalConfig, LogConfig, NetworkConfig
@@ -75,14 +75,14 @@ def clone(
     if network is None:
         check_trusted(config, episodes, trust)
     engine = _engine()
-    engine.check(config, recording)
+    engine.check_recording(config, recording)
     engine.learnt_episodes(recording, settings.validation)
     if (out / CONFIG).exists():
         raise ValueError(f"out: run {out} exists already; choose another --out")
     run = create_run(str(out.parent), out.name, config)
     try:
         metrics = JsonlTracker(run.path / METRICS_JSONL)
-        arrays, last = engine.clone(config, recording, settings, _checked(metrics.log))
+        arrays, last = engine.train_clone(config, recording, settings, _checked(metrics.log))
         metrics.close()
         _check_parameters(arrays)
         state = {
@@ -166,8 +166,6 @@ def _unused_ppo(ppo: PPOConfig) -> PPOConfig:
 
 def _engine() -> Any:
     try:
-        return importlib.import_module("lockstep.torch_engine.cloning")
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("lockstep"):
-            raise
-        raise ValueError(f"clone: needs {error.name}; pip install 'lockstep-rl[torch]'") from None
+        return engine_module("torch")
+    except MissingPackageError as error:
+        raise ValueError(f"clone: needs {error.package}; pip install 'lockstep-rl[torch]'") from None

@@ -38,7 +38,7 @@ def learnt_episodes(recording: Recording, validation: float) -> int:
     return learnt
 
 
-def check(config: Config, recording: Recording) -> PolicyNet:
+def check_recording(config: Config, recording: Recording) -> PolicyNet:
     """Makes the networks that are to learn a recording.
 
     Raises:
@@ -55,7 +55,7 @@ def check(config: Config, recording: Recording) -> PolicyNet:
     return net
 
 
-def clone(
+def train_clone(
     config: Config, recording: Recording, settings: CloneSettings, log: Callable[[dict[str, Any]], None]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Trains networks on a recording, on this process's CPU; ``log`` receives one record per epoch.
@@ -65,7 +65,7 @@ def clone(
         numbers.
     """
     torch.set_num_threads(config.threads)
-    net = check(config, recording)
+    net = check_recording(config, recording)
     parameters = FlatParameters(net.shapes(), torch.device("cpu"))
     parameters.load(parameters.flat, initial_parameters(config, net))
     actions = torch.from_numpy(recording.actions)

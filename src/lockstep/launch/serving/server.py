@@ -210,8 +210,8 @@ class Server:
     def _serve_store(self, port: int, listener: int) -> None:
         """Serves PyTorch's store; a failure ends the run, because the ranks would wait forever."""
         try:
-            store = importlib.import_module("lockstep.torch_engine.distributed.store")
-            self._kept.append(store.serve_store(LOOPBACK, port, listener))
+            engine = importlib.import_module("lockstep.torch_engine.engine")
+            self._kept.append(engine.serve_store(LOOPBACK, port, listener))
         except Exception as error:
             self._failure = f"the store in which ranks meet can't be opened: {_in_one_line(error)}"
             os.write(self._wake, b".")
