@@ -7,7 +7,6 @@ import pytest
 from fake_session import FakeSession
 
 from lockstep.config.run import Config
-from lockstep.launch.checks import with_reference
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.past import Past
 from lockstep.training.recorder import Recorder
@@ -17,6 +16,7 @@ from lockstep.training.reference_policy import (
     config_digest,
     reference_arrays,
     reference_digest,
+    with_reference,
 )
 from lockstep.training.stop import FINISHED
 

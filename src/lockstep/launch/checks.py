@@ -1,8 +1,7 @@
-"""Checks, before a run makes its directory or starts a process, what no other module checks."""
+"""Checks limits, packages and the machine before a run makes its directory or starts a process."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,10 @@ from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.tensor import check_tensor_options
-from lockstep.runs.checkpoint import find_checkpoint
-from lockstep.runs.directory import CHECKPOINTS
-from lockstep.runs.finding import find_run, run_if_any
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import check_trackers
 from lockstep.training.limits import LEARNING_RATE_LIMITS
 from lockstep.training.own_loss.fingerprint import same_loss
-from lockstep.training.reference_policy import check_same_networks, digests_before, policy_digest
 
 
 def check_limits(options: RunOptions, config: Config, is_group: bool = False) -> None:
@@ -64,78 +59,6 @@ def check_company(config: Config, resumed: Path | None = None) -> None:
 def _began_with_false_videos(run: Path) -> bool:
     stored = stored_config(run, warn=False)
     return stored.eval.record_video and stored.env.backend == "envpool"
-
-
-def with_reference(config: Config, runs_dir: str, resumed: Path | None = None) -> Config:
-    """Replaces the name of GRPO's reference policy by the path of one checkpoint, on which the run then depends.
-
-    The path is absolute, because the run may be resumed from another directory.
-
-    Args:
-        config: of the run.
-        runs_dir: where a name is looked for.
-        resumed: the run's directory if it is resumed; then a name is looked for beside it. None if it is new.
-
-    Raises:
-        ValueError: there is no such run or checkpoint, observations are normalised, networks differ, or the
-            reference has no weight; one line.
-    """
-    if config.algorithm != "grpo" or config.grpo.reference is None:
-        return config
-    name = config.grpo.reference
-    if not config.grpo.kl_coef:
-        raise ValueError(f"grpo.reference: {name}, but grpo.kl_coef is 0; give it a weight, e.g. 0.05")
-    runs_dir = runs_dir if resumed is None else str(resumed.parent)
-    try:
-        if resumed is not None and run_if_any(name, runs_dir) is None:
-            raise ValueError(f"{name} is gone, without which this run can't go on")
-        path, which = find_run(name, runs_dir)
-        theirs, reference = stored_config(path), str(_checkpoint_of(path, which))
-    except ValueError as error:
-        now = "; put it back, or give --grpo.reference the place where it lies now, in a run's directory"
-        raise ValueError(f"grpo.reference: {str(error).removeprefix('run: ')}{now if resumed else ''}") from None
-    for whose, normalize in (("it", theirs.normalize), ("this run", config.normalize)):
-        if normalize.observations:
-            raise ValueError(
-                f"grpo.reference: {name}, but {whose} normalises observations by statistics of its own, so the two "
-                "policies would see different ones; use runs without normalize.observations"
-            )
-    if resumed is None:
-        check_same_networks(config, theirs)
-    return config.model_copy(update={"grpo": config.grpo.model_copy(update={"reference": reference})})
-
-
-def _checkpoint_of(run: Path, which: str) -> Path:
-    """Returns the absolute path of one of a run's checkpoints."""
-    path = find_checkpoint(run / CHECKPOINTS, which).path
-    assert path is not None, "it was read from a directory"
-    return Path(os.path.abspath(path))  # links stay, because they may lead elsewhere on other hosts
-
-
-def same_reference(old: str | None, new: str | None, run: Path) -> bool:
-    """Tells whether two names of a run's reference policy mean the same one.
-
-    Older versions stored relative paths. One that is the end of the other's absolute path counts as the same; the run's
-    checkpoints hold the policy's sha256, which later shows if another policy is there. Other names are the same if they
-    lead to the same place, or to the policy with that sha256, such as a moved or copied checkpoint.
-    """
-    if old is None or new is None:
-        return old == new
-    relative, whole = sorted((Path(old), Path(new)), key=Path.is_absolute)
-    if relative.parent.name == CHECKPOINTS and whole.parts[-len(relative.parts) :] == relative.parts:
-        return True
-    place = _found(new, str(run.parent))
-    if place is None:
-        return False
-    return place == _found(old, str(run.parent)) or digests_before(run) == {policy_digest(str(place))}
-
-
-def _found(reference: str, runs_dir: str) -> Path | None:
-    """Returns the checkpoint that the name of a reference policy means; None if there is none."""
-    try:
-        return _checkpoint_of(*find_run(reference, runs_dir))
-    except ValueError:
-        return None
 
 
 def check_machine(

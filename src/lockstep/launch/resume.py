@@ -14,7 +14,6 @@ from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import say
 from lockstep.envs.batched.twins import stepped_inside
-from lockstep.launch.checks import same_reference
 from lockstep.runs.checkpoint import check_none_newer, checkpoints_in, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, open_run
 from lockstep.runs.finding import seeds_in
@@ -27,6 +26,7 @@ from lockstep.runs.trust import check_trusted
 from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.fingerprint import KEY as OWN_LOSS
 from lockstep.training.own_loss.recorded import facts_of_loss
+from lockstep.training.reference_policy import same_reference
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
 CHANGEABLE = (

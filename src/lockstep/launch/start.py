@@ -18,7 +18,7 @@ from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.launch.apart import why_apart
-from lockstep.launch.checks import check_company, check_limits, check_machine, with_reference
+from lockstep.launch.checks import check_company, check_limits, check_machine
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.mirrored import Mirrors, mirrors
@@ -43,6 +43,7 @@ from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS, Mirror
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.past import utc_date
+from lockstep.training.reference_policy import with_reference
 from lockstep.training.stop import stop_requests
 
 STOPPED_BY_SIGNAL = (129, 130, 143)

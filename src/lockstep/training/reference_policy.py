@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,81 @@ from lockstep.config.run import Config
 from lockstep.core.fingerprint import sha256_of
 from lockstep.runs.checkpoint import POLICY, STATE, checkpoints_in, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS
-from lockstep.runs.finding import find_run, seeds_in
+from lockstep.runs.finding import find_run, run_if_any, seeds_in
 from lockstep.runs.listing import UnreadableError, read_object
+from lockstep.runs.stored import stored_config
+
+
+def with_reference(config: Config, runs_dir: str, resumed: Path | None = None) -> Config:
+    """Replaces the name of GRPO's reference policy by the path of one checkpoint, on which the run then depends.
+
+    The path is absolute, because the run may be resumed from another directory.
+
+    Args:
+        config: of the run.
+        runs_dir: where a name is looked for.
+        resumed: the run's directory if it is resumed; then a name is looked for beside it. None if it is new.
+
+    Raises:
+        ValueError: there is no such run or checkpoint, observations are normalised, networks differ, or the
+            reference has no weight; one line.
+    """
+    if config.algorithm != "grpo" or config.grpo.reference is None:
+        return config
+    name = config.grpo.reference
+    if not config.grpo.kl_coef:
+        raise ValueError(f"grpo.reference: {name}, but grpo.kl_coef is 0; give it a weight, e.g. 0.05")
+    runs_dir = runs_dir if resumed is None else str(resumed.parent)
+    try:
+        if resumed is not None and run_if_any(name, runs_dir) is None:
+            raise ValueError(f"{name} is gone, without which this run can't go on")
+        path, which = find_run(name, runs_dir)
+        theirs, reference = stored_config(path), str(_checkpoint_of(path, which))
+    except ValueError as error:
+        now = "; put it back, or give --grpo.reference the place where it lies now, in a run's directory"
+        raise ValueError(f"grpo.reference: {str(error).removeprefix('run: ')}{now if resumed else ''}") from None
+    for whose, normalize in (("it", theirs.normalize), ("this run", config.normalize)):
+        if normalize.observations:
+            raise ValueError(
+                f"grpo.reference: {name}, but {whose} normalises observations by statistics of its own, so the two "
+                "policies would see different ones; use runs without normalize.observations"
+            )
+    if resumed is None:
+        check_same_networks(config, theirs)
+    return config.model_copy(update={"grpo": config.grpo.model_copy(update={"reference": reference})})
+
+
+def _checkpoint_of(run: Path, which: str) -> Path:
+    """Returns the absolute path of one of a run's checkpoints."""
+    path = find_checkpoint(run / CHECKPOINTS, which).path
+    assert path is not None, "it was read from a directory"
+    return Path(os.path.abspath(path))  # links stay, because they may lead elsewhere on other hosts
+
+
+def same_reference(old: str | None, new: str | None, run: Path) -> bool:
+    """Tells whether two names of a run's reference policy mean the same one.
+
+    Older versions stored relative paths. One that is the end of the other's absolute path counts as the same; the run's
+    checkpoints hold the policy's sha256, which later shows if another policy is there. Other names are the same if they
+    lead to the same place, or to the policy with that sha256, such as a moved or copied checkpoint.
+    """
+    if old is None or new is None:
+        return old == new
+    relative, whole = sorted((Path(old), Path(new)), key=Path.is_absolute)
+    if relative.parent.name == CHECKPOINTS and whole.parts[-len(relative.parts) :] == relative.parts:
+        return True
+    place = _checkpoint_named(new, str(run.parent))
+    if place is None:
+        return False
+    return place == _checkpoint_named(old, str(run.parent)) or digests_before(run) == {policy_digest(str(place))}
+
+
+def _checkpoint_named(reference: str, runs_dir: str) -> Path | None:
+    """Returns the checkpoint that the name of a reference policy means; None if there is none."""
+    try:
+        return _checkpoint_of(*find_run(reference, runs_dir))
+    except ValueError:
+        return None
 
 
 def reference_arrays(

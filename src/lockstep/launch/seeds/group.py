@@ -21,7 +21,7 @@ from lockstep.core.process import EXIT_USER_ERROR, adopt_orphans, kill_children,
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
-from lockstep.launch.checks import check_company, check_limits, with_reference
+from lockstep.launch.checks import check_company, check_limits
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.restart import LEAST_HOURS
@@ -42,6 +42,7 @@ from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.own_loss.recorded import told_apart
+from lockstep.training.reference_policy import with_reference
 from lockstep.training.stop import stop_requests
 
 POLL_SECONDS, SHOW_SECONDS = 0.05, 0.5
