@@ -9,8 +9,8 @@ from lockstep.commands.next_steps import next_steps
 from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
-from lockstep.launch.apart import why_apart
 from lockstep.launch.defaults import request_of
+from lockstep.launch.one_program import why_not_one_program
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds
 from lockstep.launch.start import start_run
 from lockstep.runs.finding import find_run
@@ -107,7 +107,7 @@ def test_a_launcher_of_ranks_starts_one_run():
 )
 def test_seeds_share_a_program_where_nothing_keeps_them_apart(config, options, why):
     asked = RunOptions(seeds="0-2", **options)
-    assert why_apart(asked, Config.model_validate(JAX_INSIDE | config), options.get("nproc", 1)) == why
+    assert why_not_one_program(asked, Config.model_validate(JAX_INSIDE | config), options.get("nproc", 1)) == why
 
 
 @pytest.mark.parametrize(

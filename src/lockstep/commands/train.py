@@ -21,10 +21,10 @@ from lockstep.core.machine import collect_seldom
 from lockstep.core.process import end_with_parent, say, spare_children
 from lockstep.core.topology import started_by_torchrun
 from lockstep.launch.defaults import RunRequest, request_of
-from lockstep.launch.environment import environment_lines
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.seeds.places import resumed_run
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
+from lockstep.launch.variables import variable_lines
 from lockstep.launch.world import topology_of
 from lockstep.report.packages import check_installed
 from lockstep.runs.directory import REPORT, SUMMARY, is_writer
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         return _show(config_text(_config_of(request_of(words))).removesuffix("\n"))
     if _ENVIRONMENT in argv:
         request = request_of(words)
-        return _show("\n".join(environment_lines(request.config, request.options)))
+        return _show("\n".join(variable_lines(request.config, request.options)))
     request = request_of(words, needs_env=False)
     return _show(train_help(request.config, request.options, everything=_HELP[-1] in argv))
 

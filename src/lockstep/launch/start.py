@@ -17,11 +17,11 @@ from lockstep.core.process import leave_at_once, say
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
-from lockstep.launch.apart import why_apart
 from lockstep.launch.checks import check_company, check_limits, check_machine
 from lockstep.launch.defaults import RunRequest
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.mirrored import Mirrors, mirrors
+from lockstep.launch.one_program import why_not_one_program
 from lockstep.launch.rank import Assignment, run_rank
 from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
 from lockstep.launch.ray.ranks import RayServer
@@ -139,7 +139,7 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
         config = config.model_copy(update={"seed": options.seeds_from(config.seed)[0]})
         request = replace(request, config=config)
         world = world_of(options, config, topology)
-        why = why_apart(options, config, world.processes)
+        why = why_not_one_program(options, config, world.processes)
         return request, None if why is None else (None, world, why)
     if options.resume is None or topology.launched:
         return request, None

@@ -9,7 +9,7 @@ from lockstep.config.sections import SERVICES
 from lockstep.envs.description import stepped_as_arrays
 
 
-def why_apart(options: RunOptions, config: Config, processes: int) -> str | None:
+def why_not_one_program(options: RunOptions, config: Config, processes: int) -> str | None:
     """Says why seeds can't be agents of one program and need a process each; None if they can."""
     if config.engine == "torch":
         return "engine torch trains one agent a process"

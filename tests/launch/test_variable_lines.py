@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.launch.environment import environment_lines
+from lockstep.launch.variables import variable_lines
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +14,7 @@ def nothing_set(monkeypatch):
 
 def names(engine, device):
     config = Config.model_validate({"engine": engine, "device": device, "env": {"id": "CartPole-v1"}})
-    return [line.partition("=")[0] for line in environment_lines(config, RunOptions())]
+    return [line.partition("=")[0] for line in variable_lines(config, RunOptions())]
 
 
 def test_engine_jax_tells_nccl_alone_and_cpus_nothing():

@@ -10,7 +10,7 @@ from lockstep.launch.world import topology_of, world_of
 from lockstep.training.rank_environment import Setting, in_lines, machine_class, settings_of, settings_of_xla
 
 
-def environment_lines(config: Config, options: RunOptions) -> list[str]:
+def variable_lines(config: Config, options: RunOptions) -> list[str]:
     """Lists the variables of a request's ranks on this machine, as a shell reads them; users' own values stay.
 
     Under a launcher, they are this rank's; otherwise those of the ranks that would be started here.
