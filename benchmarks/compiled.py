@@ -43,7 +43,7 @@ from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.state import check_networks
-from lockstep.launch.defaults import described_run
+from lockstep.launch.request import described_run
 
 DEVICES = {"tpu": "tpu", "cuda": "cuda"}
 REDUCTIONS = ("exact", "fast")

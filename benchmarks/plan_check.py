@@ -32,7 +32,7 @@ from lockstep.config.run import Config
 from lockstep.core.machine import cpu_model
 from lockstep.core.topology import available_cores, without_launcher
 from lockstep.envs.describe import describe
-from lockstep.launch.defaults import described_run
+from lockstep.launch.request import described_run
 from lockstep.networks.spec import PolicyNet, net_options
 from lockstep.planning.hardware import parse_rate
 from lockstep.planning.measure import copy_rate

@@ -14,7 +14,7 @@ from lockstep.commands.parser import CommandParser, add_runs_dir
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
-from lockstep.launch.defaults import config_named
+from lockstep.launch.request import config_named
 from lockstep.proof.kept import run_of
 from lockstep.runs.making import create_run
 

@@ -9,8 +9,8 @@ from lockstep.commands.next_steps import next_steps
 from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
-from lockstep.launch.defaults import request_of
 from lockstep.launch.one_program import why_not_one_program
+from lockstep.launch.request import request_of
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds
 from lockstep.launch.start import start_run
 from lockstep.runs.finding import find_run

@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.envs.describe import describe
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 from lockstep.launch.sizing import GB, Resources, size
 from lockstep.launch.world import World
 

@@ -19,7 +19,7 @@ from lockstep.config.run import Config
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_machine
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.group import Group
 from lockstep.launch.start import prepare, start_run

@@ -4,7 +4,7 @@ import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 from lockstep.launch.resume import resumed_config
 
 TWINS = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0")

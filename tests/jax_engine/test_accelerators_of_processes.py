@@ -14,7 +14,7 @@ from lockstep.jax_engine.distributed import devices, processes
 from lockstep.jax_engine.setup import accelerators, set_up
 from lockstep.jax_engine.setup.accelerators import Accelerators, on_this_machine
 from lockstep.launch import jax_start
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 
 
 @pytest.fixture

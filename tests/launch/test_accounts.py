@@ -6,7 +6,7 @@ import json
 import pytest
 
 from lockstep.core.topology import Topology
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 from lockstep.launch.start import prepare
 from lockstep.runs.trust import trusted_names
 

@@ -13,8 +13,9 @@ from lockstep.commands import bench, check, clone, eval, train
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.topology import Topology
-from lockstep.launch import defaults, jax_start, world
-from lockstep.launch.defaults import RunRequest, described_run, request_of
+from lockstep.launch import jax_start, world
+from lockstep.launch import request as request_module
+from lockstep.launch.request import RunRequest, described_run, request_of
 from lockstep.launch.seeds import group
 from lockstep.launch.world import World
 from lockstep.planning import outlook
@@ -45,7 +46,7 @@ def asked(monkeypatch):
         done.append("looked")
         raise ValueError("nothing is there to be seen")
 
-    for module in (defaults, bench, verify, outlook, group):
+    for module in (request_module, bench, verify, outlook, group):
         monkeypatch.setattr(module, "describe", look)
     return done
 
@@ -123,7 +124,7 @@ def test_a_group_looks_with_the_cpu_before_its_seeds_start(asked, monkeypatch, t
 
 def test_processes_of_a_launcher_meet_before_they_look(asked, monkeypatch):
     place, joined = Topology(0, 2, 0, 2, launched=True), []
-    monkeypatch.setattr(defaults, "topology_of", lambda options: place)
+    monkeypatch.setattr(request_module, "topology_of", lambda options: place)
     door = jax_start.engine_module("jax")
     monkeypatch.setattr(door, "set_up_jax", lambda threads, platform, devices, topology, *_: joined.append(topology))
     request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"], trains=True)
@@ -138,7 +139,7 @@ def test_processes_that_cannot_meet_say_so_and_meet_no_second_time(asked, monkey
         met.append("tried")
         raise RankMismatchError("rank 1 can't meet the others at host:1: nobody is there")
 
-    monkeypatch.setattr(defaults, "topology_of", lambda options: Topology(1, 2, 1, 2, launched=True))
+    monkeypatch.setattr(request_module, "topology_of", lambda options: Topology(1, 2, 1, 2, launched=True))
     monkeypatch.setattr(jax_start.engine_module("jax"), "set_up_jax", meet)
     with pytest.raises(RankMismatchError, match=r"^rank 1 can't meet the others"):
         request_of([STEPPED_BY_JAX, *ON_GPUS, "--nproc", "2"], trains=True)
@@ -147,7 +148,7 @@ def test_processes_that_cannot_meet_say_so_and_meet_no_second_time(asked, monkey
 
 def test_the_name_of_rank_0_is_looked_up_before_processes_meet(asked, monkeypatch):
     place = Topology(1, 2, 0, 1, launched=True, master_addr="node-0")
-    monkeypatch.setattr(defaults, "topology_of", lambda options: place)
+    monkeypatch.setattr(request_module, "topology_of", lambda options: place)
     monkeypatch.setattr(world, "wait_for_name", lambda host: asked.append(f"waits for {host}"))
     request_of([STEPPED_BY_JAX, *ON_GPUS], trains=True)
     assert asked == ["waits for node-0", "cuda", "looked"]

@@ -104,7 +104,7 @@ def test_available_memory_is_the_least_of_system_and_container(monkeypatch, tmp_
 
 
 def test_a_run_prints_the_rule_and_keeps_the_number(monkeypatch, tmp_path, capsys):
-    from lockstep.launch.defaults import request_of
+    from lockstep.launch.request import request_of
 
     monkeypatch.setattr(sizing, "available_cores", lambda: 3)
     monkeypatch.setattr(sizing, "available_memory", lambda: PLENTY)

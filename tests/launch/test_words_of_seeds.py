@@ -8,8 +8,8 @@ import pytest
 from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
-from lockstep.launch.defaults import request_of
 from lockstep.launch.rank import Assignment
+from lockstep.launch.request import request_of
 from lockstep.launch.seeds import group as groups
 from lockstep.launch.seeds.seed_run import SeedRun
 from lockstep.launch.start import commands_of, group_of, prepare, start_run

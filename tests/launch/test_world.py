@@ -12,8 +12,8 @@ from lockstep.cli import main
 from lockstep.core.done import DoneFile
 from lockstep.core.topology import Topology
 from lockstep.launch import jax_start, start, world
-from lockstep.launch.defaults import request_of
 from lockstep.launch.rank import Assignment
+from lockstep.launch.request import request_of
 from lockstep.launch.world import World, topology_of, world_of, world_words
 
 JAX = ("--engine", "jax")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.launch.defaults import described_run
+from lockstep.launch.request import described_run
 from lockstep.planning.hardware import parse_target
 from lockstep.planning.request import PlanRequest, prices, world_sizes
 

@@ -12,7 +12,7 @@ from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, EnvConfig
 from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium.make import make_environment
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 from lockstep.policies import videos
 from lockstep.policies.evaluation import evaluate
 from lockstep.policies.policy import Policy

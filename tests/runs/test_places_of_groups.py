@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.commands.train import _config_of, main
 from lockstep.launch import start
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 from lockstep.launch.seeds import group as groups
 from lockstep.launch.seeds import places as places_module
 from lockstep.runs.directory import RunDirectory

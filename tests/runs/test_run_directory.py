@@ -8,7 +8,7 @@ import pytest
 from lockstep.config.checks import resolve
 from lockstep.config.run import CheckpointConfig, Config, EnvConfig, LogConfig
 from lockstep.core.topology import Topology
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import CheckpointError, pack, to_files
 from lockstep.runs.checkpoint_writer import CheckpointWriter

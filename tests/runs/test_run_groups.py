@@ -12,7 +12,7 @@ from made_runs import make_group, make_run, summary_of
 from lockstep.config.checks import resolve
 from lockstep.config.run import CheckpointConfig, Config, RunOptions
 from lockstep.core.errors import RunError
-from lockstep.launch.defaults import RunRequest, request_of
+from lockstep.launch.request import RunRequest, request_of
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds import group as groups
 from lockstep.launch.seeds.group import Speed, start_group

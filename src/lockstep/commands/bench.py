@@ -17,8 +17,8 @@ from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
-from lockstep.launch.defaults import described_run
 from lockstep.launch.jax_start import look_with_cpu
+from lockstep.launch.request import described_run
 from lockstep.runs.curves import MISSING_PLOT, can_plot
 from lockstep.scaling.ledger import Ledger, locked_directory, measure_job, open_ledger, sweep_directory, write_results
 from lockstep.scaling.measure import Outcome

@@ -10,8 +10,8 @@ from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, tell_of_faults
 from lockstep.core.topology import Topology
 from lockstep.envs.examine import examine
-from lockstep.launch.defaults import described_run
 from lockstep.launch.jax_start import start_jax
+from lockstep.launch.request import described_run
 
 WORDS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_runs_dir, add_trust, at_least_one
-from lockstep.launch.defaults import config_named
+from lockstep.launch.request import config_named
 from lockstep.policies.cloning import CloneSettings, clone
 from lockstep.runs.listing import printable
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one, from_home, policy_of
 from lockstep.core.files import as_json
-from lockstep.launch.defaults import config_named
+from lockstep.launch.request import config_named
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
 from lockstep.policies.evaluation import BATCH, evaluate, start_of
 from lockstep.policies.results import (

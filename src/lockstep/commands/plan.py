@@ -19,7 +19,7 @@ from lockstep.config.run import RunOptions
 from lockstep.core.files import replace_text
 from lockstep.core.machine import cpu_model
 from lockstep.core.topology import available_cores
-from lockstep.launch.defaults import described_run
+from lockstep.launch.request import described_run
 from lockstep.planning.hardware import TABLE, parse_rate, parse_target
 from lockstep.planning.outlook import outlooks
 from lockstep.planning.plot import write_plot

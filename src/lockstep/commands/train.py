@@ -20,8 +20,8 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.machine import collect_seldom
 from lockstep.core.process import end_with_parent, say, spare_children
 from lockstep.core.topology import started_by_torchrun
-from lockstep.launch.defaults import RunRequest, request_of
 from lockstep.launch.mirrored import Mirrors, mirrors
+from lockstep.launch.request import RunRequest, request_of
 from lockstep.launch.seeds.places import resumed_run
 from lockstep.launch.start import STOPPED_BY_SIGNAL, start_run
 from lockstep.launch.variables import variable_lines

@@ -18,7 +18,7 @@ from lockstep.config.engines import check_processes_here
 from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
-from lockstep.launch.defaults import described_run
+from lockstep.launch.request import described_run
 from lockstep.proof.kept import keep, run_of
 from lockstep.proof.lengths import first_length, most_iterations
 from lockstep.proof.setup import setup_of

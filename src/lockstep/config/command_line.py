@@ -1,7 +1,7 @@
 """Reads the command line of ``lockstep train``, on top of presets and config files.
 
 Later sources override earlier ones: defaults, the preset of the environment, the file, the command line. Reading them
-makes no environment; settings that depend on one are added by :mod:`lockstep.launch.defaults`.
+makes no environment; settings that depend on one are added by :mod:`lockstep.launch.request`.
 """
 
 from __future__ import annotations

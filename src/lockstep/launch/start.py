@@ -18,13 +18,13 @@ from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits, check_machine
-from lockstep.launch.defaults import RunRequest
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.one_program import why_not_one_program
 from lockstep.launch.rank import Assignment, run_rank
 from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
 from lockstep.launch.ray.ranks import RayServer
+from lockstep.launch.request import RunRequest
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import facts_of_own_loss, open_directory
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds

@@ -12,7 +12,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.seeds.train import train
-from lockstep.launch.defaults import request_of
+from lockstep.launch.request import request_of
 from lockstep.runs.curves import METRIC, curve_of
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.finding import seeds_in

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.core.topology import Topology
-from lockstep.launch.defaults import RunRequest
+from lockstep.launch.request import RunRequest
 from lockstep.launch.seeds.making import could_be_group
 from lockstep.runs.groups import seeds_of
 

@@ -22,8 +22,8 @@ from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.checks import check_company, check_limits
-from lockstep.launch.defaults import RunRequest
 from lockstep.launch.jax_start import look_with_cpu
+from lockstep.launch.request import RunRequest
 from lockstep.launch.restart import LEAST_HOURS
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.making import config_of_seed, has_trained, make_seeds, remove_if_empty, take_back

@@ -10,8 +10,8 @@ from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
 from lockstep.config.presets import preset_for
 from lockstep.config.run import Config
-from lockstep.launch import defaults
-from lockstep.launch.defaults import request_of
+from lockstep.launch import request as request_module
+from lockstep.launch.request import request_of
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def unknown():
 @pytest.mark.parametrize(("engine", "chosen"), [("torch", "cuda"), ("jax", "tpu"), ("torch", "cpu")])
 def test_device_auto_becomes_what_this_machine_has(engine, chosen, monkeypatch):
     door = types.SimpleNamespace(chosen_device=lambda: chosen)
-    monkeypatch.setattr(defaults, "engine_module", lambda name: door if name == engine else None)
+    monkeypatch.setattr(request_module, "engine_module", lambda name: door if name == engine else None)
     request = request_of(["CartPole-v1", "--engine", engine, "--device", "auto"])
     assert request.config.device == chosen
     assert request.overrides["device"] == chosen
@@ -126,7 +126,7 @@ def test_the_environment_is_looked_at_with_its_own_arguments(unknown):
 
 def test_a_command_line_is_read_without_a_look_at_any_environment(unknown, monkeypatch):
     env_id, seen = unknown(PENDULUM), []
-    monkeypatch.setattr(defaults, "describe", lambda env: seen.append(env.id))
+    monkeypatch.setattr(request_module, "describe", lambda env: seen.append(env.id))
     assert read_request([env_id]).config == Config.model_validate({"env": env_id})
     request_of(["CartPole-v1"])
     request_of([env_id, "--resume", "runs/x"])
