@@ -253,8 +253,7 @@ def test_each_check_runs_once(tmp_path, monkeypatch, words, more):
     request = [*words, "--runs-dir", str(tmp_path), "--name", "run"]
 
     def checked():
-        _, run, *_ = prepare(request_of(request), Topology(), contextlib.ExitStack())
-        run.unlock()
+        prepare(request_of(request), Topology(), contextlib.ExitStack()).run.unlock()
 
     once = dict.fromkeys(("check_engine_options", "check_machine", "describe", "resolve"), 1)
     expected = once | {"validate": 2 + more.get("validate", 0)} | {"resolve": 1 + more.get("resolve", 0)}

@@ -31,11 +31,11 @@ def start(tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / account))
         with contextlib.ExitStack() as stack:
             try:
-                assignment, run, *_ = prepare(request_of([*words, *SMALL]), topology, stack)
+                prepared = prepare(request_of([*words, *SMALL]), topology, stack)
             except ValueError as error:
                 return str(error)
-            run.unlock()
-            return assignment.config
+            prepared.run.unlock()
+            return prepared.assignment.config
 
     return begin
 

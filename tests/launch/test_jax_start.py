@@ -117,7 +117,7 @@ def test_a_group_looks_with_the_cpu_before_its_seeds_start(asked, monkeypatch, t
     sized = CONFIG.model_copy(update={"num_envs_per_rank": "auto"})
     monkeypatch.setattr(group, "resolved_here", lambda config, world, description: description())
     with pytest.raises(ValueError, match=r"^nothing is there to be seen$"):
-        group.start_group(RunRequest(sized, options, {}), None, World(1, 1, 1), "as asked", None)
+        group.start_group(RunRequest(sized, options, {}), group.GroupStart(None, World(1, 1, 1), "as asked"), None)
     assert asked == ["cpu, to look", "looked"]
     assert not any(tmp_path.iterdir())
 

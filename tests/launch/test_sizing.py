@@ -109,15 +109,14 @@ def test_a_run_prints_the_rule_and_keeps_the_number(monkeypatch, tmp_path, capsy
     monkeypatch.setattr(sizing, "available_cores", lambda: 3)
     monkeypatch.setattr(sizing, "available_memory", lambda: PLENTY)
     words = ["CartPole-v1", "--num-envs-per-rank", "auto", "--num-steps", "8", "--runs-dir", str(tmp_path)]
-    prepared = lambda *words: start.prepare(request_of(words), Topology(), contextlib.ExitStack())  # noqa: E731
-    assignment, run, *_ = prepared(*words, "--name", "a")
-    run.unlock()
+    prepare = lambda *words: start.prepare(request_of(words), Topology(), contextlib.ExitStack())  # noqa: E731
+    prepared = prepare(*words, "--name", "a")
+    prepared.run.unlock()
     assert re.match(r"num_envs_per_rank auto: 16 for each of 3 cores; --num-envs-per-rank N", capsys.readouterr().out)
     stored = json.loads((tmp_path / "a" / "config.json").read_text())
     assert (stored["num_envs"], stored["num_envs_per_rank"]) == (48, None)
-    assert assignment.config.num_envs == 48
-    _, run, *_ = prepared(*words[:2], "5", *words[3:], "--name", "b")
-    run.unlock()
+    assert prepared.assignment.config.num_envs == 48
+    prepare(*words[:2], "5", *words[3:], "--name", "b").run.unlock()
     assert json.loads((tmp_path / "b" / "config.json").read_text())["num_envs"] == 5
 
 

@@ -111,6 +111,6 @@ def kept_alone(words):
     request, group = group_of(request_of(words[1:]), Topology())
     assert group is None
     with contextlib.ExitStack() as stack:
-        assignment, run, _, _ = prepare(request, Topology(), stack)
-        stack.callback(run.unlock)
-    return assignment
+        prepared = prepare(request, Topology(), stack)
+        stack.callback(prepared.run.unlock)
+    return prepared.assignment

@@ -15,7 +15,7 @@ from lockstep.core.errors import RunError
 from lockstep.launch.request import RunRequest, request_of
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds import group as groups
-from lockstep.launch.seeds.group import Speed, start_group
+from lockstep.launch.seeds.group import GroupStart, Speed, start_group
 from lockstep.launch.seeds.making import has_trained
 from lockstep.launch.seeds.resuming import changed_seeds, settings_of_seeds, write_changes
 from lockstep.launch.seeds.seed_run import SeedRun
@@ -152,7 +152,7 @@ def started(tmp_path, monkeypatch, train):
     options = RunOptions(seeds="0,1", name="group", runs_dir=str(tmp_path), quiet=True)
     monkeypatch.setattr(groups.Group, "train", train)
     with pytest.raises(ValueError, match="no good"):
-        start_group(RunRequest(Config(num_envs=8), options, {}), None, World(1, 1), "why", None)
+        start_group(RunRequest(Config(num_envs=8), options, {}), GroupStart(None, World(1, 1), "why"), None)
     return tmp_path / "group"
 
 
@@ -187,7 +187,7 @@ def test_each_seeds_place_on_a_mirror_is_one_that_its_user_has_named(tmp_path, m
     monkeypatch.setattr(groups.Group, "train", lambda self: 0)
     config = Config(num_envs=8, checkpoint=CheckpointConfig(mirror="file:///net/runs/"))
     options = RunOptions(seeds="0,1", name="group", runs_dir=str(tmp_path), quiet=True)
-    path, code = start_group(RunRequest(config, options, {}), None, World(1, 1), "why", None)
+    path, code = start_group(RunRequest(config, options, {}), GroupStart(None, World(1, 1), "why"), None)
     assert code == 0
     for run in (path, *seeds_in(path)):
         assert trusted_config(run).checkpoint.mirror == (

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,19 @@ from lockstep.core.process import leave_at_once, say
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
+from lockstep.envs.description import EnvDescription
 from lockstep.launch.checks import check_company, check_limits, check_machine
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.one_program import why_not_one_program
 from lockstep.launch.rank import Assignment, run_rank
-from lockstep.launch.ray.cluster import RAY, check_ray, connected, with_devices
+from lockstep.launch.ray.cluster import RAY, Cluster, check_ray, connected, with_devices
 from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.request import RunRequest
 from lockstep.launch.restart import Restarts
 from lockstep.launch.resume import facts_of_own_loss, open_directory
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds
-from lockstep.launch.seeds.group import start_group
+from lockstep.launch.seeds.group import GroupStart, start_group
 from lockstep.launch.seeds.places import resumed_run, say_move
 from lockstep.launch.seeds.words import words_of_seed
 from lockstep.launch.sizing import resolved_here
@@ -47,6 +48,23 @@ from lockstep.training.reference_policy import with_reference
 from lockstep.training.stop import stop_requests
 
 STOPPED_BY_SIGNAL = (129, 130, 143)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is checked and can be trained.
+
+    Attributes:
+        assignment: of each rank.
+        run: the run's directory.
+        world: of the run.
+        server: starts the ranks; None if this process is the rank.
+    """
+
+    assignment: Assignment
+    run: RunDirectory
+    world: World
+    server: RankServer | RayServer | None
 
 
 def start_run(
@@ -73,11 +91,12 @@ def start_run(
     with contextlib.ExitStack() as stack:
         request, group = group_of(request, topology)
         if group is not None:
-            path, code = start_group(request, *group, command)
+            path, code = start_group(request, group, command)
             report(path, request.options, code)
             return code
         held = held or stack.enter_context(mirrors())
-        assignment, run, world, server = prepare(request, topology, stack, held.named)
+        prepared = prepare(request, topology, stack, held.named)
+        assignment, run, server = prepared.assignment, prepared.run, prepared.server
         commit = commit_of(Path.cwd()) if run.is_writer else None
         assignment = replace(assignment, started=started, commit=commit, **commands_of(assignment, command))
         stack.callback(run.unlock)
@@ -87,7 +106,7 @@ def start_run(
         mirror = held.open(assignment.config, run, assignment.resume_from, is_new=request.options.resume is None)
         if mirror is not None:
             say_move(assignment.path, assignment.config)
-        code = run_rank(assignment, topology) if server is None else _train(assignment, server, run, world, stack)
+        code = _train(replace(prepared, assignment=assignment), topology, stack)
         if mirror is not None:
             finish_copying(mirror, code, topology)
     if is_writer(topology) and code in (0, *STOPPED_BY_SIGNAL) and _last_written(assignment.path) != before:
@@ -122,12 +141,11 @@ def commands_of(assignment: Assignment, words: Sequence[str] | None) -> dict[str
     return {"command": without_secrets(["lockstep", *words]), "commands": found}
 
 
-def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple[Path | None, World, str] | None]:
+def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, GroupStart | None]:
     """Decides whether a request is for a group whose seeds are separate runs in separate processes.
 
     Returns:
-        The request, with the first of a new group's seeds; and the group that is resumed (None if it is new), each
-        run's world and why they are separate, or None for one run in one program.
+        The request, with the first of a new group's seeds; and the group, or None for one run in one program.
 
     Raises:
         ValueError: the seeds asked for can't be trained, or callbacks are given for a group; one line.
@@ -140,7 +158,7 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
         request = replace(request, config=config)
         world = world_of(options, config, topology)
         why = why_not_one_program(options, config, world.processes)
-        return request, None if why is None else (None, world, why)
+        return request, None if why is None else GroupStart(None, world, why)
     if options.resume is None or topology.launched:
         return request, None
     path, _ = find_run(options.resume, options.runs_dir, single=False)
@@ -150,12 +168,12 @@ def group_of(request: RunRequest, topology: Topology) -> tuple[RunRequest, tuple
     if request.audience is not None:
         raise ValueError(f"callbacks: {path} is a group of {len(seeds)} seeds; resume each seed by itself")
     config = stored_config(path)
-    return request, (path, world_of(options, config, topology), "as they are resumed")
+    return request, GroupStart(path, world_of(options, config, topology), "as they are resumed")
 
 
 def prepare(
     request: RunRequest, topology: Topology, stack: contextlib.ExitStack, named: Collection[str] = ()
-) -> tuple[Assignment, RunDirectory, World, RankServer | RayServer | None]:
+) -> Prepared:
     """Resolves and checks everything, once; makes or opens the run directory if this process writes it.
 
     Args:
@@ -163,10 +181,6 @@ def prepare(
         topology: of this process.
         stack: closes the server of the ranks.
         named: names that the user has given by hand, besides those in the request.
-
-    Returns:
-        The assignment, the run directory, the world, and the server that starts the ranks, or None if this process is
-        the rank.
 
     Raises:
         ValueError: something is wrong with the request; one line.
@@ -176,62 +190,88 @@ def prepare(
     named = {*named, *names_in(request.config)}
     config = request.config if path is None else resumed_run(path, request.overrides, options.trust, writer, named)
     check_engine_options(options, config)
-    server, cluster = None, None
+    cluster = None
     if options.launcher == RAY:
         check_ray(config, topology)
         options, cluster = with_devices(options, config), stack.enter_context(connected())
     start_jax(config, options, topology)
     world = world_of(options, config, topology) if cluster is None else cluster.world(options, config, topology)
-    if cluster is not None:
-        server = stack.enter_context(RayServer(cluster, config, options))
-    elif not topology.launched and (world.processes > 1 or options.max_restarts):
-        server = stack.enter_context(rank_server(config))
+    server = _open_server(config, options, topology, world, cluster, stack)
     description = functools.cache(lambda: request.description or describe(config.env))
-    config, lines = resolved_here(config, world, description)
-    if request.note is not None and path is None:
-        lines.append(request.note)
-    if cluster is not None and cluster.note is not None:
-        lines.append(cluster.note)
-    if lines and writer and not options.quiet:
-        say("\n".join(lines), sys.stdout)
+    notes = [request.note if path is None else None, None if cluster is None else cluster.note]
+    config = _resolve(config, world, description, notes, says=writer and not options.quiet)
     check_limits(options, config)
     if writer:
         check_company(config, path)
     config = with_reference(config, options.runs_dir, path)
-    before = facts_of_own_loss(config, path, which)
-    if not _checked_by(server, config, world, before):
-        check_machine(config, world.ranks_here, description, sees_devices=cluster is None, before=before)
+    _check_machine(config, world, server, description, facts_of_own_loss(config, path, which))
     run, which = open_directory(config, options, path, which, writer)
     if topology.local_rank == 0 and not options.trust:  # each host may have its own home
         remember_names(config)
     settled = options.model_copy(update={"devices": world.devices})
-    return Assignment(config, run.path, settled, which, audience=request.audience), run, world, server
+    return Prepared(Assignment(config, run.path, settled, which, audience=request.audience), run, world, server)
 
 
-def _checked_by(
-    server: RankServer | RayServer | None, config: Config, world: World, before: Mapping[str, Any] | None
-) -> bool:
-    """Lets the server of the ranks check what they need, since it has loaded PyTorch; returns whether it did."""
-    if server is None or config.engine != "torch":
-        return False
-    facts = {"settings": config.model_dump(mode="json"), "ranks_here": world.ranks_here, "before": before}
-    return server.check("lockstep.launch.checks", "check_settings", **facts)
-
-
-def _train(
-    assignment: Assignment,
-    server: RankServer | RayServer,
-    run: RunDirectory,
+def _open_server(
+    config: Config,
+    options: RunOptions,
+    topology: Topology,
     world: World,
+    cluster: Cluster | None,
     stack: contextlib.ExitStack,
-) -> int:
-    config, nproc = assignment.config, world.processes
+) -> RankServer | RayServer | None:
+    """Opens what starts a run's ranks, until ``stack`` closes; returns None if this process is the rank."""
+    if cluster is not None:
+        return stack.enter_context(RayServer(cluster, config, options))
+    if not topology.launched and (world.processes > 1 or options.max_restarts):
+        return stack.enter_context(rank_server(config))
+    return None
+
+
+def _resolve(
+    config: Config,
+    world: World,
+    description: Callable[[], EnvDescription],
+    notes: Sequence[str | None],
+    says: bool,
+) -> Config:
+    """Resolves a config for its world; prints what was decided for the user and ``notes`` if this process ``says``."""
+    config, lines = resolved_here(config, world, description)
+    lines += [note for note in notes if note is not None]
+    if lines and says:
+        say("\n".join(lines), sys.stdout)
+    return config
+
+
+def _check_machine(
+    config: Config,
+    world: World,
+    server: RankServer | RayServer | None,
+    description: Callable[[], EnvDescription],
+    before: Mapping[str, Any] | None,
+) -> None:
+    """Checks the machine in the process that starts ranks if that has loaded PyTorch, else in this one."""
+    if server is not None and config.engine == "torch":
+        facts = {"settings": config.model_dump(mode="json"), "ranks_here": world.ranks_here, "before": before}
+        if server.check("lockstep.launch.checks", "check_settings", **facts):
+            return
+    sees_devices = not isinstance(server, RayServer)
+    check_machine(config, world.ranks_here, description, sees_devices=sees_devices, before=before)
+
+
+def _train(prepared: Prepared, topology: Topology, stack: contextlib.ExitStack) -> int:
+    """Trains a run in this process if that is its rank, else in ranks that its server starts; returns the exit code."""
+    assignment, server = prepared.assignment, prepared.server
+    if server is None:
+        return run_rank(assignment, topology)
+    config, nproc = assignment.config, prepared.world.processes
     words, threads = assignment.to_json(), threads_of(config.threads)
-    run.hand_over()
+    prepared.run.hand_over()
     if assignment.options.max_restarts:
         make = server.another if isinstance(server, RayServer) else functools.partial(rank_server, config)
         places = server.places if isinstance(server, RayServer) else functools.partial(available_processes, config)
-        return Restarts(assignment, server, lambda: stack.enter_context(make()), places, run.hold_on).train(nproc)
+        hold_on = prepared.run.hold_on
+        return Restarts(assignment, server, lambda: stack.enter_context(make()), places, hold_on).train(nproc)
     return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads), trains=True)
 
 

@@ -59,16 +59,27 @@ PASSED = (
 """Options of the group that each of its runs gets; of ``max_hours``, what is left when it starts."""
 
 
-def start_group(
-    request: RunRequest, path: Path | None, world: World, why: str, command: Sequence[str] | None
-) -> tuple[Path, int]:
-    """Trains the seeds that a request asks for, or resumes the group at ``path``.
+@dataclass(frozen=True)
+class GroupStart:
+    """A group to start, whose seeds are separate runs.
 
-    Args:
-        request: with a complete config.
+    Attributes:
         path: the group to resume; None for a new one.
         world: of each run.
         why: the reason why the seeds can't be agents of one program.
+    """
+
+    path: Path | None
+    world: World
+    why: str
+
+
+def start_group(request: RunRequest, group: GroupStart, command: Sequence[str] | None) -> tuple[Path, int]:
+    """Trains the seeds that a request asks for, or resumes a group.
+
+    Args:
+        request: with a complete config.
+        group: what to start.
         command: the words after ``lockstep`` on the command line; None if there was none.
 
     Returns:
@@ -78,7 +89,7 @@ def start_group(
         ValueError: the group can't be trained as asked; one line, and nothing was made.
         RunError: some seeds failed; one line, and the others are done.
     """
-    options, is_new = request.options, path is None
+    options, path, world, is_new = request.options, group.path, group.world, group.path is None
     named = names_in(request.config)
     config = request.config if path is None else resumed_config(path, request.overrides, options.trust, named=named)
     check_engine_options(options, config)
@@ -103,12 +114,12 @@ def start_group(
         paths = make_seeds(directory, config, seeds, options.trust)
         at_once = min(len(paths), side_by_side(options, config, world))
         progress = make_progress(config.total_steps * len(paths), options.quiet)
-        for each in [*lines, f"{_in_words(config, paths, at_once)} ({why})"]:
+        for each in [*lines, f"{_in_words(config, paths, at_once)} ({group.why})"]:
             progress.message(each)
         words = None if command is None else functools.partial(words_of_seed, command, options)
         named = {*names_in(config), *names_in(config_of_seed(directory.path, config, config.seed))}
-        group = Group(directory, paths, settings_of(options), words, at_once, progress, named)
-        return directory.path, group.train()
+        runs = Group(directory, paths, settings_of(options), words, at_once, progress, named)
+        return directory.path, runs.train()
     except ValueError:
         if stored is not None:
             directory.write_config(stored)
