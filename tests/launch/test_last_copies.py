@@ -14,11 +14,12 @@ from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS
 class Told:
     """A mirror that is told to go while it copies."""
 
-    def __init__(self):
-        self.copied = []
+    def __init__(self, *numbers):
+        self.copied, self.numbers = [], numbers
 
     def finish(self, seconds):
-        os.kill(os.getpid(), signal.SIGTERM)
+        for number in self.numbers:
+            os.kill(os.getpid(), number)
         self.copied.append(seconds)
 
 
@@ -37,19 +38,29 @@ def ends():
 
 
 @pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize("code", [130, 143])
-def test_a_pod_of_a_stopped_run_finishes_copying(code):
-    mirror: Any = Told()
-    finish_copying(mirror, code, Topology(0, 2, launched=True))
+@pytest.mark.parametrize("launched", [True, False])
+@pytest.mark.parametrize("code", [0, 1, 130, 143])
+def test_the_last_copy_is_finished(code, launched):
+    mirror: Any = Told(signal.SIGTERM, signal.SIGTERM)
+    finish_copying(mirror, code, Topology(0, 2, launched=launched))
+    assert mirror.copied == [FAILED_SECONDS if code == 1 else LAST_SECONDS]
+
+
+@pytest.mark.parametrize(("code", "launched"), [(0, False), (143, False), (130, True)])
+def test_the_second_ctrl_c_ends_the_last_copy(code, launched):
+    mirror: Any = Told(signal.SIGINT)
+    finish_copying(mirror, code, Topology(0, 2, launched=launched))
     assert mirror.copied == [LAST_SECONDS]
-
-
-@pytest.mark.usefixtures("ends")
-@pytest.mark.parametrize(("code", "launched"), [(0, True), (1, True), (143, False)])
-def test_others_are_told_for_the_first_time(code, launched):
-    mirror: Any = Told()
-    with pytest.raises(SystemExit):
+    mirror = Told(signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
         finish_copying(mirror, code, Topology(0, 2, launched=launched))
+    assert mirror.copied == []
+
+
+def test_a_ctrl_c_after_the_one_that_stopped_the_run_ends_the_last_copy():
+    mirror: Any = Told(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        finish_copying(mirror, 130, Topology())
     assert mirror.copied == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +48,8 @@ from lockstep.training.past import utc_date
 from lockstep.training.reference_policy import with_reference
 from lockstep.training.stop import stop_requests
 
-STOPPED_BY_SIGNAL = (129, 130, 143)
+INTERRUPTED = 130
+STOPPED_BY_SIGNAL = (129, INTERRUPTED, 143)
 
 
 @dataclass(frozen=True)
@@ -119,11 +121,12 @@ def start_run(
 def finish_copying(mirror: Mirror, code: int, topology: Topology) -> None:
     """Finishes the copy of a run that has ended with exit code ``code``, within a time limit.
 
-    Under a launcher, other processes that end with a signal's status may make it send this one a stop signal, which is
-    ignored because training has stopped already.
+    Stop signals are ignored meanwhile, because training has ended already, except for a second Ctrl-C. A launcher may
+    repeat the first one, so that it doesn't count under a launcher.
     """
-    others_left = code in STOPPED_BY_SIGNAL and topology.launched
-    with stop_requests() if others_left else contextlib.nullcontext():
+    with stop_requests() as request:
+        if code == INTERRUPTED and not topology.launched:
+            request.signal = signal.SIGINT
         mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
 
 
