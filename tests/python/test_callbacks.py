@@ -6,16 +6,19 @@ import os
 import pickle
 import resource
 import signal
+import socket
 import tempfile
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import handed_envs
 import numpy as np
 import pytest
 
 import lockstep
-from lockstep.python.callbacks import _said, checked_callbacks
+from lockstep.python.callbacks import BaseCallback, Conversation, _said, checked_callbacks
 
 SMALL = {"num_steps": 16, "total_steps": 2048, "quiet": True, "checkpoint": {"interval": 4}}
 
@@ -267,6 +270,31 @@ def ranks_of(run):
         if name.startswith("lockstep rank") and str(run.path / "metrics.jsonl") in opened:
             found.append(int(entry))
     return found
+
+
+def test_an_observer_hears_what_a_killed_rank_had_sent(tmp_path):
+    heard = []
+
+    class Watching(BaseCallback):
+        def on_iteration(self, record):
+            heard.append(record["iteration"])
+
+    def send(rank, *iterations):
+        rank.sendall(b"".join(json.dumps({"iteration": n, "global_step": n}).encode() + b"\n" for n in iterations))
+
+    run: Any = SimpleNamespace(checkpoints=[])
+    with Conversation(run, [Watching()], True, tmp_path) as conversation:
+        address = conversation.variables["LOCKSTEP_CALLBACKS"].removeprefix("observe:")
+        with socket.socket(socket.AF_UNIX) as killed, socket.socket(socket.AF_UNIX) as restarted:
+            killed.connect(address)
+            send(killed, 1)
+            conversation.listen()
+            send(killed, *range(2, 8))
+            killed.close()
+            restarted.connect(address)
+            send(restarted, 6, 7, 8)
+            conversation.listen()
+    assert heard == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_several_seeds_have_no_callbacks():

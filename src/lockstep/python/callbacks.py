@@ -168,11 +168,22 @@ class Conversation:
             if not found:
                 return
             if self._listener.fileno() in found:
-                if self._reader is not None:  # a restarted rank has connected
-                    self._reader[0].close()
+                self._hear_out()  # a restarted rank has connected
                 self._reader = self._listener.accept()[0], b""
             elif self._reader is not None:
                 self._hear()
+
+    def _hear_out(self) -> None:
+        """Reads what a rank that has ended had sent, and closes its connection."""
+        while self._reader is not None and not (self._observes and self._failure is not None):
+            ready = select.poll()
+            ready.register(self._reader[0], select.POLLIN)
+            if not ready.poll(0):  # a child of the rank still holds the other end
+                break
+            self._hear()
+        if self._reader is not None:
+            self._reader[0].close()
+            self._reader = None
 
     def _hear(self) -> None:
         assert self._reader is not None
