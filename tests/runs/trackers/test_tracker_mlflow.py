@@ -24,6 +24,8 @@ class Client:
 
     experiments: ClassVar[dict[str, dict[str, Any]]] = {}
     others: ClassVar[set[str]] = set()
+    has: ClassVar[dict[str, float]] = {}
+    sent: ClassVar[list[int]] = []
     broken = False
 
     def __init__(self, uri):
@@ -45,20 +47,20 @@ class Client:
         return SimpleNamespace(info=SimpleNamespace(run_id=f"{experiment}/{run_name}"))
 
     def get_run(self, run_id):
-        return SimpleNamespace(data=SimpleNamespace(params={}, metrics={}))
+        return SimpleNamespace(data=SimpleNamespace(params={}, metrics=self.has))
 
     def update_run(self, run_id, status):
         if self.broken:
             raise MlflowError("the disk is full")
 
     def log_batch(self, run_id, **what):
-        pass
+        self.sent.extend(what.get("metrics", ()))
 
 
 @pytest.fixture
 def started(monkeypatch):
     """Starts the tracker of a run's directory."""
-    names = {"Metric": object, "Param": lambda key, value: (key, value), "RunTag": object}
+    names = {"Metric": lambda key, value, time, step: step, "Param": lambda key, value: (key, value), "RunTag": object}
     modules = {
         "mlflow": {"MlflowClient": Client},
         "mlflow.entities": names,
@@ -120,3 +122,15 @@ def test_a_run_that_cannot_go_on_for_another_reason_than_that_it_is_unknown_is_a
     with pytest.raises(MlflowError, match="the disk is full"):
         started(run)
     assert TrackedRun(run, Config()).remembered("mlflow") == before
+
+
+def test_a_resumed_run_sends_the_steps_that_mlflow_lacks(started, tmp_path, monkeypatch):
+    run = TrackedRun(directory_of(tmp_path / "walker"), Config())
+    started(run.directory)
+    run.remember("mlflow", {"logged_until": 768})  # of the run's own record: a session logged without MLflow
+    monkeypatch.setattr(Client, "has", {"global_step": 512.0})
+    monkeypatch.setattr(Client, "sent", [])
+    tracker = started(run.directory)
+    for step in (512, 640, 768, 896):
+        tracker.log({"global_step": step})
+    assert Client.sent == [640, 768, 896]

@@ -53,9 +53,10 @@ class MlflowTracker(Tracker):
         run.remember(SERVICE, {"id": self._id})
         there = self._client.get_run(self._id).data
         self._describe(run, there.params)
-        # The run's own record may end earlier than MLflow's if it came from a mirror, or if the power failed.
         self._names = TakenNames()
-        self._until = max(run.logged_until(SERVICE), int(there.metrics.get("global_step", -1)))
+        # MLflow knows what it has. The run's own record may end earlier or later: it came from a mirror, the power
+        # failed, or a session logged without MLflow.
+        self._until = int(there.metrics.get("global_step", -1))
         self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
 
     def _goes_on(self, run_id: str) -> bool:
