@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import signal
 import threading
 
@@ -488,6 +489,22 @@ def test_what_lies_after_the_beginning_is_cut_before_anything_is_written(tmp_pat
     assert [row["iteration"] for row in rows] == [1, 2]
     assert "rollout/episodes" in rows[1]
     assert result.summary["steps_per_second"] > 0
+
+
+@pytest.mark.parametrize(("at", "stays"), [(128, True), (256, False)])
+def test_a_summary_stays_if_the_rows_cant_be_cut_unless_it_covers_more(tmp_path, monkeypatch, at, stays):
+    session = FakeSession()
+    session.advance()
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "global_step": 128}\n')
+    (tmp_path / "summary.json").write_text(json.dumps({"global_step": at}))
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        recorded(session, RunDirectory(tmp_path, quiet=True), lambda *_: FINISHED, Checkpoint({}, {}, {}))
+    assert (tmp_path / "summary.json").exists() == stays
 
 
 def test_a_rank_that_doesnt_write_takes_part_and_leaves_nothing(tmp_path):

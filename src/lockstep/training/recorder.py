@@ -322,8 +322,10 @@ def record_training(
         lines = start_lines(session)
         run.start_services(session.config, session.counted.iteration)
         before = summary_before(run)
-        run.remove_summary()
+        if before.get("global_step") != session.counted.global_step:  # it covers steps that are cut off
+            run.remove_summary()
         run.cut_after(session.counted.iteration, session.counted.global_step, session.config.log)
+        run.remove_summary()
         run.write_config(session.config)
         recorder = Recorder(session, run, started, checkpoint, before)
         try:

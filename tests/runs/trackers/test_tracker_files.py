@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -275,6 +276,20 @@ def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         fail_half_way()
     assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_replacing_names_the_file_when_the_disk_is_full(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError) as caught, replacing(path) as file:
+        file.write(b"new")
+    assert str(caught.value) == f"[Errno 28] No space left on device: '{path}'"
     assert os.listdir(tmp_path) == ["file"]
 
 

@@ -101,7 +101,11 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file for a file's new content; on exit it replaces the file, wholly or not at all."""
+    """Opens a temporary file for a file's new content; on exit it replaces the file, wholly or not at all.
+
+    Raises:
+        OSError: the new content can't be written; it names ``path``.
+    """
     path = path.resolve()  # replaces the file behind a link, not the link
     descriptor, temporary = tempfile.mkstemp(prefix=REWRITTEN, dir=path.parent)
     try:
@@ -111,8 +115,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         shutil.copymode(path, temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # of a write: the disk is full
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     sync_path(path.parent)
