@@ -65,6 +65,17 @@ def test_checkpoints_that_are_overwritten_stay_as_long_as_nothing_is_trained(tmp
     assert contents(tmp_path) != before
 
 
+def test_what_a_kill_left_of_a_checkpoint_goes_with_the_next_training_that_may_use_the_folder(tmp_path):
+    Walk(runner_of(1, checkpoint_dir=tmp_path)).train()
+    left = tmp_path / ".step_8.4.tmp"
+    left.mkdir()
+    (left / "kinds.json").touch()
+    error_of(Walk(runner_of(1, checkpoint_dir=tmp_path)).train)  # another training may be writing it
+    assert left.exists()
+    Walk(runner_of(2, checkpoint_dir=tmp_path, resume=True, max_checkpoints=1)).train()
+    assert [path.name for path in tmp_path.iterdir()] == [f"step_{2 * STEPS}"]
+
+
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,6 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config, EvalConfig, LogConfig
 from lockstep.core import files
 from lockstep.core.errors import RunError
-from lockstep.runs import directory
 from lockstep.runs.checkpoint import to_files
 from lockstep.runs.checkpoint_writer import commit
 from lockstep.runs.directory import RunDirectory, open_run
@@ -88,16 +88,15 @@ def test_a_video_that_stays_keeps_what_comes_after_the_point_too(run, monkeypatc
 
 
 def test_a_checkpoint_that_stays_keeps_the_rows_after_it(run, monkeypatch):
-    removed = directory.shutil.rmtree
+    renamed = Path.rename
 
-    def refuse(path, ignore_errors=False):
-        if path.name != "step_200":
-            removed(path, ignore_errors)
-        elif not ignore_errors:
-            raise PermissionError(13, "Permission denied", str(path / "state.json"))
+    def refuse(path, target):
+        if path.name == "step_200":
+            raise PermissionError(13, "Permission denied", str(path))
+        return renamed(path, target)
 
     before = everything_in(run)
-    monkeypatch.setattr(directory.shutil, "rmtree", refuse)
+    monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(RunError) as caught:
         RunDirectory(run).cut_after(1, 100, LogConfig())
     assert str(caught.value) == (

@@ -1,14 +1,16 @@
 """What is removed of old checkpoints, and what is read again to decide it."""
 
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lockstep.runs import pruning
-from lockstep.runs.checkpoint import checkpoints_in, pack, step_of, to_files
-from lockstep.runs.checkpoint_writer import commit
-from lockstep.runs.pruning import Pruner
+from lockstep.runs.checkpoint import checkpoints_in, pack, problem_with, step_of, to_files
+from lockstep.runs.checkpoint_writer import CheckpointWriter, commit
+from lockstep.runs.pruning import Pruner, remove_checkpoint
 
 
 def save(directory, step, score=None):
@@ -105,3 +107,45 @@ def test_a_manifest_that_changes_while_it_is_read_is_read_again(tmp_path, monkey
     save(tmp_path, 3, score=0.5)
     prune()
     assert steps_in(tmp_path) == left
+
+
+class KilledError(BaseException):
+    """In the place of SIGKILL."""
+
+
+def test_one_whose_removal_is_interrupted_is_gone_and_the_rest_goes_with_the_next_start(tmp_path, monkeypatch):
+    def killed(path, ignore_errors=False):
+        if path.exists():
+            (path / "manifest.json").unlink()
+            raise KilledError
+
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    with monkeypatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr(shutil, "rmtree", killed)
+        Pruner(tmp_path, keep_last=2, keep_best=False)()
+    assert steps_in(tmp_path) == [2, 3]
+    assert len(list(tmp_path.iterdir())) == 3
+    CheckpointWriter(tmp_path, keep_last=2, keep_best=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_2", "step_3"]
+
+
+def test_one_that_cant_be_renamed_stays_whole(tmp_path, monkeypatch):
+    def refuse(path, target):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for step in (1, 2):
+        save(tmp_path, step)
+    monkeypatch.setattr(Path, "rename", refuse)
+    Pruner(tmp_path, keep_last=1, keep_best=False)()
+    assert steps_in(tmp_path) == [1, 2]
+    assert problem_with(tmp_path / "step_1") is None
+
+
+def test_what_an_earlier_process_of_this_number_left_is_in_nobodys_way(tmp_path):
+    save(tmp_path, 1)
+    left = tmp_path / f".step_1.{os.getpid()}.tmp"
+    left.mkdir()
+    (left / "state.json").touch()
+    remove_checkpoint(tmp_path / "step_1")
+    assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from typing import Any
 from lockstep.core.files import sync_path, write_synced
 from lockstep.core.life import life
 from lockstep.runs.checkpoint import FORMAT, MANIFEST, CheckpointError, problem_with
-from lockstep.runs.pruning import Pruner
+from lockstep.runs.pruning import HIDDEN, Pruner, sweep
 
 
 def commit(
@@ -66,7 +66,7 @@ def write_directory(
     Raises:
         CheckpointError: it can't be written; what was there is untouched.
     """
-    temporary, keep, moved = final.parent / f".{final.name}.{os.getpid()}.tmp", list(keep), False
+    temporary, keep, moved = final.parent / f".{final.name}.{os.getpid()}{HIDDEN}", list(keep), False
     try:
         if temporary.is_symlink():
             temporary.unlink()
@@ -112,9 +112,8 @@ def _sync_record(path: Path) -> None:
 
 
 def _tidy(directory: Path) -> None:
-    """Removes checkpoints that a crash left half written, and puts back those that it left aside."""
-    for leftover in directory.glob(".step_*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Removes checkpoints that a crash left half written or half removed, and puts back those that it left aside."""
+    sweep(directory)
     for final in left_aside(directory):
         if final.exists():
             shutil.rmtree(aside_of(final), ignore_errors=True)

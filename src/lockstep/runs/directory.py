@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.links import WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock, holder_of, why_not_locked
 from lockstep.runs.progress import Progress, make_progress
+from lockstep.runs.pruning import remove_checkpoint
 from lockstep.runs.trackers import (
     METRICS_CSV,
     METRICS_JSONL,
@@ -267,11 +267,8 @@ def _videos_after(folder: Path, global_step: int) -> list[Path]:
 
 
 def _remove(checkpoint: Path) -> None:
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    if not checkpoint.exists():
-        return
     try:
-        shutil.rmtree(checkpoint)
+        remove_checkpoint(checkpoint)
     except OSError as error:
         raise _behind(checkpoint, error) from None
 

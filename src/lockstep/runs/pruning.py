@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from lockstep.runs.checkpoint import MANIFEST, best_among, checkpoints_in, manifest_of, problem_with, score_in
 
+HIDDEN = ".tmp"
+"""Ends the names of directories of checkpoints that are being written or removed; they begin with a dot."""
 Stamp = tuple[int, ...] | None
 """A file's metadata that changes with its content, name or kind; None if there is no such file."""
 
@@ -52,6 +55,26 @@ def _stamp(path: str) -> Stamp:
     return found.st_dev, found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+def remove_checkpoint(path: Path) -> None:
+    """Removes a checkpoint: all of it is gone at once, and a kill leaves at most a hidden directory for :func:`sweep`.
+
+    Files that can't be removed stay in that directory as well.
+
+    Raises:
+        OSError: the checkpoint can't be removed, and is untouched.
+    """
+    hidden = path.with_name(f".{path.name}.{os.getpid()}{HIDDEN}")
+    shutil.rmtree(hidden, ignore_errors=True)  # of an earlier process with this number
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def sweep(directory: Path) -> None:
+    """Removes checkpoints that a crash left half written or half removed."""
+    for leftover in directory.glob(f".step_*{HIDDEN}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
 class Pruner:
     """Removes all checkpoints of a directory except for the newest ``keep_last`` whole ones and, if asked, the best.
 
@@ -73,4 +96,5 @@ class Pruner:
         self._seen = {path: seen[path] for path in found if path in keep or seen[path].manifest is None}
         for path in found:
             if path not in self._seen:
-                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    remove_checkpoint(path)

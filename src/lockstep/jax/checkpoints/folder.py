@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from lockstep.runs.checkpoint import (
 )
 from lockstep.runs.checkpoint_writer import left_aside
 from lockstep.runs.directory import is_writer
+from lockstep.runs.pruning import remove_checkpoint, sweep
 
 
 class Found(NamedTuple):
@@ -72,6 +72,8 @@ class CheckpointFolder:
                 f"checkpoint_dir: {self.path} holds checkpoints ({names[0]}); give resume=True to go on from the "
                 "newest, overwrite=True to remove them, or another directory"
             )
+        if is_writer(this_process()):
+            sweep(self.path)
 
     def find(self, template: PPOTrainState) -> Found | None:
         """Loads the newest checkpoint, if ``resume`` was asked for and there is one; a collective.
@@ -180,4 +182,4 @@ def _warn_of(problems: list[str], what_for: str) -> None:
 def _remove(path: Path) -> None:
     """Removes a checkpoint of a training, unless something else is nested in it."""
     if step_of(path) is not None and problem_with(path, FILES) is None and not others_in(path):
-        shutil.rmtree(path)
+        remove_checkpoint(path)
