@@ -16,7 +16,6 @@ MAX_MODULES = 16
 CROWDED = {
     "commands": "one file a command, and what several of them share",
     "torch_engine": "one file for each step of the loop, a twin for each of the other engine; and cloning",
-    "jax_engine": "one file for each step of the loop, a twin for each of the other engine",
 }
 MAX_AT_THE_TOP = 6
 

@@ -9,7 +9,7 @@ from device_runs import CARTPOLE as CARTPOLE_OF_JAX
 from device_runs import devices, same_agent
 from variants import variants
 
-from lockstep.torch_engine.announcement import loop_notes
+from lockstep.torch_engine.start.announcement import loop_notes
 
 LONG = pytest.mark.long
 WIDE = ("CartPole-v1", *SMALL, "--num-envs", 64, "--total-steps", 8192)

@@ -4,7 +4,7 @@ import pytest
 from jax_engine.small_programs import apart, arrays_of, opened, small_config, trained
 
 from lockstep.envs.describe import describe
-from lockstep.jax_engine.check_loss import check_own_loss
+from lockstep.jax_engine.start.own_loss import check_own_loss
 from lockstep.jax_engine.state import check_networks
 
 pytestmark = pytest.mark.exact

@@ -4,11 +4,11 @@ import pytest
 import torch
 from small_runs import alone, described, joined, random_batch, shards_gradients, small_config, small_state
 
-from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.gradients import exact_gradient, fast_gradient
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.shards import part_of
 from lockstep.torch_engine.plain.functions import PlainFunctions
+from lockstep.torch_engine.start.own_loss import check_own_loss
 
 LSTM = {"network": {"recurrent": "lstm", "recurrent_size": 4, "sequence_length": 2}}
 

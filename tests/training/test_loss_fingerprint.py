@@ -8,7 +8,7 @@ import pytest
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.envs.describe import describe
-from lockstep.torch_engine.check_loss import check_own_loss
+from lockstep.torch_engine.start.own_loss import check_own_loss
 from lockstep.torch_engine.state import check_networks
 from lockstep.training.own_loss.fingerprint import (
     CLOSE,

@@ -22,7 +22,7 @@ _HOME = {
     "device_memory": "distributed.devices",
     "name_ranks": "distributed.devices",
     "check_networks": "state",
-    "check_own_loss": "check_loss",
+    "check_own_loss": "start.own_loss",
     "train": "seeds.train",
     "PolicyFunction": "policy",
     "environment_spaces": "envs.environments",

@@ -17,7 +17,6 @@ from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.jax_engine.check_loss import check_own_loss
 from lockstep.jax_engine.distributed.mesh import Mesh, check_one_kind, cut_axis, fsdp_sharding, make_mesh
 from lockstep.jax_engine.distributed.placement import connect, num_local_devices
 from lockstep.jax_engine.distributed.processes import (
@@ -43,6 +42,7 @@ from lockstep.jax_engine.setup.set_up import (
     roomy_pool,
     ynnpacks_convolutions,
 )
+from lockstep.jax_engine.start.own_loss import check_own_loss
 from lockstep.jax_engine.state import (
     TrainState,
     check_networks,

@@ -11,7 +11,6 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.life import Part, life
 from lockstep.core.machine import collect_as_usual
 from lockstep.core.topology import Topology
-from lockstep.jax_engine.announcement import start_lines
 from lockstep.jax_engine.distributed.processes import gather_json, leaving_together, wait_for_all
 from lockstep.jax_engine.evaluation import evaluate_policy
 from lockstep.jax_engine.program.fingerprints import Copies
@@ -19,6 +18,7 @@ from lockstep.jax_engine.program.iterations import Iteration, numbers_of
 from lockstep.jax_engine.program.schedule import Schedule
 from lockstep.jax_engine.session import Session, current_policy, open_session
 from lockstep.jax_engine.setup.accelerators import peak_memory
+from lockstep.jax_engine.start.announcement import start_lines
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.training.metrics import Record, episode_metrics

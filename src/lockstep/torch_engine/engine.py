@@ -18,7 +18,7 @@ _HOME = {
     "name_ranks": "setup.devices",
     "set_up_device": "setup.devices",
     "check_networks": "state",
-    "check_own_loss": "check_loss",
+    "check_own_loss": "start.own_loss",
     "train": "train",
     "check_recording": "cloning",
     "learnt_episodes": "cloning",

@@ -25,7 +25,6 @@ from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.torch_engine.accelerated.graphed_rollout import GraphedActor, GraphedCollector
 from lockstep.torch_engine.accelerated.rollout import StagedCollector
 from lockstep.torch_engine.accelerated.update import AcceleratedUpdate
-from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.distributed.communicator import Communicator, check_ranks_alike
 from lockstep.torch_engine.distributed.process_group import own_backend
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
@@ -42,6 +41,7 @@ from lockstep.torch_engine.setup.choose_mode import (
     takes_few_operations,
 )
 from lockstep.torch_engine.setup.devices import machine_facts, set_up_torch, uses_graphs
+from lockstep.torch_engine.start.own_loss import check_own_loss
 from lockstep.torch_engine.state import (
     TrainState,
     carried,

@@ -16,7 +16,6 @@ from lockstep.core.topology import Topology
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
 from lockstep.torch_engine.accelerated.update import AwaitedUpdate
-from lockstep.torch_engine.announcement import start_lines
 from lockstep.torch_engine.batch import Batch, make_batch
 from lockstep.torch_engine.distributed.process_group import left_at_the_end
 from lockstep.torch_engine.evaluation import evaluate_policy
@@ -32,6 +31,7 @@ from lockstep.torch_engine.rollout import record_replay
 from lockstep.torch_engine.session import Session, current_policy, open_session
 from lockstep.torch_engine.setup.accelerator import upload
 from lockstep.torch_engine.setup.clock import Clock, RankTimes
+from lockstep.torch_engine.start.announcement import start_lines
 from lockstep.torch_engine.state import gather_parameters, release_parameters
 from lockstep.torch_engine.statistics import (
     Shared,

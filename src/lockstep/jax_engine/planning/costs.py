@@ -15,7 +15,6 @@ from lockstep.config.run import Config
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.jax_engine.check_loss import check_own_loss
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Specs, mesh_of, named_sharding
 from lockstep.jax_engine.distributed.processes import set_up_jax
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
@@ -32,6 +31,7 @@ from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import GPU_FLAGS, add_xla_flags, settle_numbers
 from lockstep.jax_engine.shards.normalizers import empty_moments, scale_of
+from lockstep.jax_engine.start.own_loss import check_own_loss
 from lockstep.jax_engine.state import TrainState, check_networks, state_of, state_specs
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
 from lockstep.training.limits import scheduled_coefficients

@@ -14,8 +14,6 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import NonFiniteError
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
-from lockstep.jax_engine.announcement import start_lines
-from lockstep.jax_engine.check_loss import check_own_loss
 from lockstep.jax_engine.distributed.placement import num_local_devices
 from lockstep.jax_engine.distributed.processes import leaving_together
 from lockstep.jax_engine.program.inference import Inference
@@ -23,6 +21,8 @@ from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.seeds.run import OneOfSeeds, SeedsRun
 from lockstep.jax_engine.session import Session, first_state, open_program
+from lockstep.jax_engine.start.announcement import start_lines
+from lockstep.jax_engine.start.own_loss import check_own_loss
 from lockstep.jax_engine.state import check_networks
 from lockstep.jax_engine.train import Trainer
 from lockstep.jax_engine.train import train as train_one

@@ -22,7 +22,6 @@ from lockstep.envs.host_envs import WantedEnvs
 from lockstep.torch_engine.accelerated.decisions import clip, decide
 from lockstep.torch_engine.accelerated.report import Report
 from lockstep.torch_engine.advantages import gae, group_advantages
-from lockstep.torch_engine.check_loss import check_own_loss
 from lockstep.torch_engine.distributed.ordered import tree_sum
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
 from lockstep.torch_engine.envs.tensor_rollout import DeviceNormalizer, TensorRollout, take_step
@@ -37,6 +36,7 @@ from lockstep.torch_engine.nets.shards import Mode, parts_of, to_shards
 from lockstep.torch_engine.planning.traced import StillActor, counted, in_bf16, scaled, written
 from lockstep.torch_engine.setup.accelerator import BRANCHES
 from lockstep.torch_engine.setup.choose_mode import expected_modes, takes_few_operations
+from lockstep.torch_engine.start.own_loss import check_own_loss
 from lockstep.torch_engine.state import make_net
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
 from lockstep.training.limits import scheduled_coefficients

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lockstep.config.run import RunOptions
 from lockstep.jax_engine.distributed.mesh import device_line
-from lockstep.jax_engine.session import Session
 from lockstep.training import announcement
 from lockstep.training.announcement import counted, shards_each
+
+if TYPE_CHECKING:
+    from lockstep.jax_engine.session import Session
 
 
 def start_lines(session: Session, options: RunOptions) -> list[str]:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 from small_runs import alone, described_picture, plan_of, small_config, small_state
 
-from lockstep.torch_engine import announcement
-from lockstep.torch_engine.announcement import loop_notes
 from lockstep.torch_engine.setup import choose_mode
+from lockstep.torch_engine.start import announcement
+from lockstep.torch_engine.start.announcement import loop_notes
 
 
 @pytest.mark.parametrize(

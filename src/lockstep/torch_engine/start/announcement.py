@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lockstep.config.run import RunOptions
-from lockstep.torch_engine.session import Session
 from lockstep.torch_engine.setup.choose_mode import shards_that_fit
 from lockstep.training import announcement
 from lockstep.training.announcement import counted, shards_each
+
+if TYPE_CHECKING:
+    from lockstep.torch_engine.session import Session
 
 
 def start_lines(session: Session, options: RunOptions) -> list[str]:
