@@ -53,8 +53,8 @@ def unreduced():
 def forgetting():
     """A resumed run begins new episodes, and a recurrent policy carries nothing into them."""
 
-    def restore(self, state, shards, iteration, original=DeviceRun.restore):
-        restarted = original(self, state, shards, iteration)
+    def restore(self, state, shards, original=DeviceRun.restore):
+        restarted = original(self, state, shards)
         self.state = self.state._replace(envs=self._initial(self.state._replace(envs=None), self.owned).envs)
         return restarted
 

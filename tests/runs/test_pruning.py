@@ -121,9 +121,11 @@ def test_one_whose_removal_is_interrupted_is_gone_and_the_rest_goes_with_the_nex
 
     for step in (1, 2, 3):
         save(tmp_path, step)
-    with monkeypatch.context() as patched, pytest.raises(KilledError):
+    pruner = Pruner(tmp_path, keep_last=2, keep_best=False)
+    with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", killed)
-        Pruner(tmp_path, keep_last=2, keep_best=False)()
+        with pytest.raises(KilledError):
+            pruner()
     assert steps_in(tmp_path) == [2, 3]
     assert len(list(tmp_path.iterdir())) == 3
     CheckpointWriter(tmp_path, keep_last=2, keep_best=False)
