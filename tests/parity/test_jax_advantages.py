@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,13 +11,14 @@ from hypothesis import strategies as st
 
 from lockstep import reference
 from lockstep.jax_engine.advantages import counted_moments, gae, group_advantages, merge_counts, moments
+from lockstep.jax_engine.statistics import explained_variance
 
 STEPS, ENVS = 9, 3
 SHARDS, PARTS, ROWS = 4, 2, 5
 compiled_gae = jax.jit(gae)
 compiled_moments = jax.jit(moments)
 compiled_union = jax.jit(lambda x, valid: merge_counts(counted_moments(x, valid)))
-compiled_groups = jax.jit(group_advantages, static_argnums=1)
+compiled_groups = jax.jit(group_advantages, static_argnums=2)
 
 
 @st.composite
@@ -94,14 +96,24 @@ def test_gae_lets_no_nan_of_the_next_episode_back_into_the_last_one(end):
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([1.0, 1e4]))
 def test_group_advantages_are_the_references(seed, normalize_std, scale):
     returns = (scale * np.random.default_rng(seed).normal(size=(3, 4))).astype(np.float32)
-    ours = compiled_groups(returns, normalize_std)
+    ours = compiled_groups(returns, np.abs(returns), normalize_std)
     expected = reference.group_advantages(returns.reshape(-1), 4, eps=1e-8, scale=normalize_std).reshape(3, 4)
     assert ours.dtype == np.float64
     np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12 * scale)
 
 
 def test_equal_returns_of_a_group_have_no_advantage():
-    assert np.asarray(compiled_groups(np.full((2, 3), 7.0, np.float32), True)).tolist() == [[0.0] * 3] * 2
+    sevens = np.full((2, 3), 7.0, np.float32)
+    assert np.asarray(compiled_groups(sevens, sevens, True)).tolist() == [[0.0] * 3] * 2
+
+
+def test_returns_that_differ_by_the_rounding_of_their_rewards_only_have_no_advantage():
+    rewards = np.array([[[10.1, 20.2, 0.0], [30.3, 0.0, 0.0]], [[0.1, 0.2, 0.7], [0.3, 0.7, 0.0]]], np.float32)
+    returns, magnitudes = (x.astype(np.float64).sum(-1) for x in (rewards, np.abs(rewards)))
+    assert (returns[:, 0] != returns[:, 1]).all()
+    assert np.asarray(compiled_groups(returns, magnitudes, True)).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    apart = np.array([[30.3, 30.301]])
+    np.testing.assert_allclose(compiled_groups(apart, apart, True), [[-1.0, 1.0]], rtol=1e-4)
 
 
 @st.composite
@@ -154,3 +166,18 @@ def test_float32_would_have_lost_digits():
     assert compiled_moments(values).tolist() == pytest.approx([expected.mean.item(), expected.m2.item()], rel=1e-14)
     single = float(jax.numpy.square(values - values.mean()).sum())
     assert single != pytest.approx(expected.m2.item(), rel=1e-14)
+
+
+def test_returns_that_vary_by_rounding_only_are_taken_as_equal():
+    values = np.random.default_rng(0).normal(size=(1, 64)).astype(np.float32)
+    returns = (np.float32(1.0) - values) + values
+    assert np.ptp(returns) > 0.0
+
+    def explained(returns):
+        with jax.enable_x64(True):
+            both = moments(np.stack([returns, returns - values], 1))
+            return explained_variance(jnp.concatenate([jnp.full((1, 2, 1), 64.0, jnp.float64), both], -1)).item()
+
+    assert math.isnan(explained(returns))
+    returns[0, 0] += np.float32(1e-4)
+    assert not math.isnan(explained(returns))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lockstep import reference
-from lockstep.torch_engine.advantages import counted_moments, gae, merge_counts, moments
+from lockstep.torch_engine.advantages import counted_moments, gae, group_advantages, merge_counts, moments
 from lockstep.torch_engine.statistics import explained_variance
 
 KINDS = ("runs on", "terminated", "truncated", "both")
@@ -145,7 +145,7 @@ def fit(returns, values):
 def test_explained_variance_is_the_references(data, num_shards):
     shape = (num_shards, data.draw(st.integers(2, 6)))
     returns, values = (data.draw(arrays(np.float32, shape, elements=floats(width=32))) for _ in range(2))
-    assume(np.ptp(returns) > 1e-3)
+    assume(np.ptp(returns) > max(1e-3, 1e-5 * np.abs(returns).max(), 1e-5 * np.abs(returns - values).max()))
     ours = explained_variance(fit(returns, values), np.full(num_shards, shape[1]))
     assert ours == pytest.approx(reference.explained_variance(values, returns), rel=1e-6, abs=1e-6)
 
@@ -155,3 +155,23 @@ def test_explained_variance_of_equal_returns_is_none_where_the_reference_says_na
     returns, values = np.full((4, size), value, np.float32), np.arange(4 * size, dtype=np.float32).reshape(4, size)
     assert math.isnan(reference.explained_variance(values, returns))
     assert explained_variance(fit(returns, values), np.full(4, size)) is None
+
+
+def test_returns_that_vary_by_rounding_only_are_taken_as_equal():
+    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    returns = (np.float32(1.0) - values) + values
+    assert np.ptp(returns) > 0.0
+    assert explained_variance(fit(returns, values), np.full(4, 64)) is None
+    returns[0, 0] += np.float32(1e-4)
+    assert explained_variance(fit(returns, values), np.full(4, 64)) is not None
+
+
+def test_returns_of_a_group_that_differ_by_the_rounding_of_their_rewards_only_have_no_advantage():
+    rewards = np.array([[[10.1, 20.2, 0.0], [30.3, 0.0, 0.0]], [[0.1, 0.2, 0.7], [0.3, 0.7, 0.0]]], np.float32)
+    returns, magnitudes = (torch.from_numpy(x.astype(np.float64).sum(-1)) for x in (rewards, np.abs(rewards)))
+    assert (returns[:, 0] != returns[:, 1]).all()
+    assert group_advantages(returns, magnitudes, True).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    apart = torch.tensor([[30.3, 30.301]], dtype=torch.float64)
+    assert group_advantages(apart, apart, True).tolist() == [
+        [pytest.approx(-1.0, rel=1e-4), pytest.approx(1.0, rel=1e-4)]
+    ]

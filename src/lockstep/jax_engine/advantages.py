@@ -6,7 +6,7 @@ import jax
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.training.limits import GROUP_EPSILON
+from lockstep.training.limits import GROUP_EPSILON, GROUP_ROUNDING
 
 UNROLLED_SHARDS = 64
 """Moments of more shards than this are merged in a loop, because unrolled merges of hundreds compile slowly."""
@@ -38,18 +38,26 @@ def gae(
     return advantages, advantages + values
 
 
-def group_advantages(returns: Array, normalize_std: bool) -> Array:
-    """Computes group-relative advantages of returns ``[groups, group_size]``, float64.
+def group_advantages(returns: Array, magnitudes: Array, normalize_std: bool) -> Array:
+    """Computes group-relative advantages, float64 (Shao et al. 2024, section 4.1.2).
 
-    The source is Shao et al. 2024, section 4.1.2. ``normalize_std`` says whether to divide by the group's population
-    standard deviation; Liu et al. 2025, section 3.2, don't.
+    They are 0 in a group whose returns differ only as equal returns of float32 rewards may: the division would make
+    advantages of about 1 of the rounding.
+
+    Args:
+        returns: ``[groups, group_size]``.
+        magnitudes: the sums of absolute rewards, of the same shape.
+        normalize_std: whether to divide by the group's population standard deviation; Liu et al. 2025, section 3.2,
+            don't.
     """
     with jax.enable_x64(True):
         returns = returns.astype(jnp.float64)
         centred = returns - returns.mean(1, keepdims=True)
         if not normalize_std:
             return centred
-        return centred / (jnp.sqrt(jnp.square(centred).mean(1, keepdims=True)) + GROUP_EPSILON)
+        std = jnp.sqrt(jnp.square(centred).mean(1, keepdims=True))
+        differs = std > GROUP_ROUNDING * magnitudes.astype(jnp.float64).max(1, keepdims=True)
+        return jnp.where(differs, centred / (std + GROUP_EPSILON), 0.0)
 
 
 def moments(x: Array) -> Array:

@@ -32,7 +32,8 @@ def group_columns(rollout: Rollout, config: Config) -> dict[str, Array]:
     valid = mark_first_episodes(rollout)
     with jax.enable_x64(True):
         rewards = jnp.where(valid, rollout.rewards, 0.0).astype(jnp.float64)
-        returns = rewards.sum(0).reshape(-1, config.grpo.group_size)
-        per_env = group_advantages(returns, config.grpo.normalize_std).reshape(-1).astype(jnp.float32)
+        returns, magnitudes = (x.sum(0).reshape(-1, config.grpo.group_size) for x in (rewards, jnp.abs(rewards)))
+        advantages = group_advantages(returns, magnitudes, config.grpo.normalize_std)
+        per_env = advantages.reshape(-1).astype(jnp.float32)
     counted = valid.astype(jnp.float32)
     return {"advantages": per_env * counted, "valid": counted}

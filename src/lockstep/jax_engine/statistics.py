@@ -17,6 +17,7 @@ from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.shards.normalizers import Moments, merged, vectors_of
 from lockstep.jax_engine.state import TrainState
+from lockstep.training.limits import RETURN_ROUNDING
 
 
 class Statistics(NamedTuple):
@@ -104,12 +105,16 @@ def mean_terms(names: list[str], terms: Array | None) -> dict[str, Array]:
 
 
 def explained_variance(fit: Array) -> Array:
-    """Computes 1 - Var(returns - values) / Var(returns) over all samples, float32; NaN if returns don't vary."""
+    """Computes 1 - Var(returns - values) / Var(returns) over all samples, float32.
+
+    Returns NaN if returns vary by no more than float32 rounds them; they are made of residuals and values.
+    """
     with jax.enable_x64(True):
-        _, _, std = merge_counts(fit)
+        _, mean, std = merge_counts(fit)
+        varies = std[0] > RETURN_ROUNDING * (jnp.abs(mean).sum() + std[1])
         variance = jnp.square(std)
-        ratio = 1.0 - variance[1] / jnp.where(variance[0] > 0, variance[0], 1.0)
-        return jnp.where(variance[0] > 0, ratio, jnp.nan).astype(jnp.float32)
+        ratio = 1.0 - variance[1] / jnp.where(varies, variance[0], 1.0)
+        return jnp.where(varies, ratio, jnp.nan).astype(jnp.float32)
 
 
 def merge_normalizers(state: TrainState, moments: NormalizerMoments) -> TrainState:

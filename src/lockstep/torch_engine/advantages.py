@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lockstep.torch_engine.nets.memory import on_host
-from lockstep.training.limits import GROUP_EPSILON
+from lockstep.training.limits import GROUP_EPSILON, GROUP_ROUNDING
 
 
 def gae(
@@ -49,18 +49,24 @@ def _accumulate(deltas: np.ndarray, carried: np.ndarray, out: np.ndarray) -> Non
         out[t] += deltas[t]
 
 
-def group_advantages(returns: Tensor, normalize_std: bool) -> Tensor:
+def group_advantages(returns: Tensor, magnitudes: Tensor, normalize_std: bool) -> Tensor:
     """Computes group-relative advantages (Shao et al. 2024, section 4.1.2).
+
+    They are 0 in a group whose returns differ only as equal returns of float32 rewards may: the division would make
+    advantages of about 1 of the rounding.
 
     Args:
         returns: float64 ``[groups, group_size]``.
+        magnitudes: the sums of absolute rewards, of the same shape.
         normalize_std: whether to divide by the group's population standard deviation; Liu et al. 2025, section 3.2,
             don't.
     """
     centred = returns - returns.mean(1, keepdim=True)
     if not normalize_std:
         return centred
-    return centred / (centred.square().mean(1, keepdim=True).sqrt() + GROUP_EPSILON)
+    std = centred.square().mean(1, keepdim=True).sqrt()
+    differs = std > GROUP_ROUNDING * magnitudes.amax(1, keepdim=True)
+    return torch.where(differs, centred / (std + GROUP_EPSILON), 0.0)
 
 
 def summed_alone(device: torch.device) -> bool:

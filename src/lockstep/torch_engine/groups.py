@@ -36,9 +36,11 @@ def group_columns(rollout: Rollout, config: Config, device: torch.device) -> dic
     Steps after the first episode don't count.
     """
     valid = rollout.first_episodes
-    returns = np.where(valid, rollout.rewards, 0.0).sum(0).reshape(-1, config.grpo.group_size)
-    per_env = to_device(
-        group_advantages(torch.from_numpy(returns), config.grpo.normalize_std).flatten().numpy(), device
+    rewards = np.where(valid, rollout.rewards, 0.0)
+    returns, magnitudes = (
+        torch.from_numpy(x.sum(0).reshape(-1, config.grpo.group_size)) for x in (rewards, np.abs(rewards))
     )
+    advantages = group_advantages(returns, magnitudes, config.grpo.normalize_std)
+    per_env = to_device(advantages.flatten().numpy(), device)
     counted = to_device(valid, device).float()
     return {"advantages": per_env.float() * counted, "valid": counted}

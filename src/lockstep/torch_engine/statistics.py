@@ -18,6 +18,7 @@ from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup.clock import Laps, RankTimes
 from lockstep.torch_engine.state import TrainState
+from lockstep.training.limits import RETURN_ROUNDING
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.communicator import Communicator
@@ -161,12 +162,14 @@ def _gathered(computed: Tensor, known: Tensor, communicator: Communicator) -> tu
 def explained_variance(fit: Tensor, counts: np.ndarray) -> float | None:
     """Computes 1 - Var(returns - values) / Var(returns) over all samples; each shard has ``counts`` of them.
 
-    Returns None if returns don't vary.
+    Returns None if returns vary by no more than float32 rounds them; they are made of residuals and values.
     """
     each = torch.from_numpy(counts.astype(np.float64)).view(-1, 1, 1).expand(-1, 2, 1)
-    _, _, std = merge_counts(torch.cat([each, fit], -1))
+    _, mean, std = merge_counts(torch.cat([each, fit], -1))
+    if std[0] <= RETURN_ROUNDING * (mean.abs().sum() + std[1]):
+        return None
     returns, residuals = std.square().tolist()
-    return None if returns == 0.0 else 1.0 - residuals / returns
+    return 1.0 - residuals / returns
 
 
 def merge_normalizers(state: TrainState, observations: np.ndarray, returns: np.ndarray, counts: np.ndarray) -> None:

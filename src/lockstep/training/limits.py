@@ -25,6 +25,13 @@ ADVANTAGE_EPSILON = 1e-8
 """Added to the standard deviation that a minibatch's advantages are divided by."""
 GROUP_EPSILON = 1e-8
 """Added to the standard deviation that a group's returns are divided by."""
+GROUP_ROUNDING = 2.0**-23
+"""Share of a return's sum of absolute rewards by which two equal returns may differ if rewards are float32.
+
+Each reward is rounded by at most 2⁻²⁴ of itself.
+"""
+RETURN_ROUNDING = 2.0**-22
+"""Share of the numbers that a critic's target is made of by which equal targets may differ, in float32."""
 
 
 def scheduled_learning_rate(config: Config, global_step: int, current: float) -> float:

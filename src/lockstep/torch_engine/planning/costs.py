@@ -241,7 +241,7 @@ class _Traced:
         samples[:, : steps * self.rows].clone()
         if config.algorithm == "grpo":
             returns = self._empty(envs // config.group_size, config.group_size, dtype=torch.float64)
-            group_advantages(returns, config.grpo.normalize_std)
+            group_advantages(returns, returns, config.grpo.normalize_std)
             return
         x = self._empty(steps, envs)
         gae(x, x, x, x, x, config.ppo.gamma, config.ppo.gae_lambda)
