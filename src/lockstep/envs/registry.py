@@ -32,7 +32,16 @@ def make_envs(
     ``fail`` is called with a message if an environment in this process hangs, and ends the process.
     """
     wanted = WantedEnvs(
-        config, description, seed, env_ids, purpose, group_size, device, shard_size, in_parts, overlapped
+        config=config,
+        description=description,
+        seed=seed,
+        env_ids=env_ids,
+        purpose=purpose,
+        group_size=group_size,
+        device=device,
+        shard_size=shard_size,
+        in_parts=in_parts,
+        overlapped=overlapped,
     )
     if config.jax_only:
         return engine_module("jax").make_jax_envs(wanted)
