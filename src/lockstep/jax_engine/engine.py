@@ -23,7 +23,7 @@ _HOME = {
     "name_ranks": "distributed.devices",
     "check_networks": "state",
     "check_own_loss": "start.own_loss",
-    "train": "seeds.train",
+    "train": "seeds.train",  # which hands runs of one seed to train.py
     "PolicyFunction": "policy",
     "environment_spaces": "envs.environments",
     "make_jax_envs": "envs.for_host",
