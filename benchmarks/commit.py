@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lockstep.runs.commit import commit_of
+from lockstep.runs.session_facts import commit_of
 
 ROOT = Path(__file__).parents[1]
 

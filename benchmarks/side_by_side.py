@@ -27,7 +27,7 @@ from benchmarks.report import Results, markdown
 from benchmarks.steadiness import loop_seconds, steadiness
 from benchmarks.steady_rate import MeasurementError, measure, variables
 from lockstep.core.machine import instruction_set, processor
-from lockstep.runs.commit import commit_of
+from lockstep.runs.session_facts import commit_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILED = 8

@@ -15,6 +15,7 @@ from lockstep.launch.seeds.seed_run import SeedRun
 from lockstep.launch.start import commands_of, group_of, prepare, start_run
 from lockstep.runs.directory import RunDirectory, open_seed
 from lockstep.runs.progress import Progress
+from lockstep.runs.session_facts import SessionFacts
 
 
 @pytest.fixture
@@ -95,13 +96,13 @@ def test_seeds_of_one_program_are_told_their_own(tmp_path):
     (tmp_path / "many").mkdir()
     words = ("train", "CartPole-v1", "--num-seeds", "2", "--seed", "3", "--name", "many", "--env.kwargs", '{"key": 7}')
     assignment = Assignment(Config(seed=3), tmp_path / "many", RunOptions(num_seeds=2, name="many"))
-    told = Assignment.from_json(replace(assignment, **commands_of(assignment, words)).to_json())
-    run = RunDirectory(told.path, command=told.command, commands=told.commands)
+    told = Assignment.from_json(replace(assignment, facts=SessionFacts(**commands_of(assignment, words))).to_json())
+    run = RunDirectory(told.path, facts=told.facts)
     own = open_seed(run, Config(seed=4))
     own.unlock()
     left = ("--env.kwargs", '{"key": ***}', "--seed", "4")
-    assert own.command == ("lockstep", "train", "CartPole-v1", *left)
-    assert run.command == ("lockstep", *words[:-1], left[1])
+    assert own.facts.command == ("lockstep", "train", "CartPole-v1", *left)
+    assert run.facts.command == ("lockstep", *words[:-1], left[1])
     assert commands_of(assignment, None) == {}
     assert commands_of(replace(assignment, options=RunOptions()), words)["commands"] == {}
 

@@ -27,6 +27,7 @@ from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import begin_group, finish_group, seeds_of, status_of, together, together_in_turn
 from lockstep.runs.making import create_run
 from lockstep.runs.progress import Progress, plain_line
+from lockstep.runs.session_facts import SessionFacts
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import remember_names, trusted_config
 
@@ -527,7 +528,7 @@ def test_a_group_that_is_done_already_keeps_what_its_last_steps_left(tmp_path, s
     run, facts["status"], facts["global_step"] = make_run(tmp_path / "seed_0", facts), status, 240
 
     def session(seconds, command):
-        group = RunDirectory(tmp_path, command=command)
+        group = RunDirectory(tmp_path, facts=SessionFacts(command=command))
         before = begin_group(group, [run])
         summary = finish_group(group, {run: facts}, 1, seconds, lambda line: None, before)
         return {name: summary[name] for name in ("command", "wall_time", "steps_per_second")}

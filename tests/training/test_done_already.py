@@ -7,6 +7,7 @@ from fake_session import FakeSession
 
 from lockstep.runs.checkpoint import find_checkpoint
 from lockstep.runs.directory import RunDirectory
+from lockstep.runs.session_facts import SessionFacts
 from lockstep.training.recorder import record_training
 from lockstep.training.stop import FINISHED, STEP_LIMIT
 
@@ -29,7 +30,7 @@ def train(tmp_path):
     """Trains so many iterations from the newest checkpoint on, or that of a step; returns the summary."""
 
     def run(iterations, step=None, world_size=1, stop=FINISHED, **told):
-        directory, session = RunDirectory(tmp_path, quiet=True, **told), Machine(world_size)
+        directory, session = RunDirectory(tmp_path, quiet=True, facts=SessionFacts(**told)), Machine(world_size)
         found = list(directory.checkpoints.glob("step_*"))
         checkpoint = find_checkpoint(directory.checkpoints, f"{step or 'latest'}") if found else None
         if checkpoint is not None:

@@ -16,6 +16,7 @@ from lockstep.core.fingerprint import sha256_of
 from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import Checkpoint, checkpoints_in, find_checkpoint
 from lockstep.runs.directory import RunDirectory
+from lockstep.runs.session_facts import SessionFacts
 from lockstep.runs.trackers import OPTIONAL_TRACKERS
 from lockstep.runs.trackers.service import Ending, Tracker
 from lockstep.training.audience import Answer
@@ -28,8 +29,9 @@ def recorder_of(tmp_path):
     """Makes a recorder of a session in a run directory of its own; closes it."""
     opened = []
 
-    def make(session, told=None, **options):
-        recorder = Recorder(session, RunDirectory(tmp_path, quiet=True, **(told or {})), 0.0, **options)
+    def make(session, told=None, memory=None, **options):
+        run = RunDirectory(tmp_path, quiet=True, memory=memory, facts=SessionFacts(**(told or {})))
+        recorder = Recorder(session, run, 0.0, **options)
         opened.append(recorder)
         return recorder
 
@@ -310,7 +312,7 @@ def test_without_the_best_to_keep_only_what_is_due_is_saved(recorder_of, tmp_pat
 def test_a_state_in_which_ranks_differ_is_saved_nowhere(recorder_of, tmp_path, asked):
     """Whoever went on from it would have the mistake on every rank, where nothing shows it any more."""
     session = FakeSession(checkpoint={"interval": 1 if asked == RUNNING else 0}, proof={"interval": 0})
-    recorder = recorder_of(session, {"memory": memory_in(tmp_path)})
+    recorder = recorder_of(session, memory=memory_in(tmp_path))
     session.advance()
     session.desync = True
     with pytest.raises(DesyncError, match="after iteration 1"):
@@ -340,7 +342,7 @@ def memory_in(tmp_path):
 
 def test_a_state_in_memory_waits_for_a_checkpoint_that_is_being_written(recorder_of, tmp_path, monkeypatch):
     """A restart would go on from the former, and the latter would never be there."""
-    recorder, writing = recorder_of(FakeSession(), {"memory": memory_in(tmp_path)}), threading.Event()
+    recorder, writing = recorder_of(FakeSession(), memory=memory_in(tmp_path)), threading.Event()
     monkeypatch.setattr(recorder.keeper, "asks", lambda: KEEP)
     assert recorder.asks() == KEEP
     monkeypatch.setattr(checkpoint_writer, "commit", lambda *_: writing.wait(600))
@@ -358,7 +360,7 @@ def test_a_state_in_memory_waits_for_a_checkpoint_that_is_being_written(recorder
 
 def test_where_the_memory_is_gone_states_are_kept_no_more_and_the_run_goes_on(recorder_of, tmp_path, capsys):
     """As that of a user is who has logged out."""
-    recorder = recorder_of(FakeSession(), {"memory": memory_in(tmp_path)})
+    recorder = recorder_of(FakeSession(), memory=memory_in(tmp_path))
     (tmp_path / "memory").rmdir()
     recorder.session.advance()
     recorder.save_checkpoint(asked=KEEP)

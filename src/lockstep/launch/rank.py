@@ -9,7 +9,6 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -36,6 +35,7 @@ from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE, Topology, fr
 from lockstep.launch.native_errors import write_natively_elsewhere
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
+from lockstep.runs.session_facts import SessionFacts
 
 LARGE_ROLLOUT = 1 << 17
 """Samples per iteration from which on XLA's arrays are large, and threads seldom wait for each other's ``malloc``."""
@@ -52,12 +52,7 @@ class Assignment:
         resume_from: ``latest`` or ``step_<n>`` in the run's checkpoints, or in ``states``; None: the run starts anew.
         states: another directory of states, which the launcher has in memory.
         memory: where states are kept for the launcher, if it restarts ranks.
-        restarts: its restarts so far, a row each.
-        audience: address of the socket at which another process listens to the run's records; None if none does.
-        started: when the launcher began, ISO 8601 in UTC.
-        command: the words of its command line; None if there was none.
-        commit: of the git repository in which it was started; None if it was in none.
-        commands: for each seed of a group that is one program, the command line that trains it alone.
+        facts: about the session.
     """
 
     config: Config
@@ -66,12 +61,7 @@ class Assignment:
     resume_from: str | None = None
     states: Path | None = None
     memory: Path | None = None
-    restarts: tuple[dict[str, Any], ...] = ()
-    audience: str | None = None
-    started: str | None = None
-    command: tuple[str, ...] | None = None
-    commit: str | None = None
-    commands: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    facts: SessionFacts = field(default_factory=SessionFacts)
 
     def to_json(self) -> str:
         """Returns the assignment as JSON."""
@@ -107,12 +97,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             is_writer=is_writer(topology),
             quiet=assignment.options.quiet,
             memory=assignment.memory,
-            restarts=assignment.restarts,
-            audience=assignment.audience,
-            started=assignment.started,
-            command=assignment.command,
-            commit=assignment.commit,
-            commands=assignment.commands,
+            facts=assignment.facts,
         )
         run.take_over()
         life.inherit(topology)

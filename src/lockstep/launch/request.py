@@ -39,7 +39,7 @@ class RunRequest:
             environment in place of Gymnasium's.
         description: the environment's, if it had to be made for its defaults.
         undescribed: why it couldn't be made for that.
-        audience: address of the socket at which another process listens to the run's records; None if none does.
+        audience: as in :class:`~lockstep.runs.session_facts.SessionFacts`.
     """
 
     config: Config

@@ -225,9 +225,8 @@ class Restarts:
 
     def _attempt(self, memory: Path, state: State, ranks: int, signals: StopSignals) -> Outcome:
         """Starts ranks from a state, and waits until they have ended."""
-        mine = replace(
-            self._assignment, options=self.options_left(), memory=prepared(memory), restarts=tuple(self._rows)
-        )
+        facts = replace(self._assignment.facts, restarts=tuple(self._rows))
+        mine = replace(self._assignment, options=self.options_left(), memory=prepared(memory), facts=facts)
         if state.path is not None:
             mine = replace(mine, states=state.path.parent, resume_from=state.path.name)
         with temporary_directory() as logs:

@@ -37,11 +37,11 @@ from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
 from lockstep.launch.world import World, available_processes, topology_of, wait_for_master, world_of
-from lockstep.runs.commit import commit_of
 from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, is_writer
 from lockstep.runs.finding import find_run
 from lockstep.runs.groups import seeds_of
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS, Mirror
+from lockstep.runs.session_facts import SessionFacts, commit_of
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.past import utc_date
@@ -100,7 +100,8 @@ def start_run(
         prepared = prepare(request, topology, stack, held.named)
         assignment, run, server = prepared.assignment, prepared.run, prepared.server
         commit = commit_of(Path.cwd()) if run.is_writer else None
-        assignment = replace(assignment, started=started, commit=commit, **commands_of(assignment, command))
+        facts = replace(assignment.facts, started=started, commit=commit, **commands_of(assignment, command))
+        assignment = replace(assignment, facts=facts)
         stack.callback(run.unlock)
         if server is not None:
             stack.callback(server.close)  # before the run is unlocked
@@ -131,7 +132,7 @@ def finish_copying(mirror: Mirror, code: int, topology: Topology) -> None:
 
 
 def commands_of(assignment: Assignment, words: Sequence[str] | None) -> dict[str, Any]:
-    """Returns the fields of an assignment that keep the command line, and that of each seed of one program.
+    """Returns the facts of a session that keep the command line, and that of each seed of one program.
 
     ``words`` are those after ``lockstep``; secrets are left out.
     """
@@ -212,7 +213,8 @@ def prepare(
     if topology.local_rank == 0 and not options.trust:  # each host may have its own home
         remember_names(config)
     settled = options.model_copy(update={"devices": world.devices})
-    return Prepared(Assignment(config, run.path, settled, which, audience=request.audience), run, world, server)
+    assignment = Assignment(config, run.path, settled, which, facts=SessionFacts(audience=request.audience))
+    return Prepared(assignment, run, world, server)
 
 
 def _open_server(

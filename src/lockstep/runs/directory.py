@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from lockstep.runs.links import WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock, holder_of, why_not_locked
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.pruning import remove_checkpoint
+from lockstep.runs.session_facts import SessionFacts
 from lockstep.runs.trackers import (
     METRICS_CSV,
     METRICS_JSONL,
@@ -49,24 +50,14 @@ class RunDirectory:
 
     Attributes:
         memory: directory of the states from which a launcher restarts ranks; None if it doesn't restart them.
-        restarts: the launcher's restarts so far, a row each.
-        audience: address of the socket at which another process listens to the run's records; None if none does.
-        started: when this session began, ISO 8601 in UTC; None if no launcher set it, as the next two.
-        command: this session's command line.
-        commit: of the git repository in which the session was started.
-        commands: for each seed of a group, the command line that trains it alone.
+        facts: about this session.
     """
 
     path: Path
     is_writer: bool = True
     quiet: bool = False
     memory: Path | None = None
-    restarts: tuple[dict[str, Any], ...] = ()
-    audience: str | None = None
-    started: str | None = None
-    command: tuple[str, ...] | None = None
-    commit: str | None = None
-    commands: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    facts: SessionFacts = field(default_factory=SessionFacts)
     _lock: RunLock | None = field(default=None, repr=False)  # released by unlock
     _taken: RunLock | None = field(default=None, repr=False)  # the launcher's, in the rank that writes
     _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
@@ -301,8 +292,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
     """Makes the directory of one of a run's seeds, inside the run's, with its ``config.json``; returns it locked."""
-    path, command = run.path / f"{SEED}{config.seed}", run.commands.get(config.seed)
-    seed = RunDirectory(path, run.is_writer, quiet=True, started=run.started, command=command, commit=run.commit)
+    path, facts = run.path / f"{SEED}{config.seed}", run.facts.of_seed(config.seed)
+    seed = RunDirectory(path, run.is_writer, quiet=True, facts=facts)
     if seed.is_writer:
         seed.path.mkdir()
     seed.lock()

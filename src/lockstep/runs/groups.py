@@ -154,7 +154,7 @@ def finish_group(
     summary = {
         "status": status_of([each["status"] for each in seeds.values()], count),
         **{name: value for name, value in first.items() if name not in DIFFERENT},
-        "command": None if group.command is None else list(group.command),
+        "command": None if group.facts.command is None else list(group.facts.command),
         **{name: min(each[name] for each in seeds.values()) for name in TAKEN_BY_ALL},
         "num_seeds": len(seeds),
         "final_return": curve.iqm[-1].item() if known else None,

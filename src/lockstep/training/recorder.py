@@ -61,13 +61,13 @@ class Recorder:
         self.world_size: int = session.facts()["world_size"]
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
-        self.past = Past.of(session.remembered, run.started or utc_date(time.monotonic() - started))
+        self.past = Past.of(session.remembered, run.facts.started or utc_date(time.monotonic() - started))
         self.past.goes_on_for(config, session.counted.global_step)
         self.past.keeps_to(config)
         self.before = before or {}
         if self.before.get("global_step") == self.steps_before:  # otherwise it covers steps that are cut off
             self.past.takes_in(rows_of(self.before))
-        self.past.takes_in(run.restarts)
+        self.past.takes_in(run.facts.restarts)
         self.saved_iteration: int | None = None
         self._compared: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
@@ -77,7 +77,7 @@ class Recorder:
         self.keeper = Keeper(config.checkpoint.seconds, self.memory is not None)
         self.progress = run.open_progress(config.total_steps, states=config.log.console == "short")
         self.timing = run.open_records(TIMING) if config.log.timing else None
-        self.audience = Audience(run.audience, run.is_writer)
+        self.audience = Audience(run.facts.audience, run.is_writer)
         self.videos = EvaluationVideos(run, self.trackers, config.eval.record_video)
 
     def begin(self, lines: Iterable[str]) -> None:
@@ -239,8 +239,8 @@ class Recorder:
         summary = {
             "status": status,
             "started": self.past.started,
-            "command": None if self.run.command is None else list(self.run.command),
-            "commit": self.run.commit,
+            "command": None if self.run.facts.command is None else list(self.run.facts.command),
+            "commit": self.run.facts.commit,
             "environment": config.env.id,
             "seed": config.seed,
             "iteration": counted.iteration,

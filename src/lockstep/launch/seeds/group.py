@@ -38,6 +38,7 @@ from lockstep.runs.groups import begin_group, finish_group, seeds_of, together_i
 from lockstep.runs.listing import UnreadableError, config_of, last_record
 from lockstep.runs.making import create_run
 from lockstep.runs.progress import Progress, make_progress
+from lockstep.runs.session_facts import SessionFacts
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import names_in, remember_names
@@ -106,7 +107,7 @@ def start_group(request: RunRequest, group: GroupStart, command: Sequence[str] |
         changed, stored = changed_seeds(path, config, request.overrides, options), stored_config(path)
     directory, seeds = _opened(request, path, config)
     before = {entry.name for entry in directory.path.iterdir()} - ({CONFIG} if is_new else set())
-    directory.command = None if command is None else without_secrets(["lockstep", *command])
+    directory.facts = SessionFacts(command=None if command is None else without_secrets(["lockstep", *command]))
     try:
         if not is_new:
             keep_places(directory, config)

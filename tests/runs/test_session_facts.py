@@ -1,8 +1,8 @@
-"""The commit that a run remembers."""
+"""The commit that a session was started in."""
 
 import subprocess
 
-from lockstep.runs.commit import commit_of
+from lockstep.runs.session_facts import commit_of
 
 
 def git(path, *words):
