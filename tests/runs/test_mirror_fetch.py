@@ -80,6 +80,13 @@ def test_a_run_comes_as_it_was(place, tmp_path):
     assert reads.index("metrics.jsonl") < reads.index("checkpoints/step_1/policy.safetensors")
 
 
+def test_the_summary_of_a_run_that_has_ended_comes_too(place, tmp_path):
+    place.files["summary.json"] = b'{"steps_per_second": 833.6}'
+    fetch_run(place, tmp_path / "other")
+    assert (tmp_path / "other" / "summary.json").read_bytes() == b'{"steps_per_second": 833.6}'
+    assert place.calls[-1] == ("read", "summary.json")
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "checkpoints", ".lock"])
 def test_nothing_is_brought_through_a_link(place, tmp_path, name):
     run, mine = tmp_path / "other" / "run", tmp_path / "mine"

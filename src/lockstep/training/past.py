@@ -14,13 +14,12 @@ from lockstep.runs.directory import SUMMARY, RunDirectory
 from lockstep.runs.listing import object_if_any
 from lockstep.training.limits import follows_length
 from lockstep.training.reference_policy import reference_digest
-from lockstep.training.stop import FINISHED, STATUS
 
 Evaluated = dict[str, Any]
 """An evaluation's ``step`` and ``return_mean``."""
 OF_A_SESSION = ("command", "commit", "wall_time", "steps_per_second", "restarted_environments", "lockstep")
 """Entries of a summary that describe the session that wrote it, besides the engine, devices and machine."""
-PLACE = ("status", "iteration", "global_step")
+PLACE = ("iteration", "global_step")
 
 
 @dataclass
@@ -140,15 +139,14 @@ def summary_before(run: RunDirectory) -> dict[str, Any]:
 def with_facts_before(summary: Mapping[str, Any], before: Mapping[str, Any], facts: Iterable[str]) -> dict[str, Any]:
     """Completes the summary of a session that took no step with the facts of the last session that took some.
 
-    It does so only if both summaries are of a finished run at the same place.
+    It does so only if both summaries are of the run at the same place. The status stays the session's own.
 
     Args:
         summary: the session's own summary.
         before: the summary that the session found.
         facts: names of the facts about engine, devices and machine.
     """
-    is_finished = summary["status"] == STATUS[FINISHED]
-    if not is_finished or any(before.get(name) != summary[name] for name in PLACE):
+    if any(before.get(name) != summary[name] for name in PLACE):
         return dict(summary)
     return {**summary, **{name: before[name] for name in (*OF_A_SESSION, *facts) if name in before}}
 

@@ -47,8 +47,8 @@ def fetch_config(place: Place, directory: Path) -> None:
 def fetch_run(place: Place, run: Path) -> int | None:
     """Fetches a run's files into its directory, over existing ones; returns the newest checkpoint's step.
 
-    Logs come before the checkpoints that rely on them, checkpoints from the oldest to the newest, and the config last,
-    so that an interrupted fetch starts over. Damaged checkpoints are passed over with a warning.
+    Logs come before the checkpoints that rely on them, checkpoints from the oldest to the newest, then the config,
+    so that an interrupted fetch starts over, and the summary last. Damaged checkpoints are passed over with a warning.
 
     Returns:
         The step; None if the mirror has no checkpoint.
@@ -73,8 +73,9 @@ def fetch_run(place: Place, run: Path) -> int | None:
         if newest is None and steps_on(names):
             raise MirrorError(f"resume: no checkpoint at {place.url} is whole")
         check_none_newer_there(place, newest)  # which would be behind a damaged one
-        if CONFIG in wanted:
-            _bring(place, CONFIG, run)
+        for name in (CONFIG, SUMMARY):
+            if name in wanted:
+                _bring(place, name, run)
     except OSError as error:
         raise MirrorError(f"resume: {run} can't be written: {error.strerror or error}") from None
     return newest
