@@ -1,3 +1,4 @@
+import functools
 import json
 import os
 import subprocess
@@ -109,6 +110,37 @@ def test_an_environment_is_named_by_its_id_alone(write, name, content):
 def test_the_shorthand_goes_with_other_settings_of_the_environment(write):
     config = read_request([write("a.yaml", "env: Hopper-v5\nenv.workers: 2\nenv.kwargs: {frame_skip: 2}")]).config
     assert (config.env.id, config.env.workers, config.env.kwargs) == ("Hopper-v5", 2, {"frame_skip": 2})
+
+
+PONG = "env: {id: ALE/Pong-v5, atari: true}"
+IMPALA = "env: CartPole-v1\nnetwork: {image: impala}"
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "read"),
+    [
+        (PONG, "--env.atari.noop-max=0", {"env.atari.enabled": True, "env.atari.noop_max": 0}),
+        (IMPALA, "--network.image.width=2", {"network.image.kind": "impala", "network.image.width": 2.0}),
+        (f"{IMPALA}\nnetwork.image.width: 2", "", {"network.image.kind": "impala", "network.image.width": 2.0}),
+        (f"network.image.width: 2\n{IMPALA}", "", {"network.image.kind": "impala", "network.image.width": 2.0}),
+        (f"{PONG}\nenv.atari.noop_max: 0", "", {"env.atari.enabled": True, "env.atari.noop_max": 0}),
+        (
+            "env: lockstep/GridWorldPixels-v0\nnetwork: {image: impala}",
+            "",
+            {"network.image.kind": "impala", "network.image.width": 0.5, "network.image.depth": 1},  # of its preset
+        ),
+    ],
+)
+def test_a_section_given_by_one_value_keeps_its_other_settings(write, text, option, read):
+    config = read_request([write("a.yaml", text), *([option] if option else [])]).config
+    assert {path: functools.reduce(getattr, path.split("."), config) for path in read} == read
+
+
+def test_a_section_given_by_one_value_is_not_given_another(write):
+    with pytest.raises(
+        ValueError, match=r"network\.image\.kind nature given together with network\.image impala; give"
+    ):
+        read_request([write("a.yaml", f"{IMPALA}\nnetwork.image.kind: nature")])
 
 
 def test_yaml_never_executes_anything(write, tmp_path):

@@ -23,6 +23,8 @@ from lockstep.config.yaml_text import check_once, read_yaml, write_yaml
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 SPOKEN = {"true": True, "false": False, "none": None}
 """Words of the command line, with their values in a file."""
+SHORTHANDS: dict[str, tuple[type, str]] = {"env.atari": (bool, "enabled"), "network.image": (str, "kind")}
+"""Sections that a single value may stand for: the value's type, and its setting in the section."""
 OFF = "off"
 """A value of some settings, which YAML reads as false."""
 
@@ -97,6 +99,9 @@ def _nested(
             switches.append(switch)
             continue
         path = _unaliased(name, prefix, aliases)
+        kind, inside = SHORTHANDS.get(prefix + path, (None, ""))
+        if kind is not None and isinstance(value, kind):
+            path = f"{path}.{inside}"
         if isinstance(value, dict) and prefix + path not in FREE:
             path, found = name, _nested(value, f"{prefix}{name}.", said, switches, aliases)
         else:
