@@ -136,3 +136,9 @@ def test_networks_of_ones_own_that_training_refuses_are_refused(recorded, capsys
     line = refused(capsys, "clone", recorded, "--like", file, "--out", tmp_path / "a", *QUICK)
     assert line.startswith(f"lockstep: error: network.custom: users_nets:{name} {said}")
     assert not (tmp_path / "a").exists()
+
+
+def test_a_negative_seed_is_refused_before_anything_is_made(recorded, capsys, tmp_path):
+    said = refused(capsys, "clone", recorded, "--out", tmp_path / "a", "--seed", -1, *QUICK)
+    assert said == "lockstep: error: seed: -1: use 0 or more\n"
+    assert not (tmp_path / "a").exists()

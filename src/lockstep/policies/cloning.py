@@ -67,9 +67,12 @@ def clone(
     though this user hasn't trained with it.
 
     Raises:
-        ValueError: there is no such recording, the run exists, or the networks can't learn this way; one line.
+        ValueError: there is no such recording, the seed is negative, the run exists, or the networks can't learn this
+            way; one line.
         NonFiniteError: the loss or the parameters aren't finite; then there is no run.
     """
+    if settings.seed < 0:
+        raise ValueError(f"seed: {settings.seed}: use 0 or more")
     recording = read_recording(episodes)
     config = _config(recording.facts, settings, network)
     if network is None:
