@@ -138,3 +138,11 @@ def test_environment_arguments_are_json():
     assert config.env == EnvConfig(id="CartPole-v1", kwargs={"g": 9.8, "lr": [1, None]})
     assert config_of('--env.kwargs={"a": "b=c"}').env.kwargs == {"a": "b=c"}
     assert config_of("--env.kwargs", '{"a": 1}', "--env.kwargs", '{"b": 2}').env.kwargs == {"b": 2}
+
+
+def test_a_word_that_is_too_long_for_a_file_name_is_none():
+    word = "a" * 300
+    assert config_of(f'env.kwargs={{"a": "{word}"}}').env.kwargs == {"a": word}
+    assert read_request([word]).config.env.id == word
+    with pytest.raises(ValueError, match=r"aaa\.yaml: no such config file$"):
+        read_request([f"{word}.yaml"])

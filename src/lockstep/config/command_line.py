@@ -77,7 +77,7 @@ class _Words:
     def next(self) -> tuple[str, str | None]:
         """Takes an option and the value in the same word, if there is one, or a positional word."""
         word = self.left.pop(0)
-        if not word.startswith("--") and ASSIGNMENT.match(word) and not Path(word).exists():
+        if not word.startswith("--") and ASSIGNMENT.match(word) and not os.path.exists(word):
             word = "--" + word.lstrip("+")
         if not word.startswith("--"):
             return word, None
@@ -229,9 +229,9 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
     path = Path(target)
     if path.suffix in FILE_SUFFIXES:
         return read_file(path), target
-    if path.is_dir() and (path / "config.json").is_file():
+    if os.path.isfile(path / "config.json"):
         return read_file(path / "config.json"), str(path / "config.json")
-    if path.is_dir() and path.parent.name == "checkpoints":
+    if path.parent.name == "checkpoints" and os.path.isdir(path):
         raise ValueError(f"{target} is a checkpoint; --resume {quoted(target)} continues from it")
     return {"env": {"id": target}}, None
 
@@ -274,7 +274,7 @@ def _one_target(positional: list[str], given: dict[str, Any]) -> list[str]:
     files = [word for word in positional if Path(word).suffix in FILE_SUFFIXES]
     if len(positional) == 2 and len(files) == 1 and _env_id(given) is None:
         (env_id,) = (word for word in positional if word not in files)
-        if not Path(env_id).exists():
+        if not os.path.exists(env_id):
             merge(given, {"env": {"id": env_id}})
             return files
     if "=" in positional:

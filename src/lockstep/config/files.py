@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import os
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is missing, is of another kind, doesn't parse, or gives a setting twice; one line.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # False for a name that is too long, too
         siblings = [p.name for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, 1, 0.6)
         raise ValueError(
