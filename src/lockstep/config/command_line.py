@@ -16,8 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.files import FILE_SUFFIXES, add_switches, in_our_words, layered, merge, nest, read_file
-from lockstep.config.keys import FREE, LEAVES, Leaf, validate
+from lockstep.config.files import (
+    FILE_SUFFIXES,
+    TOO_DEEP,
+    add_switches,
+    check_keys,
+    in_our_words,
+    layered,
+    merge,
+    nest,
+    read_file,
+)
+from lockstep.config.keys import LEAVES, Leaf, check_no_booleans, validate
 from lockstep.config.presets import for_grpo, preset_for, with_version
 from lockstep.config.redact import without_secrets
 from lockstep.config.run import AUTO, Config, RunOptions
@@ -56,10 +66,14 @@ def _leaf_of(flag: str, value: str) -> tuple[Leaf, bool]:
 def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
     if leaf.kind == "json":
         try:
-            return json.loads(words[0])
+            value = json.loads(words[0])
+        except RecursionError:
+            raise ValueError(f"{flag}: {TOO_DEEP}") from None
         except ValueError:
             shown = without_secrets([words[0]])[0]
             raise ValueError(f"{flag}: {shown!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
+        check_keys(leaf.path, value)
+        return value
     if leaf.kind == "list":
         words = [part for word in words for part in word.strip("[]()").replace(",", " ").split()]
     values = [None if w.lower() in ("none", "null") else w for w in words]
@@ -236,16 +250,6 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
     return {"env": {"id": target}}, None
 
 
-def _no_booleans(values: Any, path: str = "") -> None:
-    """Refuses a YAML ``true`` where a number is wanted, which would silently become 1."""
-    for key, value in values.items() if isinstance(values, Mapping) else ():
-        inner = f"{path}{key}"
-        if isinstance(value, bool) and inner in LEAVES and LEAVES[inner].kind != "flag":
-            raise ValueError(f"{inner}: {value}: a number or text is wanted here, not true or false")
-        if inner not in FREE:
-            _no_booleans(value, f"{inner}.")
-
-
 def _validated(model: Any, below: dict[str, Any], given: dict[str, Any], file: str | None) -> Any:
     """Validates a file's settings, if there is a file, then those together with the command line's, if it gives any."""
     found = None if file is None else validate(model, below, file)
@@ -323,7 +327,7 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
         _complete_id(layer)
     _one_environment(positional, file, settings, from_words)
     try:
-        _no_booleans(settings)
+        check_no_booleans(settings)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     options_in_file = {k: settings.pop(k) for k in list(settings) if k in RunOptions.model_fields}

@@ -26,6 +26,8 @@ SPOKEN = {"true": True, "false": False, "none": None}
 """Words of the command line, with their values in a file."""
 SHORTHANDS: dict[str, tuple[type, str]] = {"env.atari": (bool, "enabled"), "network.image": (str, "kind")}
 """Sections that a single value may stand for: the value's type, and its setting in the section."""
+MOST_LEVELS = 100
+TOO_DEEP = f"nested in more than {MOST_LEVELS} levels, or within itself"
 OFF = "off"
 """A value of some settings, which YAML reads as false."""
 
@@ -57,6 +59,8 @@ def read_file(path: Path) -> dict[str, Any]:
         values = readers[path.suffix](path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: can't be read: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: {TOO_DEEP}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a config is a mapping of keys to values, not {type(values).__name__}")
     try:
@@ -103,12 +107,14 @@ def _nested(
         kind, inside = SHORTHANDS.get(prefix + path, (None, ""))
         if kind is not None and isinstance(value, kind):
             path = f"{path}.{inside}"
+        if prefix.count(".") > MOST_LEVELS:
+            raise ValueError(f"{prefix.partition('.')[0]}: {TOO_DEEP}")
         if isinstance(value, dict) and prefix + path not in FREE:
             path, found = name, _nested(value, f"{prefix}{name}.", said, switches, aliases)
         else:
             found = in_our_words(prefix + path, value)
+            check_keys(prefix + path, found)
             _check_alone(prefix + path, prefix + name, found, said)
-            _check_keys(prefix + path, found)
         merge(out, nest(path.split("."), found))
     return out
 
@@ -121,16 +127,22 @@ def _check_alone(path: str, name: str, value: Any, said: dict[str, tuple[str, An
         raise ValueError(f"{given}; give one")
 
 
-def _check_keys(path: str, value: Any) -> None:
-    """Refuses keys that aren't text: they would become text in the run's JSON, when it is resumed or on other ranks."""
+def check_keys(path: str, value: Any, levels: int = MOST_LEVELS) -> None:
+    """Refuses what JSON, by which a value reaches a resumed run and other ranks, can't hold.
+
+    Raises:
+        ValueError: a key isn't text, or the value is nested in more than ``levels`` or within itself; one line.
+    """
+    if levels < 0:
+        raise ValueError(f"{'.'.join(path.split('.')[:2])}: {TOO_DEEP}")
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise ValueError(f"{path}: key {key!r} is {type(key).__name__}; keys are text, {str(key)!r}")
-            _check_keys(f"{path}.{key}", inner)
+            check_keys(f"{path}.{key}", inner, levels - 1)
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_keys(path, inner)
+            check_keys(path, inner, levels - 1)
 
 
 def _are_equal_numbers(first: Any, second: Any) -> bool:

@@ -80,6 +80,20 @@ FREE_NAMES = {path.split(".")[-1] for path in FREE}
 """Last words of their paths."""
 
 
+def check_no_booleans(values: Any, path: str = "") -> None:
+    """Refuses a YAML ``true`` where a number is wanted, which would silently become 1.
+
+    Raises:
+        ValueError: a setting in the nested ``values``, which stand below the prefix ``path``, is one; one line.
+    """
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        inner = f"{path}{key}"
+        if isinstance(value, bool) and inner in LEAVES and LEAVES[inner].kind != "flag":
+            raise ValueError(f"{inner}: {value}: a number or text is wanted here, not true or false")
+        if inner not in FREE:
+            check_no_booleans(value, f"{inner}.")
+
+
 def nearest(key: str, known: Sequence[str]) -> str:
     """Returns ``'; did you mean X?'`` for the closest known key, or ""."""
     alias = ALIASES.get(plain(key.split(".")[-1]))
