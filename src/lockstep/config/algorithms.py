@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -97,3 +98,16 @@ class GRPOConfig(Section):
     reference: str | None = Field(
         default=None, min_length=1, description="run or checkpoint of the reference policy; None: the initial one"
     )
+
+
+def check_read_by_grpo(ppo: Any) -> None:
+    """Refuses explicit settings of PPO's value loss or advantages that GRPO doesn't use."""
+    asked = ppo if isinstance(ppo, Mapping) else {}
+    clip, scale = asked.get("value_clip_range"), asked.get("advantage_normalization", "global")
+    if clip is not None:
+        raise ValueError(f"ppo.value_clip_range: {clip}, but GRPO has no critic, whose values it clips; leave it out")
+    if scale != "global":
+        raise ValueError(
+            f"ppo.advantage_normalization: {scale}, but GRPO's advantages are of a group; --grpo.normalize-std false "
+            "leaves out their scale"
+        )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.algorithms import check_read_by_grpo
 from lockstep.config.files import (
     FILE_SUFFIXES,
     TOO_DEEP,
@@ -31,7 +32,7 @@ from lockstep.config.keys import LEAVES, Leaf, check_no_booleans, validate
 from lockstep.config.presets import for_grpo, preset_for, with_version
 from lockstep.config.redact import without_secrets
 from lockstep.config.run import AUTO, Config, RunOptions
-from lockstep.config.switches import Switch, read_switch, switch_named
+from lockstep.config.switches import Switch, switch_in
 from lockstep.config.words import ALIASES, CONFIG_FILE, SHORT, advice, plain, spelled_out
 from lockstep.core.files import quoted
 
@@ -113,31 +114,6 @@ class _Words:
         return self.left.pop(0) if spoken else ""
 
 
-def _switch(flag: str, inline: str | None, words: _Words) -> Switch | None:
-    """Reads a switch of another library, which stands for a value of a setting; returns None for any other option.
-
-    Raises:
-        ValueError: its value is neither true nor false, or Lockstep has no setting for it; one line.
-    """
-    key = flag.lstrip("-").replace("-", "_")
-    section, dot, last = key.rpartition(".")
-    word, negated = switch_named(key), False
-    if word is None and plain(last).startswith("no_"):
-        word, negated = switch_named(f"{section}{dot}{last[3:]}"), True
-    if word is None:
-        return None
-    if negated and inline is not None:
-        raise ValueError(f"{flag}: takes no value; {flag} alone says it")
-    spoken = "" if negated else inline or words.truth()
-    said = "false" if negated else spoken.lower() or "true"
-    shown = f"{flag} {spoken}".strip()
-    found = read_switch(word, said == "true", shown) if said in ("true", "false") else None
-    if found is None:
-        instead = advice(f"--{word.replace('_', '-')}" if negated or section else flag, spoken)
-        raise ValueError(instead or f"{flag}: {spoken!r} is neither true nor false")
-    return found
-
-
 @dataclass(frozen=True)
 class Part:
     """An option of a command line: its words, its setting's path, and the value; any other word has no path."""
@@ -163,7 +139,7 @@ def _taken(words: _Words) -> tuple[str, Any]:
         return "", flag
     if plain(flag) in CONFIG_FILE:
         return "", inline if inline is not None else _needed(flag, words.values(1))[0]
-    switch = _switch(flag, inline, words)
+    switch = switch_in(flag, inline, words.truth)
     if switch is not None:
         return "", switch
     following = words.left[0] if words.left and not words.left[0].startswith("--") else ""
@@ -302,19 +278,6 @@ def _one_environment(
         raise ValueError(f"{first!r} and --env-id {second!r} are two environments; give one")
 
 
-def _check_read_by_grpo(ppo: Any) -> None:
-    """Refuses explicit settings of PPO's value loss or advantages that GRPO doesn't use."""
-    asked = ppo if isinstance(ppo, Mapping) else {}
-    clip, scale = asked.get("value_clip_range"), asked.get("advantage_normalization", "global")
-    if clip is not None:
-        raise ValueError(f"ppo.value_clip_range: {clip}, but GRPO has no critic, whose values it clips; leave it out")
-    if scale != "global":
-        raise ValueError(
-            f"ppo.advantage_normalization: {scale}, but GRPO's advantages are of a group; --grpo.normalize-std false "
-            "leaves out their scale"
-        )
-
-
 def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     """Reads the config and options of ``lockstep train ARGV``; unless ``needs_env``, the environment may be missing.
 
@@ -350,5 +313,5 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     if starts:
         raise ValueError(f"{file}: names no environment; write env: CartPole-v1, or give --env-id CartPole-v1")
     if config.algorithm == "grpo" and run is None:
-        _check_read_by_grpo(layered(settings, given).get("ppo"))
+        check_read_by_grpo(layered(settings, given).get("ppo"))
     return Request(config, options, preset, settings, given, run)

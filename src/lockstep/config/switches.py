@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockstep.config.keys import LEAVES
-from lockstep.config.words import ALREADY, SWITCHES, plain
+from lockstep.config.words import ALREADY, SWITCHES, advice, plain
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,30 @@ def read_switch(word: str, on: bool, words: str) -> Switch | None:
     stands_for = SWITCHES[word]
     value = stands_for.on if on else stands_for.off
     return None if value is None else Switch(words, stands_for.path, value)
+
+
+def switch_in(flag: str, inline: str | None, truth: Callable[[], str]) -> Switch | None:
+    """Reads a switch of another library, which stands for a value of a setting; returns None for any other option.
+
+    ``inline`` is the value in the option's own word, and ``truth`` takes the next word if it is ``true`` or ``false``.
+
+    Raises:
+        ValueError: its value is neither true nor false, or Lockstep has no setting for it; one line.
+    """
+    key = flag.lstrip("-").replace("-", "_")
+    section, dot, last = key.rpartition(".")
+    word, negated = switch_named(key), False
+    if word is None and plain(last).startswith("no_"):
+        word, negated = switch_named(f"{section}{dot}{last[3:]}"), True
+    if word is None:
+        return None
+    if negated and inline is not None:
+        raise ValueError(f"{flag}: takes no value; {flag} alone says it")
+    spoken = "" if negated else inline or truth()
+    said = "false" if negated else spoken.lower() or "true"
+    shown = f"{flag} {spoken}".strip()
+    found = read_switch(word, said == "true", shown) if said in ("true", "false") else None
+    if found is None:
+        instead = advice(f"--{word.replace('_', '-')}" if negated or section else flag, spoken)
+        raise ValueError(instead or f"{flag}: {spoken!r} is neither true nor false")
+    return found
