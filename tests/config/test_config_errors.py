@@ -126,7 +126,7 @@ def test_an_environment_id_that_is_no_text(file_complaint, environment):
     assert file_complaint({"env": environment}).startswith("env.id: ")
 
 
-@pytest.mark.parametrize("settings", [{"seed": True}, {"lr": True}, {"num_envs": True}])
+@pytest.mark.parametrize("settings", [{"seed": True}, {"lr": True}, {"num_envs": True}, {"hidden_sizes": [True, 64]}])
 def test_true_is_no_number(file_complaint, settings):
     assert "True" in file_complaint(settings)
 

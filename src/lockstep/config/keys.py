@@ -88,8 +88,11 @@ def check_no_booleans(values: Any, path: str = "") -> None:
     """
     for key, value in values.items() if isinstance(values, Mapping) else ():
         inner = f"{path}{key}"
-        if isinstance(value, bool) and inner in LEAVES and LEAVES[inner].kind != "flag":
-            raise ValueError(f"{inner}: {value}: a number or text is wanted here, not true or false")
+        kind = LEAVES[inner].kind if inner in LEAVES else "flag"
+        listed = value if kind == "list" and isinstance(value, list | tuple) else [value]
+        wrong = next((each for each in listed if isinstance(each, bool)), None)
+        if wrong is not None and kind != "flag":
+            raise ValueError(f"{inner}: {wrong}: a number or text is wanted here, not true or false")
         if inner not in FREE:
             check_no_booleans(value, f"{inner}.")
 
