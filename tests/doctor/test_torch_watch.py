@@ -16,8 +16,9 @@ from lockstep.doctor.judge.traces import Moment
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.torch import hooks as torch_hooks
 from lockstep.doctor.watch.torch.checks import was_made
-from lockstep.doctor.watch.torch.inspection import bare, look_around, numbers_of, statistics_of
+from lockstep.doctor.watch.torch.inspection import bare, look_around
 from lockstep.doctor.watch.torch.own_gradients import NUMBERS, OwnGradients
+from lockstep.doctor.watch.torch.running_statistics import numbers_of, statistics_of
 from lockstep.doctor.watch.torch.values import _device_sum, digest, input_digests, sampled, take_part
 
 

@@ -15,8 +15,9 @@ from lockstep.doctor.watch.boundaries import Boundaries
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
 from lockstep.doctor.watch.torch.flat_parts import holds_vectors, tensors_of
-from lockstep.doctor.watch.torch.inspection import Inventory, look_around, numbers_of
+from lockstep.doctor.watch.torch.inspection import Inventory, look_around
 from lockstep.doctor.watch.torch.own_gradients import OwnGradients
+from lockstep.doctor.watch.torch.running_statistics import numbers_of
 from lockstep.doctor.watch.torch.values import (
     DENSE_NUMBERS,
     SPARSE_NUMBERS,

@@ -9,19 +9,14 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lockstep.doctor.watch.places import attributes_of, find_places
 from lockstep.doctor.watch.torch.flat_parts import is_whole, parts_of, tensors_of, updated_by_parts
 from lockstep.doctor.watch.torch.process_group import group_facts
+from lockstep.doctor.watch.torch.running_statistics import held, resembles, statistics_of
 
-STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
-                   for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
-"""Sets of attributes by which running statistics are recognised, whatever their class is called."""
-SPREADS = ("var", "std", "sq", "m2", "sigma", "dev")
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 SKIPPED = frozenset({"torch", "numpy", "builtins", "importlib", "collections", "typing", "functools"})
 
@@ -168,43 +163,11 @@ def _kind(cls: type, thing: Any) -> tuple[bool, bool, bool, bool]:
     if issubclass(cls, type) or str(cls.__module__).partition(".")[0] in SKIPPED:
         return False, False, False, False
     known = statistics_of(thing) is not None
-    return False, known or any(True for _ in _held(thing)), False, not known and _resembles(thing)
-
-
-def statistics_of(thing: Any) -> dict[str, Any] | None:
-    """Returns an object's running statistics, as arrays, tensors or numbers by attribute; None if it has none."""
-    attributes = attributes_of(thing)
-    for names in STATISTICS:
-        if names <= attributes.keys() and all(_numeric(attributes[name]) for name in names):
-            return {name: attributes[name] for name in sorted(names)}
-    return None
-
-
-def _resembles(thing: Any) -> bool:
-    """Returns whether an object has attributes of one shape whose names suggest a mean and a spread."""
-    arrays = {name.lower(): value for name, value in attributes_of(thing).items() if _numeric(value)}
-    means = [np.shape(value) for name, value in arrays.items() if "mean" in name]
-    spreads = [np.shape(value) for name, value in arrays.items() if any(word in name for word in SPREADS)]
-    return any(shape in spreads for shape in means)
-
-
-def _numeric(value: Any) -> bool:
-    return isinstance(value, (int, float, np.ndarray, np.number, Tensor)) and not isinstance(value, bool)
-
-
-def _held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields normalisers among an object's attributes, and in dictionaries there, with the path to each."""
-    for name, value in list(attributes_of(thing).items()):
-        if isinstance(value, dict):
-            for key, item in list(value.items()):
-                if isinstance(key, str) and statistics_of(item) is not None:
-                    yield (name, key), item
-        elif statistics_of(value) is not None:
-            yield (name,), value
+    return False, known or any(True for _ in held(thing)), False, not known and resembles(thing)
 
 
 def _at(owner: Any, path: Sequence[str]) -> Any:
-    """Returns what an object holds now at a path of :func:`_held`; None if nothing."""
+    """Returns what an object holds now at a path of :func:`held`; None if nothing."""
     value = attributes_of(owner).get(path[0])
     return value if len(path) == 1 else value.get(path[1]) if isinstance(value, dict) else None
 
@@ -277,9 +240,9 @@ def _normalizers(owners: Sequence[Any]) -> Iterator[tuple[tuple[Any, Sequence[st
 
     Normalisers of wrappers that don't update them (:func:`_rests`) are left out.
     """
-    taken = {id(item) for owner in owners if _rests(owner) for _, item in _held(owner)}
+    taken = {id(item) for owner in owners if _rests(owner) for _, item in held(owner)}
     for owner in owners:
-        for path, item in _held(owner):
+        for path, item in held(owner):
             if id(item) not in taken:
                 taken.add(id(item))
                 yield (owner, path), item
@@ -321,10 +284,3 @@ def _reference(owner: Any, path: Sequence[str] = ()) -> Callable[[], Any]:
             return owner
 
     return (lambda: _at(ref(), path)) if path else ref
-
-
-def numbers_of(normalizer: Any) -> dict[str, Tensor]:
-    """Returns a normaliser's statistics as float64 tensors on the CPU, by attribute."""
-    found = statistics_of(normalizer) or {}
-    arrays = {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
-    return {name: torch.as_tensor(np.asarray(value, np.float64)) for name, value in arrays.items()}

@@ -1,0 +1,56 @@
+"""Recognises running statistics of observations or rewards by what an object holds, whatever its class is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.doctor.watch.places import attributes_of
+
+STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
+                   for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
+"""Sets of attributes by which running statistics are recognised, whatever their class is called."""
+SPREADS = ("var", "std", "sq", "m2", "sigma", "dev")
+
+
+def statistics_of(thing: Any) -> dict[str, Any] | None:
+    """Returns an object's running statistics, as arrays, tensors or numbers by attribute; None if it has none."""
+    attributes = attributes_of(thing)
+    for names in STATISTICS:
+        if names <= attributes.keys() and all(_numeric(attributes[name]) for name in names):
+            return {name: attributes[name] for name in sorted(names)}
+    return None
+
+
+def resembles(thing: Any) -> bool:
+    """Returns whether an object has attributes of one shape whose names suggest a mean and a spread."""
+    arrays = {name.lower(): value for name, value in attributes_of(thing).items() if _numeric(value)}
+    means = [np.shape(value) for name, value in arrays.items() if "mean" in name]
+    spreads = [np.shape(value) for name, value in arrays.items() if any(word in name for word in SPREADS)]
+    return any(shape in spreads for shape in means)
+
+
+def _numeric(value: Any) -> bool:
+    return isinstance(value, (int, float, np.ndarray, np.number, Tensor)) and not isinstance(value, bool)
+
+
+def held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields normalisers among an object's attributes, and in dictionaries there, with the path to each."""
+    for name, value in list(attributes_of(thing).items()):
+        if isinstance(value, dict):
+            for key, item in list(value.items()):
+                if isinstance(key, str) and statistics_of(item) is not None:
+                    yield (name, key), item
+        elif statistics_of(value) is not None:
+            yield (name,), value
+
+
+def numbers_of(normalizer: Any) -> dict[str, Tensor]:
+    """Returns a normaliser's statistics as float64 tensors on the CPU, by attribute."""
+    found = statistics_of(normalizer) or {}
+    arrays = {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
+    return {name: torch.as_tensor(np.asarray(value, np.float64)) for name, value in arrays.items()}
