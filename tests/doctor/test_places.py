@@ -24,6 +24,13 @@ def places(*things):
     return [found.get(id(thing), "").removeprefix(f"{caller.f_code.co_name}.") for thing in things]
 
 
+class Slotted:
+    __slots__ = ("empty", "inner")
+
+    def __init__(self, inner):
+        self.inner = inner
+
+
 AT_THE_TOP = Thing()
 
 
@@ -37,6 +44,12 @@ def test_variables_attributes_keys_and_indices_lead_there():
     del held
     assert find_places({number}, sys._getframe())[number].endswith("there.holder.inner['key'][1]")
     assert holder.inner
+
+
+def test_slots_lead_there_even_if_others_are_empty():
+    holder = Slotted(Thing())
+    number = id(holder.inner)
+    assert find_places({number}, sys._getframe())[number].endswith("holder.inner")
 
 
 def test_what_a_module_holds_is_named_by_it():

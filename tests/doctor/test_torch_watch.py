@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -336,6 +337,57 @@ def test_statistics_that_take_anothers_place_are_found_there():
     assert find() is wrapper.rms
     wrapper.rms = SimpleNamespace(n=4, mean=np.ones(2), S=np.ones(2), std=np.ones(2))
     assert numbers_of(find())["n"] == 4
+
+
+class Running:
+    """As in ``modular_rl`` and what was copied from it."""
+
+    def __init__(self):
+        self._n, self._M, self._S = 3, np.ones(2), np.ones(2)
+
+
+@dataclass(slots=True)
+class Slotted:
+    mean: np.ndarray = field(default_factory=lambda: np.ones(2))
+    var: np.ndarray = field(default_factory=lambda: np.ones(2))
+    count: float = 3.0
+
+
+class Computing:
+    """Its statistics are properties, made of sums under names that nobody knows."""
+
+    mean = property(lambda self: self.total / self.steps)
+    std = property(lambda self: self.total)
+
+    def __init__(self):
+        self.total, self.steps = 2.0, 1
+
+
+@pytest.mark.parametrize("cls", [Running, Slotted])
+def test_running_statistics_under_other_names_and_in_slots_are_found(cls, watch, tmp_path):
+    filter_of_observations, agent = cls(), Agent()
+    train(agent, torch.optim.SGD(agent.parameters(), lr=0.1), 1)
+    found = trace_of(watch, tmp_path).checks[Moment(0, 1, "after")].parts["normalizers"]
+    place = "test_running_statistics_under_other_names_and_in_slots_are_found.filter_of_observations"
+    mine = [kept for name, kept in found.items() if name.startswith(f"{cls.__name__} ({place})")]
+    assert sorted(kept.numbers.tolist() for kept in mine) == [[1.0, 1.0], [1.0, 1.0], [3.0]]
+    assert filter_of_observations is not None
+
+
+def test_what_is_in_slots_is_let_go_with_the_script_s_last_reference():
+    statistics = Slotted()
+    (find,) = (find for name, find in look_around().normalizers.items() if name.startswith("Slotted"))
+    assert find() is statistics
+    mean = weakref.ref(statistics.mean)
+    del statistics
+    assert find() is None
+    assert mean() is None
+
+
+def test_objects_that_compute_a_mean_and_a_spread_are_noted():
+    computing = Computing()
+    assert "Computing" in look_around().unknown
+    assert computing.mean == 2.0
 
 
 @pytest.mark.parametrize(

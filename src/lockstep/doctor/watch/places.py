@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -16,6 +18,8 @@ MOST_ITEMS = 1024
 _OURS = 3
 """References to a frame's variables that aren't the script's: the frame's, ours, and ``getrefcount``'s argument."""
 _LEAVES = (str, bytes, int, float, complex, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+Slots = tuple[tuple[str, types.MemberDescriptorType], ...]
+_known_slots: weakref.WeakKeyDictionary[type, Slots] = weakref.WeakKeyDictionary()
 _FOREIGN = ("site-packages", "dist-packages", "lib/python", "<frozen", "<string>")
 
 
@@ -116,9 +120,29 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(thing: Any) -> Mapping[str, Any]:
-    """Returns an object's ``__dict__`` without calling anything of its class; empty if it has none."""
+    """Returns what an object's ``__dict__`` and slots hold, without calling anything of its class."""
     try:
         found = object.__getattribute__(thing, "__dict__")
     except (AttributeError, TypeError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = {}
+    found = found if isinstance(found, dict) else {}
+    slots = _slots(type(thing))
+    return found | _filled(thing, slots) if slots else found
+
+
+def _slots(cls: type) -> Slots:
+    """Returns names and descriptors of the slots that a class and its bases name in ``__slots__``."""
+    known = _known_slots.get(cls)
+    if known is None:
+        bases = [vars(base) for base in cls.__mro__ if "__slots__" in vars(base)]
+        slots = (item for base in bases for item in base.items() if type(item[1]) is types.MemberDescriptorType)
+        known = _known_slots[cls] = tuple(slots)
+    return known
+
+
+def _filled(thing: Any, slots: Slots) -> dict[str, Any]:
+    found = {}
+    for name, slot in slots:
+        with contextlib.suppress(AttributeError):  # nothing was put there yet
+            found[name] = slot.__get__(thing, type(thing))
+    return found

@@ -112,6 +112,8 @@ def bare(name: str) -> str:
 
 def look_around(before: Inventory | None = None) -> Inventory:
     """Finds modules, optimisers and normalisers among this process's objects; modules known ``before`` keep names."""
+    for find in () if before is None else before.normalizers.values():
+        find()  # lets go what is kept only here
     things = gc.get_objects()
     kinds = {cls: _kind(cls, thing) for cls, thing in dict(zip(map(type, things), things, strict=True)).items()}
     telling = {cls for cls, kind in kinds.items() if any(kind)}
@@ -278,9 +280,19 @@ def _reference(owner: Any, path: Sequence[str] = ()) -> Callable[[], Any]:
     """Returns a function that finds a normaliser, or its replacement at the same path, while its owner lives."""
     try:
         ref: Callable[[], Any] = weakref.ref(owner)
-    except TypeError:  # the class has no weak references: keep it alive
-
-        def ref() -> Any:
-            return owner
-
+    except TypeError:  # the class has no weak references, as with slots
+        ref = Kept(owner)
     return (lambda: _at(ref(), path)) if path else ref
+
+
+class Kept:
+    """Stands for a weak reference to an object of a class that has none: lets the object go if nobody else has it."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __call__(self) -> Any:
+        """Returns the object; None once only this reference is left."""
+        if sys.getrefcount(self._thing) <= 2:  # ours, and the argument's
+            self._thing = None
+        return self._thing

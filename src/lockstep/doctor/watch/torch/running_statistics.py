@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from lockstep.doctor.watch.places import attributes_of
 
-STATISTICS = tuple({count, mean, spread} for count in ("count", "n") for mean in ("mean", "_mean")
+STATISTICS = tuple({count, mean, spread} for count in ("count", "n", "_count", "_n") for mean in ("mean", "_mean", "_M")
                    for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
 """Sets of attributes by which running statistics are recognised, whatever their class is called."""
+COMPUTED = (property, functools.cached_property)
 SPREADS = ("var", "std", "sq", "m2", "sigma", "dev")
 
 
@@ -27,7 +29,14 @@ def statistics_of(thing: Any) -> dict[str, Any] | None:
 
 
 def resembles(thing: Any) -> bool:
-    """Returns whether an object has attributes of one shape whose names suggest a mean and a spread."""
+    """Returns whether an object may keep statistics in attributes of unknown names.
+
+    Its class has properties ``mean`` and ``var`` or ``std``, or it has attributes of one shape whose names suggest a
+    mean and a spread.
+    """
+    computed = {name for cls in type(thing).__mro__ for name, value in vars(cls).items() if isinstance(value, COMPUTED)}
+    if "mean" in computed and computed & {"var", "std"}:
+        return True
     arrays = {name.lower(): value for name, value in attributes_of(thing).items() if _numeric(value)}
     means = [np.shape(value) for name, value in arrays.items() if "mean" in name]
     spreads = [np.shape(value) for name, value in arrays.items() if any(word in name for word in SPREADS)]
