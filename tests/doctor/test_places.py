@@ -106,3 +106,25 @@ def test_circles_end():
     first = deque()
     first.append({"back": first})
     assert places(first, Thing())[0] == "first"
+
+
+class Secretive:
+    """Answers no question, as a proxy whose object is gone or not loaded yet."""
+
+    @property
+    def __class__(self):
+        raise ReferenceError("gone")
+
+
+class Unreadable(list):
+    def __iter__(self):
+        raise RuntimeError("not now")
+
+
+def test_objects_that_answer_no_question_stop_no_search():
+    gone = weakref.proxy(Thing())
+    secretive, unreadable, thing = Secretive(), Unreadable([gone]), Thing()
+    vars(thing)[1] = "an attribute without a name"
+    place = places(thing)
+    assert place == ["thing"]
+    del secretive, unreadable

@@ -276,6 +276,40 @@ def test_an_optimizer_that_was_given_up_keeps_nothing_waiting(watch, monkeypatch
     assert not watch._hot
 
 
+def test_what_an_optimizer_keeps_beside_its_moments_is_no_moment(watch, tmp_path):
+    class Counting(torch.optim.Adam):
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.1)
+            self.state["step"] = 0
+
+    agent = Agent()
+    optimizer = Counting(agent.parameters())
+    train(agent, optimizer, 2)
+    trace = trace_of(watch, tmp_path)
+    assert trace.failures == []
+    assert list(trace.names[0].values()) == [name for name, _ in agent.named_parameters()]
+    assert "0.0.exp_avg" in trace.checks[Moment(0, 2, "after")].parts["moments"]
+
+
+def test_objects_that_answer_no_question_hide_no_others(watch, tmp_path):
+    gone = weakref.proxy(Agent())
+    holder = SimpleNamespace(mean=gone, var=gone, count=gone, kept={"proxy": gone})
+    vars(holder)[1] = 1.0
+    agent = Agent()
+    train(agent, torch.optim.SGD(agent.parameters(), lr=0.1), 1)
+    trace = trace_of(watch, tmp_path)
+    assert trace.failures == []
+    assert list(trace.names[0].values()) == [name for name, _ in agent.named_parameters()]
+    assert holder.kept
+
+
+def test_statistics_of_every_dtype_are_kept_and_others_are_none():
+    kept = numbers_of(SimpleNamespace(count=3, mean=torch.ones(2, dtype=torch.bfloat16), var=np.ones(2, np.float16)))
+    assert {name: value.tolist() for name, value in kept.items()} == {"count": 3, "mean": [1, 1], "var": [1, 1]}
+    for mean in (np.array(["a"]), np.array([None]), torch.eye(2).to_sparse(), torch.ones(2, device="meta")):
+        assert statistics_of(SimpleNamespace(count=3, mean=mean, var=mean)) is None
+
+
 def test_moments_that_are_parts_of_their_parameters_are_sharded(watch, tmp_path):
     agent = Agent()
     optimizer = torch.optim.Adam(agent.parameters(), lr=0.1)

@@ -40,7 +40,7 @@ def _search(variables: Iterable[tuple[str, Any]], left: set[int], found: dict[in
     queue = deque((thing, name, 0) for name, thing in variables)
     while queue and left and len(seen) < MOST_VISITED:
         thing, place, depth = queue.popleft()
-        if id(thing) in seen or isinstance(thing, _LEAVES):
+        if id(thing) in seen or is_a(thing, _LEAVES):
             continue
         seen.add(id(thing))
         if id(thing) in left:
@@ -52,11 +52,11 @@ def _search(variables: Iterable[tuple[str, Any]], left: set[int], found: dict[in
 
 def _namespaces(frame: types.FrameType | None) -> Iterator[list[tuple[str, Any]]]:
     """Yields names and variables, the longest-lived first: modules', then functions' from the outermost inwards."""
-    modules = dict(sys.modules)
-    mine = [name for name, module in modules.items() if _own(getattr(module, "__file__", None))]
+    modules = {name: attributes_of(module) for name, module in list(sys.modules.items()) if is_a(name, str)}
+    mine = [name for name, held in modules.items() if _own(held.get("__file__"))]
     for name in sorted(mine, key=lambda name: (name != "__main__", name)):
         prefix = "" if name == "__main__" else f"{name}."
-        variables = list(vars(modules[name]).items())
+        variables = list(modules[name].items())
         yield [(prefix + key, value) for key, value in variables if not (key.startswith("__") and key.endswith("__"))]
     functions = []
     while frame is not None:
@@ -83,23 +83,24 @@ def _variables(frame: types.FrameType) -> list[tuple[str, Any]]:
     return found
 
 
-def _own(file: str | None) -> bool:
+def _own(file: Any) -> bool:
     """Returns whether a file is the script's or its author's, not a library's or the doctor's."""
-    return file is not None and not any(part in file for part in _FOREIGN) and "/lockstep/doctor/" not in file
+    return is_a(file, str) and not any(part in file for part in _FOREIGN) and "/lockstep/doctor/" not in file
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yields an object's parts, each with the step of the path that leads to it."""
-    if isinstance(thing, dict):
-        for key, value in list(thing.items())[:MOST_ITEMS]:
-            if isinstance(key, (str, int)):
+    if is_a(thing, dict):
+        for key, value in list(dict.items(thing))[:MOST_ITEMS]:
+            if is_a(key, (str, int)):
                 yield f"[{key!r}]", value
         return
-    if isinstance(thing, (list, tuple, deque)):
-        for number, value in enumerate(list(thing)[:MOST_ITEMS]):
+    sequence = next((kind for kind in (list, tuple, deque) if is_a(thing, kind)), None)
+    if sequence is not None:
+        for number, value in enumerate(list(sequence.__iter__(thing))[:MOST_ITEMS]):
             yield f"[{number}]", value
         return
-    if isinstance(thing, types.FunctionType):
+    if is_a(thing, types.FunctionType):
         cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False)
         for name, cell in cells:
             try:
@@ -107,25 +108,34 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
             except ValueError:
                 continue  # not filled yet
         return
-    if isinstance(thing, types.MethodType):
+    if is_a(thing, types.MethodType):
         yield "", thing.__self__
         return
     attributes = attributes_of(thing)
     for name, value in list(attributes.items()):
-        inner = isinstance(value, dict) and name in ("_modules", "_parameters", "_buffers")
+        inner = is_a(value, dict) and name in ("_modules", "_parameters", "_buffers")
         if inner:
-            yield from ((f".{key}", item) for key, item in list(value.items()))
-        elif not name.startswith("__"):
+            yield from ((f".{key}", item) for key, item in list(dict.items(value)))
+        elif is_a(name, str) and not name.startswith("__"):
             yield f".{name}", value
+
+
+def is_a(thing: Any, classes: type | tuple[type, ...]) -> bool:
+    """Returns whether an object's own class is derived from one of ``classes``.
+
+    Unlike ``isinstance`` this doesn't ask the object for its ``__class__``: a proxy would ask what it stands for, which
+    may be gone, or not be loaded yet.
+    """
+    return issubclass(type(thing), classes)
 
 
 def attributes_of(thing: Any) -> Mapping[str, Any]:
     """Returns what an object's ``__dict__`` and slots hold, without calling anything of its class."""
     try:
         found = object.__getattribute__(thing, "__dict__")
-    except (AttributeError, TypeError):
+    except Exception:  # none, or its class computes it
         found = {}
-    found = found if isinstance(found, dict) else {}
+    found = found if is_a(found, dict) else {}
     slots = _slots(type(thing))
     return found | _filled(thing, slots) if slots else found
 

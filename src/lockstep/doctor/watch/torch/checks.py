@@ -84,8 +84,8 @@ class OptimizerWatch:
         return groups if part is None else [g for g in groups if not part.isdisjoint(map(id, g["params"]))]
 
     @property
-    def state(self) -> Mapping[Tensor, Mapping[str, Any]]:
-        """The optimiser's state by parameter; empty once it is gone."""
+    def state(self) -> Mapping[Any, Any]:
+        """The optimiser's state by parameter, and what it keeps beside; empty once it is gone."""
         optimizer = self.optimizer
         return {} if optimizer is None else optimizer.state
 
@@ -128,7 +128,7 @@ class StepRecorder:
             "wrapped": [place for place, p in parameters.items() if id(p) in inventory.wrapped],
             "by_parts": bool(watch.sharded),
             "settings": [_settings(group) for group in watch.groups],
-            "state": sum(isinstance(x, Tensor) for state in watch.state.values() for x in state.values()),
+            "state": sum(isinstance(x, Tensor) for p in watch.state for x in _moments(watch, p).values()),
             "unknown": sorted(inventory.unknown),
             "unplaced": sorted(name for name in inventory.unplaced if inventory.normalizers[name]() is not None),
         }
@@ -230,7 +230,7 @@ class StepRecorder:
         moments = {
             f"{name}.{key}": value
             for name, parameter in parameters.items()
-            for key, value in watch.state.get(parameter, {}).items()
+            for key, value in _moments(watch, parameter).items()
             if isinstance(value, Tensor)
         }
         return {"parameters": parameters, "moments": moments}
@@ -263,6 +263,12 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
         if all(part is None or isinstance(part, (bool, int, float, str)) for part in parts):
             found[name] = list(parts) if isinstance(value, (tuple, list)) else value
     return found
+
+
+def _moments(watch: OptimizerWatch, parameter: Any) -> Mapping[str, Any]:
+    """Returns what an optimiser keeps of a parameter; nothing if it isn't a mapping, as a number beside them."""
+    state = watch.state.get(parameter)
+    return state if isinstance(state, Mapping) else {}
 
 
 def _place(key: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lockstep.doctor.watch.places import attributes_of, find_places
+from lockstep.doctor.watch.places import attributes_of, find_places, is_a
 from lockstep.doctor.watch.torch.flat_parts import is_whole, parts_of, tensors_of, updated_by_parts
 from lockstep.doctor.watch.torch.process_group import group_facts
 from lockstep.doctor.watch.torch.running_statistics import held, resembles, statistics_of
@@ -124,7 +124,7 @@ def look_around(before: Inventory | None = None) -> Inventory:
     places = find_places(wanted, sys._getframe(1))
     found = Inventory()
     roots = _outermost(modules)
-    _note_optimizers(found, roots, [thing for thing in things if isinstance(thing, Optimizer)])
+    _note_optimizers(found, roots, [thing for thing in things if is_a(thing, Optimizer)])
     _name_tensors(found, roots, places, [] if before is None else before.modules)
     for module in modules:
         _note_wrapper(found, module)
@@ -171,7 +171,9 @@ def _kind(cls: type, thing: Any) -> tuple[bool, bool, bool, bool]:
 def _at(owner: Any, path: Sequence[str]) -> Any:
     """Returns what an object holds now at a path of :func:`held`; None if nothing."""
     value = attributes_of(owner).get(path[0])
-    return value if len(path) == 1 else value.get(path[1]) if isinstance(value, dict) else None
+    if len(path) == 1:
+        return value
+    return dict.get(value, path[1]) if value is not None and is_a(value, dict) else None
 
 
 # --- names ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.doctor.watch.places import attributes_of
+from lockstep.doctor.watch.places import attributes_of, is_a
+from lockstep.doctor.watch.torch.values import local, readable
 
 STATISTICS = tuple({count, mean, spread} for count in ("count", "n", "_count", "_n") for mean in ("mean", "_mean", "_M")
                    for spread in ("var", "std", "M2", "S", "_var", "_std", "_M2", "_S"))  # fmt: skip
@@ -37,22 +38,28 @@ def resembles(thing: Any) -> bool:
     computed = {name for cls in type(thing).__mro__ for name, value in vars(cls).items() if isinstance(value, COMPUTED)}
     if "mean" in computed and computed & {"var", "std"}:
         return True
-    arrays = {name.lower(): value for name, value in attributes_of(thing).items() if _numeric(value)}
+    attributes = {name: value for name, value in attributes_of(thing).items() if is_a(name, str)}
+    arrays = {name.lower(): value for name, value in attributes.items() if _numeric(value)}
     means = [np.shape(value) for name, value in arrays.items() if "mean" in name]
     spreads = [np.shape(value) for name, value in arrays.items() if any(word in name for word in SPREADS)]
     return any(shape in spreads for shape in means)
 
 
 def _numeric(value: Any) -> bool:
-    return isinstance(value, (int, float, np.ndarray, np.number, Tensor)) and not isinstance(value, bool)
+    """Returns whether a value is a real number or an array of such that can be read."""
+    if is_a(value, Tensor):
+        return readable(value) and not value.is_complex()
+    if is_a(value, (np.ndarray, np.number)):
+        return value.dtype.kind in "iuf"
+    return is_a(value, (int, float)) and not is_a(value, bool)
 
 
 def held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields normalisers among an object's attributes, and in dictionaries there, with the path to each."""
     for name, value in list(attributes_of(thing).items()):
-        if isinstance(value, dict):
-            for key, item in list(value.items()):
-                if isinstance(key, str) and statistics_of(item) is not None:
+        if is_a(value, dict):
+            for key, item in list(dict.items(value)):
+                if is_a(key, str) and statistics_of(item) is not None:
                     yield (name, key), item
         elif statistics_of(value) is not None:
             yield (name,), value
@@ -60,6 +67,10 @@ def held(thing: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def numbers_of(normalizer: Any) -> dict[str, Tensor]:
     """Returns a normaliser's statistics as float64 tensors on the CPU, by attribute."""
-    found = statistics_of(normalizer) or {}
-    arrays = {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
-    return {name: torch.as_tensor(np.asarray(value, np.float64)) for name, value in arrays.items()}
+    return {name: _float64(value) for name, value in (statistics_of(normalizer) or {}).items()}
+
+
+def _float64(value: Any) -> Tensor:
+    if is_a(value, Tensor):
+        return local(value).to("cpu", torch.float64)
+    return torch.as_tensor(np.asarray(value, np.float64))
