@@ -38,7 +38,7 @@ class Story:
     broadcast: tuple = ()
     start: Callable[..., Any] = lambda rank: 1.0
     parameters: Callable[..., Any] = lambda rank, step: 1.0 + step
-    gradients: Callable[..., Any] = lambda rank, step: 0.5 * step
+    gradients: Callable[..., Any] | None = lambda rank, step: 0.5 * step
     moments: Callable[..., Any] = lambda rank, step: 0.1 * step
     frozen: Callable[..., Any] = lambda rank, step: 4.0
     buffers: Callable[..., Any] = lambda rank, step: 3.0

@@ -132,6 +132,18 @@ def test_what_follows_from_a_learning_rate_is_no_finding_of_its_own(tmp_path):
     assert "parameters of ranks 0 and 1 differ from optimiser step 3" in found.reason
 
 
+def test_a_learning_rate_that_is_none_is_compared_as_well(tmp_path):
+    assert Story(rates=lambda rank: [(0, [None])]).diagnosis(tmp_path / "alike").findings == []
+    found = Story(rates=lambda rank: [(0, [1e-3 if rank else None])]).diagnosis(tmp_path / "unlike")
+    assert "from optimiser step 1: none (rank 0), 0.001 (rank 1)" in found.reason
+
+
+def test_gradients_that_were_never_seen_are_not_called_equal(tmp_path):
+    found = Story(gradients=None, **DRIFT).diagnosis(tmp_path)
+    assert kinds(found, "fault") == ["parameters"]
+    assert found.findings[0].cause == CAUSES["gradients_unseen"]
+
+
 def test_steps_per_phase_are_counted_while_parameters_stay_equal(tmp_path):
     found = Story(boundaries=lambda rank: [2, 3 + rank], steps=6).diagnosis(tmp_path)
     assert "1 (rank 0), 2 (rank 1) in rollout phase 2, while their parameters stay equal" in found.reason

@@ -72,6 +72,36 @@ def test_steps_phases_rates_and_tensors(watch, tmp_path):
     assert "parameters" in trace.checks[Moment(0, 1, "before")].parts
 
 
+def test_a_learning_rate_may_be_none(watch, tmp_path):
+    """As that of an optimiser which computes its own: Adafactor with ``relative_step``."""
+
+    class Relative(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__([{"params": parameters}, {"params": [torch.zeros(1)], "lr": 0.1}], {"lr": None})
+
+        def step(self, closure=None):
+            return None
+
+    agent = Agent()
+    train(agent, Relative(agent.parameters()), 3)
+    trace = trace_of(watch, tmp_path)
+    assert trace.failures == []
+    assert trace.rates == {0: [(0, [None, 0.1])]}
+    assert len(trace.checks[Moment(0, 1, "before")].parts["gradients"]) == 4
+
+
+def test_an_error_at_the_learning_rates_costs_no_gradients(watch, tmp_path, monkeypatch):
+    def fail(*_):
+        raise IndexError("a mistake")
+
+    monkeypatch.setattr("lockstep.doctor.watch.torch.checks.StepRecorder.note_rates", fail)
+    agent = Agent()
+    train(agent, torch.optim.SGD(agent.parameters(), lr=0.1), 2)
+    trace = trace_of(watch, tmp_path)
+    assert trace.failures == ["IndexError: a mistake"]
+    assert len(trace.checks[Moment(0, 2, "before")].parts["gradients"]) == 4
+
+
 def test_buffers_are_those_of_models_that_are_used_and_of_modules_without_parameters(watch, tmp_path):
     class Statistics(nn.Module):
         def __init__(self):

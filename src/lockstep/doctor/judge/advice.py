@@ -49,6 +49,10 @@ CAUSES = {
         "gradients and learning rates are equal, so something else changes parameters on one rank alone "
         "(noise, weight averaging, a checkpoint loaded on rank 0 only)"
     ),
+    "gradients_unseen": (
+        "no gradients were seen on all ranks, so it can't be told: they aren't reduced, or something else changes"
+        " parameters on one rank alone"
+    ),
     "end": (
         "at the end only: something was loaded or changed on one rank after the last compared step (the best"
         " checkpoint, an average of the weights), which is no mistake; or ranks parted in the steps since"
@@ -120,6 +124,7 @@ FIXES = {
         "seed the initialisation alike on every rank, or broadcast from rank 0 before the first step (DDP's "
         "constructor and lockstep.attach do)"
     ),
+    "gradients_unseen": "reduce the gradients before each step; or " + ATTACH,
     "diverged": "do it on every rank alike, from combined values, or broadcast the parameters afterwards",
     "end": "an --interval by which the last steps are compared, too; if it was meant for all, do it on every rank",
     "blindness": "the script isn't to blame: please report that line, and what the step or forward pass was given",

@@ -196,7 +196,7 @@ def _among(fewer: Sequence[str], more: Sequence[str]) -> bool:
     return all(word in left for word in fewer) or sorted(fewer) == sorted(more)
 
 
-def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float]:
+def rate_at(trace: RankTrace, optimizer: int, step: int) -> list[float | None]:
     """Returns an optimiser's learning rates when it had taken ``step`` steps; empty if none are known."""
     return next((rates for since, rates in reversed(trace.rates.get(optimizer, [])) if since <= step), [])
 

@@ -106,7 +106,7 @@ def rate_finding(evidence: Evidence) -> Finding | None:
         step = first_rate_difference(evidence.traces, optimizer, evidence.parted)
         if step is not None:
             rates = {t.rank: rate_at(t, optimizer, step) for t in evidence.traces if t.rates.get(optimizer)}
-            said = ", ".join(f"{'/'.join(f'{r:.3g}' for r in rate)} (rank {rank})" for rank, rate in rates.items())
+            said = ", ".join(f"{'/'.join(map(_said, rate))} (rank {rank})" for rank, rate in rates.items())
             text = f"learning rates differ between ranks from optimiser step {step + 1}: {said}"
             after = evidence.first_difference("parameters", "after")
             if after is not None:
@@ -115,9 +115,14 @@ def rate_finding(evidence: Evidence) -> Finding | None:
     return None
 
 
+def _said(rate: float | None) -> str:
+    return "none" if rate is None else f"{rate:.3g}"
+
+
 def parameter_finding(evidence: Evidence) -> Finding | None:
-    """Finds parameters or moments that differ although gradients, start and settings are equal."""
-    for kind, advice in (("parameters", "diverged"), ("moments", "moments")):
+    """Finds parameters or moments that differ although gradients, start and settings are equal, or weren't seen."""
+    changed = "diverged" if evidence.of("gradients") else "gradients_unseen"
+    for kind, advice in (("parameters", changed), ("moments", "moments")):
         found = evidence.first_difference(kind, "after")
         if found is not None:
             return fault(kind, f"{kind} differ: {difference(evidence, found)}", advice, figures(found))

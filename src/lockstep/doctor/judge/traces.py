@@ -50,7 +50,7 @@ class RankTrace:
     """All that one rank recorded; dictionaries with int keys are by optimiser, except ``models``.
 
     Attributes:
-        rates: learning rates of the groups, with the number of steps taken when they were set.
+        rates: learning rates of the groups, None for no number, with the number of steps taken when they were set.
         boundaries: numbers of steps taken when each rollout phase began.
         steps: numbers of steps taken in the end.
         names: names of parameters in their modules, by place ``group.number`` in the optimiser.
@@ -73,7 +73,7 @@ class RankTrace:
 
     rank: int
     checks: dict[Moment, Check] = field(default_factory=dict)
-    rates: dict[int, list[tuple[int, list[float]]]] = field(default_factory=dict)
+    rates: dict[int, list[tuple[int, list[float | None]]]] = field(default_factory=dict)
     boundaries: dict[int, list[int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     names: dict[int, dict[str, str]] = field(default_factory=dict)

@@ -58,7 +58,7 @@ class OptimizerWatch:
         self._optimizer = weakref.ref(optimizer)
         self.steps = 0
         self.boundaries = Boundaries()
-        self.rates: list[float] = []
+        self.rates: list[float | None] = []
         self.seen_passes = 0
         self.through: set[str] = set()
         self.last_step = 0
@@ -145,14 +145,15 @@ class StepRecorder:
     def note_rates(self, watch: OptimizerWatch) -> None:
         """Writes learning rates before a step if they have changed.
 
-        Rates that are tensors are read only at checked steps, because reading them waits for the GPU.
+        Rates that are tensors are read only at checked steps, because reading them waits for the GPU. A rate that is no
+        number, because the optimiser computes its own, is written as None.
         """
         rates = [group.get("lr", 0.0) for group in watch.groups]
         if rates == watch.rates:
             return
         if any(isinstance(rate, Tensor) for rate in rates) and not self._schedule.includes(watch.steps + 1):
             return
-        rates = [float(rate) for rate in rates]
+        rates = [_rate(rate) for rate in rates]
         if rates != watch.rates:
             self._writer.add({"kind": "rates", "optimizer": watch.index, "step": watch.steps, "rates": rates})
             watch.rates = rates
@@ -250,6 +251,13 @@ class StepRecorder:
                 event["parts"][name] = part = {"tensors": entries}
                 arrays.append((part, numbers))
         self._writer.add(event, arrays)
+
+
+def _rate(rate: Any) -> float | None:
+    try:
+        return float(rate)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -162,10 +162,15 @@ class TorchWatch:
         if capturing():
             self._captured = True
             return
-        self._recorder.note_rates(watch)
+        self._note_rates(watch)
         if self._schedule.includes(watch.steps + 1):
             self._recorder.before(watch, self._passes.before_step(watch), self._gathered_for(watch))
         self.seconds += time.perf_counter() - began
+
+    @_guarded
+    def _note_rates(self, watch: OptimizerWatch) -> None:
+        """Writes learning rates; guarded by itself, so that an error here costs no gradients."""
+        self._recorder.note_rates(watch)
 
     def _watch_of(self, optimizer: Optimizer) -> OptimizerWatch | None:
         return next((watch for watch in self._known.get(id(optimizer), ()) if watch.updates(optimizer)), None)
