@@ -148,11 +148,11 @@ def begun(state, seed=3, envs=8):
 
 
 def carried(training) -> Any:
-    return training.run.state.envs
+    return training.device_runner.state.envs
 
 
 def moments(training) -> Any:
-    return training.run.state.observation_normalizer
+    return training.device_runner.state.observation_normalizer
 
 
 def test_what_doesnt_go_on_is_said_in_a_line(half, capsys):

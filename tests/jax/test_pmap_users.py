@@ -19,7 +19,7 @@ from lockstep.jax import training
 from lockstep.jax.pmap.config import settings_of
 from lockstep.jax.pmap.rewards import terms_of
 from lockstep.jax.training import Training
-from lockstep.jax_engine.program.run import DeviceRun
+from lockstep.jax_engine.program.runner import DeviceRunner
 
 pytestmark = pytest.mark.quick
 
@@ -176,7 +176,7 @@ def test_a_rollout_that_repeats_actions_does_not_move_the_time_limit():
 
 
 def carried(task) -> Any:
-    return task._training.run.state.envs
+    return task._training.device_runner.state.envs
 
 
 class FromFar(Plain):
@@ -344,13 +344,13 @@ def test_a_period_longer_than_an_update_is_said(caplog):
 def test_the_update_that_is_verified_rounds_as_all_others(monkeypatch):
     """On accelerators: the precision of products is part of what is compiled."""
     seen: list[Any] = []
-    dispatch = DeviceRun.dispatch
+    dispatch = DeviceRunner.dispatch
 
-    def looked_at(run: DeviceRun, *words: Any) -> Any:
+    def looked_at(run: DeviceRunner, *words: Any) -> Any:
         seen.append(jax.config.jax_default_matmul_precision)  # pyright: ignore[reportAttributeAccessIssue]
         return dispatch(run, *words)
 
-    monkeypatch.setattr(DeviceRun, "dispatch", looked_at)
+    monkeypatch.setattr(DeviceRunner, "dispatch", looked_at)
     monkeypatch.setattr(Training, "rounding", lambda _: jax.default_matmul_precision("highest"))
     task = Plain(pmap_periodic.config(grad_sync_period=1))
     task.verify_distributed_setup(verbose=False)

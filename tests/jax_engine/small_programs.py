@@ -14,7 +14,7 @@ from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Inputs, Iteration
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.program.run import DeviceRun
+from lockstep.jax_engine.program.runner import DeviceRunner
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.state import check_networks, init_state, state_arrays
 
@@ -44,16 +44,16 @@ def program_of(config: Config, devices: int, fsdp: int = 1) -> Program:
     return Program(config, description, net, layout, mesh, env, everywhere=False)
 
 
-def opened(config: Config, devices: int, fsdp: int = 1, capacity: int = 1) -> DeviceRun:
+def opened(config: Config, devices: int, fsdp: int = 1, capacity: int = 1) -> DeviceRunner:
     """A run that has begun, of calls of ``capacity`` iterations."""
     program = program_of(config, devices, fsdp)
-    run = DeviceRun(program, init_state(config, program.net, program.layout), devices)
+    run = DeviceRunner(program, init_state(config, program.net, program.layout), devices)
     run.capacity = capacity
     run.begin()
     return run
 
 
-def trained(run: DeviceRun, iterations: int = 1, first: int = 0) -> list[Iteration]:
+def trained(run: DeviceRunner, iterations: int = 1, first: int = 0) -> list[Iteration]:
     """Further iterations of a run."""
     out = []
     for number in range(first, first + iterations):
@@ -61,7 +61,7 @@ def trained(run: DeviceRun, iterations: int = 1, first: int = 0) -> list[Iterati
     return out
 
 
-def arrays_of(run: DeviceRun) -> dict[str, np.ndarray]:
+def arrays_of(run: DeviceRunner) -> dict[str, np.ndarray]:
     """Every array of the training state."""
     return state_arrays(run.state, run.program.layout)
 
@@ -72,14 +72,14 @@ def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
-def copies_equal(run: DeviceRun) -> bool:
+def copies_equal(run: DeviceRunner) -> bool:
     """Whether all devices' copies hold the same bytes."""
     _, rows = Copies.of(run.state, run.program.layout).fingerprints()
     assert len(rows) == run.program.mesh.size
     return bool((rows == rows[0]).all())
 
 
-def compiled_text(run: DeviceRun) -> str:
+def compiled_text(run: DeviceRunner) -> str:
     """The compiled program of one iteration, as the compiler prints it."""
     inputs = Inputs(np.zeros(1, np.int32), np.zeros(1, np.float32))  # pyright: ignore[reportArgumentType]
     stops = np.zeros(run.program.mesh.size, np.int32)

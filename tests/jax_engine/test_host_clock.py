@@ -10,9 +10,9 @@ from small_programs import program_of, small_config
 
 from lockstep.core.shards import ShardPlan
 from lockstep.jax_engine.host import clock
-from lockstep.jax_engine.host import run as host
+from lockstep.jax_engine.host import runner as host
 from lockstep.jax_engine.host.clock import Clock, Laps
-from lockstep.jax_engine.host.run import HostRun
+from lockstep.jax_engine.host.runner import HostRunner
 from lockstep.jax_engine.state import init_state
 from lockstep.jax_engine.train import Trainer
 
@@ -64,7 +64,9 @@ def run(ticks, monkeypatch):
     """Two environments of CartPole, whose rollouts take 100 ticks and whose updates take 40."""
     config = small_config(1, env={"id": "CartPole-v1"}, num_envs=2, num_steps=4, ppo={"num_epochs": 1})
     program = program_of(config, 1)
-    made = HostRun(program, init_state(config, program.net, program.layout), ShardPlan(config.envs, config.shards), 1)
+    made = HostRunner(
+        program, init_state(config, program.net, program.layout), ShardPlan(config.envs, config.shards), 1
+    )
     monkeypatch.setattr(host, "collect", ticks.collecting(host.collect))
     monkeypatch.setattr(made, "_learn", ticks.learning(made._learn))
     for name in ("fetch", "fetch_rows"):

@@ -7,7 +7,7 @@ import pytest
 from jax_engine.small_programs import apart, arrays_of, opened, program_of, small_config, trained
 
 from lockstep.jax_engine.rollout import draw
-from lockstep.jax_engine.seeds.run import SeedsRun
+from lockstep.jax_engine.seeds.runner import SeedsRunner
 from lockstep.jax_engine.state import init_state, state_arrays
 
 GROUP, SHARDS, GROUPS = 4, 2, 2
@@ -95,7 +95,7 @@ def test_one_program_of_several_seeds_trains_in_the_same_groups():
     configs = [grpo(STICKY, seed=seed) for seed in (3, 4)]
     program = program_of(configs[0], 1)
     states = [init_state(config, program.net, program.layout) for config in configs]
-    together = SeedsRun(program, [3, 4], states, 1)
+    together = SeedsRunner(program, [3, 4], states, 1)
     together.begin()
     together.fetch(together.dispatch(0, 1, 0))
     for number, config in enumerate(configs):

@@ -51,7 +51,7 @@ def test_the_call_that_compiles_takes_one_iteration(began):
     out: Any = object.__new__(Trainer)
     out.began = out.dispatched = began
     out.pending, out.request, out.options = [], SimpleNamespace(signal=None), RunOptions()
-    out.session = SimpleNamespace(run=SimpleNamespace(capacity=4, dispatch=dispatch))
+    out.session = SimpleNamespace(runner=SimpleNamespace(capacity=4, dispatch=dispatch))
     out.recorder = SimpleNamespace(started=0.0, asks=lambda: 0, audience=SimpleNamespace(waits=False))
     out.schedule = SimpleNamespace(ends=lambda iteration: iteration == began + 10)
     for _ in range(4):

@@ -56,7 +56,7 @@ def alone(trainer):
 def of_seeds(trainer):
     seeds: Any = object.__new__(SeedsTrainer)
     seeds.trainers, seeds.lead = [trainer], trainer
-    seeds.run = SimpleNamespace(fetch=lambda iteration: [[iteration]])
+    seeds.runner = SimpleNamespace(fetch=lambda iteration: [[iteration]])
     seeds.progress = SimpleNamespace(update=lambda row: None)
     return seeds.loop()
 

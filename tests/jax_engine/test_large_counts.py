@@ -36,7 +36,7 @@ def saved(run, iteration, optimizer_steps):
 
 def resumed(checkpoint):
     run = opened(ONE_A_TIME, 1)
-    session: Any = SimpleNamespace(config=ONE_A_TIME, program=run.program, run=run, own_loss=None)
+    session: Any = SimpleNamespace(config=ONE_A_TIME, program=run.program, runner=run, own_loss=None)
     session.counted = session
     resume(session, init_state(ONE_A_TIME, run.program.net, run.program.layout), checkpoint)
     return run

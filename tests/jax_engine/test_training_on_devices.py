@@ -27,7 +27,7 @@ from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import Topology
 from lockstep.jax_engine import periodic, session
 from lockstep.jax_engine.distributed import mesh as meshes
-from lockstep.jax_engine.host.run import HostRun
+from lockstep.jax_engine.host.runner import HostRunner
 from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.shards import blocks
 from lockstep.jax_engine.state import init_state, place_state, state_specs
@@ -155,7 +155,7 @@ def test_nor_where_environments_are_stepped_on_the_host():
     config = small_config(2, **changes)
     program = program_of(config, 2)
     state = init_state(config, program.net, program.layout)
-    run = HostRun(program, state, ShardPlan(config.envs, config.shards, 2, 0, 2), 2)
+    run = HostRunner(program, state, ShardPlan(config.envs, config.shards, 2, 0, 2), 2)
     try:
         rollout, discounted = run._placed()
         inputs = Inputs(np.int32(0), np.float32(0))  # pyright: ignore[reportArgumentType]

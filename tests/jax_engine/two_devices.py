@@ -97,9 +97,9 @@ def test_going_on_draws_no_number_twice(training_on_one):
     assert (later["total_loss"] != first["total_loss"]).all()
     count = fresh.opt_state._replace(count=jnp.int32(40))
     training_on_one.begin(fresh.replace(opt_state=count))
-    rows = np.asarray(training_on_one.run.state.envs.rows)
+    rows = np.asarray(training_on_one.device_runner.state.envs.rows)
     training_on_one.begin(fresh)
-    assert (rows != np.asarray(training_on_one.run.state.envs.rows)).any()
+    assert (rows != np.asarray(training_on_one.device_runner.state.envs.rows)).any()
 
 
 def test_the_policy_is_the_engines(on_two, training_on_one):
@@ -109,7 +109,7 @@ def test_the_policy_is_the_engines(on_two, training_on_one):
     assert logits.shape == (3, 5, 2)
     assert values.shape == (3, 5)
     training_on_one.train()
-    policy, engine = Inference(training_on_one.program), training_on_one.run.state
+    policy, engine = Inference(training_on_one.program), training_on_one.device_runner.state
     parameters, scale = policy.local_parameters(engine), policy.local_scale(engine)
     rest = jnp.zeros((1, 15, 0)), jnp.zeros((1, 15), bool), jnp.int32(1)
     likeliest, _ = policy.most_likely(parameters, scale, seen.reshape(1, 15, 4), *rest)

@@ -14,7 +14,7 @@ from lockstep.envs import arrays
 from lockstep.jax_engine.distributed.reductions import AXES, device_index, gather_shards, tree_sum
 from lockstep.jax_engine.envs.simulators import SingleArrayEnvironment
 from lockstep.jax_engine.nets import parameters
-from lockstep.jax_engine.program.run import DeviceRun
+from lockstep.jax_engine.program.runner import DeviceRunner
 from lockstep.jax_engine.update import Update
 from lockstep.runs import checkpoint_writer
 
@@ -53,12 +53,12 @@ def unreduced():
 def forgetting():
     """A resumed run begins new episodes, and a recurrent policy carries nothing into them."""
 
-    def restore(self, state, shards, original=DeviceRun.restore):
+    def restore(self, state, shards, original=DeviceRunner.restore):
         restarted = original(self, state, shards)
         self.state = self.state._replace(envs=self._initial(self.state._replace(envs=None), self.owned).envs)
         return restarted
 
-    DeviceRun.restore = restore
+    DeviceRunner.restore = restore
     return cart_pole()
 
 

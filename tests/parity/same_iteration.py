@@ -30,7 +30,7 @@ from lockstep.jax_engine import rollout as jax_rollout
 from lockstep.jax_engine import state as jax_state
 from lockstep.jax_engine.distributed.mesh import make_mesh
 from lockstep.jax_engine.envs.environments import make_environment
-from lockstep.jax_engine.host.program import compile_learn
+from lockstep.jax_engine.host.compiled import compile_learn
 from lockstep.jax_engine.nets.parameters import VectorLayout
 from lockstep.jax_engine.program.iterations import Inputs, coefficients_of
 from lockstep.jax_engine.program.program import Program

@@ -65,7 +65,7 @@ class Duties:
         if self._folder is None:
             return None
         training = self._training
-        found = self._folder.find(template_of(training.fresh(), training.run.env_shapes))
+        found = self._folder.find(template_of(training.fresh(), training.device_runner.env_shapes))
         if found is None:
             return None
         if found.updates > self._total:
@@ -95,7 +95,7 @@ class Duties:
 
     @property
     def _before(self) -> int:
-        return self._training.run.before
+        return self._training.device_runner.before
 
     def end(self, history: PPOMetricsHistory) -> None:
         """Saves the plot, if one is asked for, in one process."""

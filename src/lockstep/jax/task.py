@@ -151,8 +151,8 @@ class Task:
         training = self._training
         training.begin(self._first_state())
         with training.rounding():
-            training.run.fetch(training.run.dispatch(0, 1, 0))
-        names, rows = Copies.of(training.run.state, training.program.layout).fingerprints()
+            training.device_runner.fetch(training.device_runner.dispatch(0, 1, 0))
+        names, rows = Copies.of(training.device_runner.state, training.program.layout).fingerprints()
         report = distributed_setup(training.program, rows, self._gradient_error())
         if verbose:
             print(report)

@@ -47,7 +47,7 @@ from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Collect, Program
-from lockstep.jax_engine.program.run import DeviceRun
+from lockstep.jax_engine.program.runner import DeviceRunner
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import check_numbers, prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
@@ -120,7 +120,7 @@ class Training:
         everywhere = jax.process_count() > 1
         self.program = Program(config, description, net, layout, mesh, adapter, everywhere, collect=customs.collect)
         self._first_envs = customs.first_envs
-        self.run = DeviceRun(self.program, init_state(config, net, layout), num_local_devices(mesh))
+        self.device_runner = DeviceRunner(self.program, init_state(config, net, layout), num_local_devices(mesh))
 
     @property
     def config(self) -> Config:
@@ -133,34 +133,34 @@ class Training:
 
         ``done`` of the given state's updates belong to this training: random numbers and schedules go on after them.
         """
-        program, run = self.program, self.run
+        program, runner = self.program, self.device_runner
         check_state(given)
-        run.before = 0 if given is None else int(given.step) - done
+        runner.before = 0 if given is None else int(given.step) - done
         state = init_state(program.config, program.net, program.layout)
         if given is not None:
             state = to_engine(given, state, program.layout, program.net)
-            envs, why = environments_of(given, run.env_shapes)
+            envs, why = environments_of(given, runner.env_shapes)
             if envs is not None:
                 self._check_seed(given)
-                run.begin_with(state._replace(envs=envs))
+                runner.begin_with(state._replace(envs=envs))
                 return
             if why is not None:
                 say(f"train_state: {why}, so that episodes begin anew")
         specs = state_specs(state, program.layout.specs)
-        run.state = place_state(state, specs, program.mesh)
+        runner.state = place_state(state, specs, program.mesh)
         with self.rounding():
-            run.begin()
+            runner.begin()
         first = None if self._first_envs is None else self._first_envs()
         if first is not None:
             observation, states = first
             rows = encode_rows(program.net.observation, observation)
-            run.replace_environments(replaced_environments(run.env_shapes, rows, states))
+            runner.replace_environments(replaced_environments(runner.env_shapes, rows, states))
         if given is not None:  # keep its normalisers, without the random policy's samples
             kept = place_state(state, specs, program.mesh)
             if given.observations is not None and float(given.observations.count):
-                run.state = run.state._replace(observation_normalizer=kept.observation_normalizer)
+                runner.state = runner.state._replace(observation_normalizer=kept.observation_normalizer)
             if given.returns is not None and float(given.returns.count):
-                run.state = run.state._replace(return_normalizer=kept.return_normalizer)
+                runner.state = runner.state._replace(return_normalizer=kept.return_normalizer)
 
     def _check_seed(self, given: PPOTrainState) -> None:
         expected = user_rng(self.config.seed, int(given.step))
@@ -177,20 +177,20 @@ class Training:
             NonFiniteError: a loss or gradient was not finite.
             DesyncError: devices hold different bytes.
         """
-        dispatched, total, pending = done, self.config.num_iterations, deque[Pending]()
+        runner, dispatched, total, pending = self.device_runner, done, self.config.num_iterations, deque[Pending]()
         ends = sorted({mark for mark in marks if done < mark < total} | {total})
         while pending or dispatched < total:
             end = next(mark for mark in [*ends, total] if mark > (pending[0].first if pending else dispatched))
             while dispatched < end and len(pending) < (2 if dispatched > done + 1 else 1):
-                count = min(1 if dispatched == done else self.run.capacity, end - dispatched)  # the first one compiles
+                count = min(1 if dispatched == done else runner.capacity, end - dispatched)  # the first one compiles
                 with self.rounding(), without_mesh():
-                    pending.append(self.run.dispatch(dispatched, count, 0))
+                    pending.append(runner.dispatch(dispatched, count, 0))
                 dispatched += count
             call = pending.popleft()
             with without_mesh():
-                iterations = self.run.fetch(call)
+                iterations = runner.fetch(call)
                 if call.first == done or not (pending or dispatched < total):
-                    held = Copies.of(self.run.state, self.program.layout)
+                    held = Copies.of(runner.state, self.program.layout)
                     check_copies(held, f"after update {call.first + call.count}")
             yield from ((iteration, call) for iteration in iterations)
 
@@ -205,14 +205,14 @@ class Training:
     @without_mesh()
     def state(self, updates: int) -> PPOTrainState:
         """Returns the current state, after ``updates`` updates, with its environments."""
-        program, state = self.program, self.run.state
+        program, state = self.program, self.device_runner.state
         return with_environments(self.agent(updates), state, self.config.seed, program.mesh, program.rows)
 
     @without_mesh()
     def agent(self, updates: int) -> PPOTrainState:
         """Returns the current state, after ``updates`` updates, without environments."""
         program = self.program
-        return of_engine(self.run.state, program.layout, program.net, updates, program.mesh)
+        return of_engine(self.device_runner.state, program.layout, program.net, updates, program.mesh)
 
     def train(
         self, given: PPOTrainState | None = None, look: Callable[[Iteration, Pending, Metrics], None] | None = None
@@ -231,7 +231,7 @@ class Training:
                 look(iteration, call, rows[-1])
         history = history_of(rows)
         duties.end(history)
-        return self.state(self.run.before + len(rows)), history
+        return self.state(self.device_runner.before + len(rows)), history
 
     def rounding(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context in which accelerators multiply matrices in float32 (no TF32, no bfloat16)."""

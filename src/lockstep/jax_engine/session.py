@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,13 +27,13 @@ from lockstep.jax_engine.distributed.processes import (
     set_up_jax,
 )
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
-from lockstep.jax_engine.host.run import HostRun
+from lockstep.jax_engine.host.runner import HostRunner
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Named, ParameterLayout, SlicedLayout, VectorLayout
 from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.program.run import DeviceRun
+from lockstep.jax_engine.program.runner import DeviceRunner, Runner
 from lockstep.jax_engine.setup.set_up import (
     check_pool,
     lean_pool,
@@ -60,9 +60,6 @@ from lockstep.training.reference_policy import config_digest, reference_arrays
 from lockstep.training.session import EvalEnvs, checkpoint_facts, load_facts, make_eval_envs, policy_of
 from lockstep.training.worker_processes import settle_workers
 
-if TYPE_CHECKING:
-    from lockstep.jax_engine.seeds.run import OneOfSeeds
-
 
 @dataclass
 class Session:
@@ -71,7 +68,7 @@ class Session:
     Attributes:
         topology: this process's place; ``plan`` are the shards of its devices.
         program: the compiled program, with the mesh, the networks and the layout of parameters.
-        run: the state on the mesh, and the environments.
+        runner: the state on the mesh, and the environments.
         policy: runs the networks outside the program.
         iteration: iterations done; ``global_step`` counts environment steps, ``optimizer_steps`` optimiser steps.
         recent: the last hundred episodes.
@@ -88,7 +85,7 @@ class Session:
     topology: Topology
     plan: ShardPlan
     program: Program
-    run: DeviceRun | HostRun | OneOfSeeds
+    runner: Runner
     policy: Inference
     description: EnvDescription
     iteration: int = 0
@@ -108,7 +105,7 @@ class Session:
     @property
     def state(self) -> TrainState:
         """The training state, on the mesh."""
-        return self.run.state
+        return self.runner.state
 
     @property
     def counted(self) -> Session:
@@ -142,7 +139,7 @@ class Session:
 
     def checkpoint_files(self, recorded: Mapping[str, Any]) -> dict[str, bytes]:
         """Returns the files of a checkpoint; a collective that gathers the environments of all processes."""
-        shards = {shard: pack(arrays) for shard, arrays in sorted(self.run.env_arrays().items())}
+        shards = {shard: pack(arrays) for shard, arrays in sorted(self.runner.env_arrays().items())}
         return to_files(self.arrays(), shards, checkpoint_facts(self, recorded))
 
     def facts(self) -> dict[str, Any]:
@@ -159,7 +156,7 @@ class Session:
 
     def close(self) -> None:
         """Waits until nothing is under way, and closes the environments."""
-        self.run.close()
+        self.runner.close()
         if self._eval_envs is not None:
             self._eval_envs.close()
 
@@ -236,17 +233,17 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
     with quiet_connections():
         settled = settle_workers(config.env, program.description, plan.local_num_envs, topology, gather_json)
     if program.env is not None:
-        run = DeviceRun(program, state, local)
+        runner = DeviceRunner(program, state, local)
     else:
-        run = HostRun(program, state, plan, local, settled[0])
+        runner = HostRunner(program, state, plan, local, settled[0])
     policy, rate = Inference(program), config.ppo.learning_rate
-    session = Session(config, topology, plan, program, run, policy, program.description, learning_rate=rate)
+    session = Session(config, topology, plan, program, runner, policy, program.description, learning_rate=rate)
     session.env_config, session.workers_note = settled
     session.own_loss = check_own_loss(config, program.net)
     with quiet_connections():
         check_loss_on_ranks(config.ppo.loss, session.own_loss, gather_json)
     if checkpoint is None:
-        run.begin()
+        runner.begin()
     else:
         resume(session, state, checkpoint)
     return session
@@ -285,4 +282,4 @@ def resume(session: Session, state: TrainState, checkpoint: Checkpoint) -> None:
     load_facts(session, checkpoint.state)
     state = load_state_arrays(state, checkpoint.arrays, session.program.layout, session.optimizer_steps)
     state = state._replace(learning_rate=np.float32(session.learning_rate))
-    session.restarted = session.run.restore(state, checkpoint.env_shards)
+    session.restarted = session.runner.restore(state, checkpoint.env_shards)

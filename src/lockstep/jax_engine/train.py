@@ -120,16 +120,19 @@ class Trainer:
 
         compiled = done > self.began  # the first call compiles; only one iteration's time should include that
         while (
-            compiled and not self.waits and count < self.session.run.capacity and not self.schedule.ends(done + count)
+            compiled
+            and not self.waits
+            and count < self.session.runner.capacity
+            and not self.schedule.ends(done + count)
         ):
             count += 1
         asked = max(stop_code(self.request, self.options, self.recorder.started), self.recorder.asks())
-        self.pending.append(self.session.run.dispatch(done, count, asked, before))
+        self.pending.append(self.session.runner.dispatch(done, count, asked, before))
         self.dispatched += count
 
     def take(self, last: bool) -> None:
         """Waits for the oldest call and logs its iterations; ``last`` says that nothing else is under way."""
-        *earlier, newest = self.session.run.fetch(self.pending.popleft())
+        *earlier, newest = self.session.runner.fetch(self.pending.popleft())
         self.log(earlier)
         record = self.record(newest)
         if last:

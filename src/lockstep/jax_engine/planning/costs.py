@@ -19,7 +19,7 @@ from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Spec
 from lockstep.jax_engine.distributed.processes import set_up_jax
 from lockstep.jax_engine.envs.environments import is_jax_environment, make_environment
 from lockstep.jax_engine.gradients import gradient_parts
-from lockstep.jax_engine.host.program import compile_learn
+from lockstep.jax_engine.host.compiled import compile_learn
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.planning.hlo import PARTS, Ran, Reader, collectives_of
 from lockstep.jax_engine.planning.targets import OPTIONS, VARIABLES, described_devices

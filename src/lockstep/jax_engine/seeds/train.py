@@ -19,7 +19,7 @@ from lockstep.jax_engine.distributed.processes import leaving_together
 from lockstep.jax_engine.program.inference import Inference
 from lockstep.jax_engine.program.iterations import Iteration
 from lockstep.jax_engine.program.program import Program
-from lockstep.jax_engine.seeds.run import OneOfSeeds, SeedsRun
+from lockstep.jax_engine.seeds.runner import SeedOfRunner, SeedsRunner
 from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.start.announcement import start_lines
 from lockstep.jax_engine.start.own_loss import check_own_loss
@@ -36,7 +36,7 @@ EXACT = "seeds: they take turns in the program, and each seed's agent has the by
 BATCHED = "seeds: they are computed together, and each agrees with its own single run up to rounding"
 
 
-def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRun, list[Session]]:
+def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tuple[SeedsRunner, list[Session]]:
     """Opens and begins the run of all seeds; returns it, and a session for each seed.
 
     Raises:
@@ -45,18 +45,18 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
     program = open_program(config, topology, options)
     configs = [config.model_copy(update={"seed": n}) for n in options.seeds_from(config.seed)]
     states = [first_state(each, _own_program(each, program)) for each in configs]
-    run = SeedsRun(program, [each.seed for each in configs], states, num_local_devices(program.mesh))
-    run.begin()
+    runner = SeedsRunner(program, [each.seed for each in configs], states, num_local_devices(program.mesh))
+    runner.begin()
     own_loss = check_own_loss(config, program.net)
     plan = ShardPlan(config.envs, config.shards)
     sessions = []
     for number, each in enumerate(configs):
-        own, view = replace(program, config=each), OneOfSeeds(run, number)
+        own, view = replace(program, config=each), SeedOfRunner(runner, number)
         rate = config.ppo.learning_rate
         session = Session(each, topology, plan, own, view, Inference(own), program.description, learning_rate=rate)
         session.own_loss = own_loss
         sessions.append(session)
-    return run, sessions
+    return runner, sessions
 
 
 def _own_program(config: Config, program: Program) -> Program:
@@ -78,10 +78,12 @@ def _own_program(config: Config, program: Program) -> Program:
 class SeedsTrainer:
     """Runs the loop over iterations of all seeds; each seed has a trainer and a directory inside the run's."""
 
-    def __init__(self, run: SeedsRun, trainers: Sequence[Trainer], directory: RunDirectory, started: float) -> None:
-        self.run, self.trainers, self.directory, self.started = run, list(trainers), directory, started
+    def __init__(
+        self, runner: SeedsRunner, trainers: Sequence[Trainer], directory: RunDirectory, started: float
+    ) -> None:
+        self.runner, self.trainers, self.directory, self.started = runner, list(trainers), directory, started
         self.lead = self.trainers[0]
-        self.progress = directory.open_progress(run.config.total_steps * len(self.trainers))
+        self.progress = directory.open_progress(runner.config.total_steps * len(self.trainers))
 
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code; see :meth:`Trainer.loop`."""
@@ -92,7 +94,7 @@ class SeedsTrainer:
                 lead.dispatch(self.trainers)
             due = stop != RUNNING or lead.saves != RUNNING or lead.schedule.due(lead.dispatched)
             while len(lead.pending) > (0 if due else 1):
-                for iterations in self.run.fetch(lead.pending.popleft()):
+                for iterations in self.runner.fetch(lead.pending.popleft()):
                     self.take(iterations)
                 for trainer in self.trainers:
                     trainer.prove(last=due and not lead.pending)
@@ -165,17 +167,19 @@ def _train_seeds(
 ) -> TrainResult:
     directories = _made_seeds(run, config, options.seeds_from(config.seed))
     try:
-        seeds, sessions = open_sessions(config, topology, options)
+        runner, sessions = open_sessions(config, topology, options)
     except BaseException:
         _remove_seeds(run, directories)
         raise
     recorders = [Recorder(*each, started) for each in zip(sessions, directories, strict=True)]
     trainers = [Trainer(*each, options, request) for each in zip(sessions, recorders, strict=True)]
-    trainer = SeedsTrainer(seeds, trainers, run, started)
+    trainer = SeedsTrainer(runner, trainers, run, started)
     try:
-        first, last = seeds.seeds[0], seeds.seeds[-1]
+        first, last = runner.seeds[0], runner.seeds[-1]
         line, *notes = start_lines(sessions[0], options)
-        trainer.progress.message(f"{len(seeds.seeds)} seeds, {first} … {last}, in one program; of seed {first}: {line}")
+        trainer.progress.message(
+            f"{len(runner.seeds)} seeds, {first} … {last}, in one program; of seed {first}: {line}"
+        )
         for note in [EXACT if config.reduction == "exact" else BATCHED, *notes]:
             trainer.progress.message(note)
         for recorder in recorders:
@@ -184,5 +188,5 @@ def _train_seeds(
         return trainer.finish(trainer.loop())
     finally:
         with contextlib.suppress(Exception):  # the error has been raised already
-            jax.block_until_ready(seeds.state)
+            jax.block_until_ready(runner.state)
         trainer.close()

@@ -31,7 +31,7 @@ from lockstep.jax_engine.program.calls import CallClock, CallInputs, Pending, it
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Inputs, Iteration, Outputs, finished
 from lockstep.jax_engine.program.program import Program, purpose_words
-from lockstep.jax_engine.program.run import shard_arrays
+from lockstep.jax_engine.program.runner import shard_arrays
 from lockstep.jax_engine.shards.blocks import each_shard
 from lockstep.jax_engine.state import TrainState, place_state, state_specs
 
@@ -43,7 +43,7 @@ CallOfSeeds = Callable[[Array, TrainState, Inputs, Array, Array, Array, Array], 
 """A compiled call of all seeds: takes their keys' words, what :data:`.device_program.Call` takes, their number."""
 
 
-class SeedsRun:
+class SeedsRunner:
     """Holds the training states of all seeds on the mesh, leaves ``[seeds, …]``, and the program that changes them.
 
     ``program`` is that of one seed; ``states`` are host arrays without environments, one state per seed.
@@ -85,7 +85,7 @@ class SeedsRun:
         return self.program.compiled(call, given, (specs, outputs), donated=1)
 
     def begin(self) -> None:
-        """See :meth:`.DeviceRun.begin`."""
+        """See :meth:`.Runner.begin`."""
 
         def initial(words: Array, state: TrainState, owned: Array, seeds: Array) -> TrainState:
             def one(words: Array, state: TrainState) -> TrainState:
@@ -104,7 +104,7 @@ class SeedsRun:
         return jax.vmap(function)(*trees)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Starts ``count`` iterations of every seed; see :meth:`.DeviceRun.dispatch`."""
+        """Starts ``count`` iterations of every seed; see :meth:`.Runner.dispatch`."""
         inputs, stops, many = self._inputs(first, count, stop)
         before()
         self._clock.begins()
@@ -138,31 +138,31 @@ class SeedsRun:
         return jax.jit(over_mesh(part, self.program.mesh, (_stacked(self._specs), REPLICATED), self._specs))
 
 
-class OneOfSeeds:
-    """Makes one seed of a :class:`SeedsRun` that has begun, by its place, look like a ``DeviceRun``."""
+class SeedOfRunner:
+    """Makes one seed of a :class:`SeedsRunner` that has begun, by its place, a :class:`.Runner`."""
 
-    def __init__(self, run: SeedsRun, number: int) -> None:
-        self._run, self._number, self.capacity = run, number, run.capacity
+    def __init__(self, runner: SeedsRunner, number: int) -> None:
+        self._runner, self._number, self.capacity = runner, number, runner.capacity
 
     @property
     def state(self) -> TrainState:
-        """See :attr:`.DeviceRun.state`."""
-        return self._run.state_of(self._number)
+        """See :attr:`.Runner.state`."""
+        return self._runner.state_of(self._number)
 
     def begin(self) -> None:
         """Does nothing: all seeds begin together."""
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Starts iterations of all seeds; see :meth:`SeedsRun.dispatch`."""
-        return self._run.dispatch(first, count, stop, before)
+        """Starts iterations of all seeds; see :meth:`SeedsRunner.dispatch`."""
+        return self._runner.dispatch(first, count, stop, before)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
-        """See :meth:`.DeviceRun.fetch`; results of the other seeds are dropped."""
-        return [iterations[self._number] for iterations in self._run.fetch(pending)]
+        """See :meth:`.Runner.fetch`; results of the other seeds are dropped."""
+        return [iterations[self._number] for iterations in self._runner.fetch(pending)]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """See :meth:`.DeviceRun.env_arrays`."""
-        return shard_arrays(self.state, self._run.program.rows)
+        """See :meth:`.Runner.env_arrays`."""
+        return shard_arrays(self.state, self._runner.program.rows)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]]) -> list[int]:
         """Raises a one-line ``ValueError``, because a run of several seeds can't be resumed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -21,11 +22,53 @@ from lockstep.jax_engine.shards.rows import ShardRows
 from lockstep.jax_engine.state import EnvCarry, TrainState, place_state, state_specs
 
 
-class DeviceRun:
+class Runner(Protocol):
+    """The interface of what holds a session's state and environments, and starts its iterations.
+
+    Attributes:
+        capacity: the most iterations of one call.
+    """
+
+    capacity: int
+
+    @property
+    def state(self) -> TrainState:
+        """The training state, on the mesh."""
+        ...
+
+    def begin(self) -> None:
+        """Begins first episodes, and fills normalisers with first statistics."""
+        ...
+
+    def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Any:
+        """Starts ``count`` iterations, at most ``capacity``, after ``first``; returns while they are under way.
+
+        ``stop`` is this process's stop code. ``before`` is called just before the call takes the state over. What is
+        returned is for :meth:`fetch`.
+        """
+        ...
+
+    def fetch(self, pending: Any) -> list[Iteration]:
+        """Waits for a call and reads its outputs."""
+        ...
+
+    def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
+        """Copies the environments' arrays for a checkpoint, by shard; with several processes a collective."""
+        ...
+
+    def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]]) -> list[int]:
+        """Restores a checkpoint; returns the environments of all processes that couldn't be restored exactly."""
+        ...
+
+    def close(self) -> None:
+        """Waits until nothing is under way, and closes environments."""
+        ...
+
+
+class DeviceRunner:
     """Holds the training state on the mesh, its environments, and the program that changes both.
 
-    ``HostRun`` and ``OneOfSeeds`` have the members that a session uses. ``state`` is passed as host arrays without
-    environments. ``capacity`` is the most iterations of one call, ``env_shapes`` the shapes of the whole run's
+    ``state`` is passed as host arrays without environments. ``env_shapes`` are the shapes of the whole run's
     environments.
     """
 
@@ -50,7 +93,7 @@ class DeviceRun:
         self._clock = CallClock()
 
     def begin(self) -> None:
-        """Begins first episodes, and fills normalisers with first statistics."""
+        """See :meth:`.Runner.begin`."""
         self.state = self._initial(self.state, self.owned)
 
     def begin_with(self, state: TrainState) -> None:
@@ -70,10 +113,7 @@ class DeviceRun:
         return envs if rows.tree.even else jax.tree.map(lambda x: x[rows.shard_of_row], envs)
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> Pending:
-        """Starts ``count`` iterations, at most ``capacity``, after ``first``; returns while they are under way.
-
-        ``stop`` is this process's stop code. ``before`` is called just before the call takes the state over.
-        """
+        """See :meth:`.Runner.dispatch`."""
         inputs, stops, many = self._inputs(first, count, stop, self.before)
         before()
         self._clock.begins()
@@ -83,7 +123,7 @@ class DeviceRun:
         return Pending(first, count, outputs)
 
     def fetch(self, pending: Pending) -> list[Iteration]:
-        """Waits for a call and reads its outputs."""
+        """See :meth:`.Runner.fetch`."""
         life.begin(Part.PROGRAM)
         words = fetch(pending.outputs.metrics)  # pyright: ignore[reportArgumentType]
         metrics = {name: x.tolist() for name, x in self._program.metrics.on_host(words).items()}
@@ -95,11 +135,11 @@ class DeviceRun:
         ]
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """Copies the environments' arrays for a checkpoint, by shard; with several processes a collective."""
+        """See :meth:`.Runner.env_arrays`."""
         return shard_arrays(self.state, self.program.rows)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]]) -> list[int]:
-        """Restores a checkpoint; returns the environments that couldn't be restored exactly, which are none."""
+        """See :meth:`.Runner.restore`; all environments are restored exactly."""
         mesh = self.program.mesh
         self.state = place_state(state, state_specs(state, self.program.layout.specs), mesh)
         if self.config.algorithm == "grpo":  # every iteration begins new episodes
@@ -118,7 +158,7 @@ class DeviceRun:
         return []
 
     def close(self) -> None:
-        """Waits until nothing is under way."""
+        """See :meth:`.Runner.close`."""
         with contextlib.suppress(Exception):  # the error has been raised already
             jax.block_until_ready(self.state)
 

@@ -26,7 +26,7 @@ from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding, replic
 from lockstep.jax_engine.distributed.placement import fetch, fetch_rows, place, shard_rows, waited
 from lockstep.jax_engine.distributed.processes import gather_bytes, gather_json, wait_for_all
 from lockstep.jax_engine.host.clock import Clock, Laps
-from lockstep.jax_engine.host.program import compile_first, compile_learn
+from lockstep.jax_engine.host.compiled import compile_first, compile_learn
 from lockstep.jax_engine.host.rollout import HostRollout, collect, collect_random, record_replay
 from lockstep.jax_engine.program.calls import no_matter
 from lockstep.jax_engine.program.inference import Inference
@@ -52,8 +52,8 @@ class HostPending:
     laps: Laps
 
 
-class HostRun:
-    """Holds the state on the mesh, environments on the host, and the programs between them, as a ``DeviceRun`` does.
+class HostRunner:
+    """Holds the state on the mesh, environments on the host, and the programs between them; see :class:`.Runner`.
 
     The environments are those of ``env_config`` if it is given, else of the program's config.
     """
@@ -99,7 +99,7 @@ class HostRun:
         self._clock = Clock()
 
     def begin(self) -> None:
-        """See :meth:`.DeviceRun.begin`."""
+        """See :meth:`.Runner.begin`."""
         self.envs.reset()
         one_torch_thread()  # a reset may have loaded PyTorch
         if self.config.normalize.observations or self.config.normalize.returns:
@@ -109,7 +109,7 @@ class HostRun:
         self._clock.begin()
 
     def dispatch(self, first: int, count: int, stop: int, before: Callable[[], None] = no_matter) -> HostPending:
-        """Collects a rollout and starts the update; see :meth:`.DeviceRun.dispatch`."""
+        """Collects a rollout and starts the update; see :meth:`.Runner.dispatch`."""
         assert count == 1, count
         life.begin(Part.ROLLOUT)
         config, mesh = self.config, self.program.mesh
@@ -141,7 +141,7 @@ class HostRun:
         return HostPending(first, metrics, episodes, stated, laps)
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
-        """See :meth:`.DeviceRun.fetch`."""
+        """See :meth:`.Runner.fetch`."""
         life.begin(Part.PROGRAM)
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         self._clock.update_ends(pending.laps)
@@ -224,13 +224,13 @@ class HostRun:
         return {"discounted": self.discounted.reshape(-1), "carry": carry}
 
     def env_arrays(self) -> dict[int, dict[str, np.ndarray]]:
-        """See :meth:`.DeviceRun.env_arrays`."""
+        """See :meth:`.Runner.env_arrays`."""
         self._take_carried()
         local = save_shards(self.envs, self._replay, self._counter, self._carries(), self.plan)
         return gather_shards(local, gather_bytes)
 
     def restore(self, state: TrainState, shards: Mapping[int, dict[str, np.ndarray]]) -> list[int]:
-        """See :meth:`.DeviceRun.restore`; returns environments of all processes."""
+        """See :meth:`.Runner.restore`."""
         self.state = place_state(state, self.specs, self.program.mesh)
         restarted: list[int] = []
         if self.config.algorithm == "grpo":
@@ -244,7 +244,7 @@ class HostRun:
         return sorted(env for ids in gather_json(restarted) for env in ids)
 
     def close(self) -> None:
-        """See :meth:`.DeviceRun.close`."""
+        """See :meth:`.Runner.close`."""
         with contextlib.suppress(Exception):  # the error has been raised already
             jax.block_until_ready(self.state)
         self.envs.close()
