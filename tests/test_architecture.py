@@ -46,7 +46,7 @@ DEVICE_FILES = (
 )
 RANKS = ("rank", "local_rank", "global_rank", "node_rank")
 # what lockstep.train was given, from this user's own process
-HANDED_OVER = ("config/handed.py", "python/pickled.py")
+HANDED_OVER = ("core/user_code/handed.py", "python/pickled.py")
 DOORS = ("engine", "train")  # which the server of ranks loads for itself
 # the engines, and what stands on the JAX engine
 INSIDE = ("torch_engine/", "jax_engine/", "jax/")

@@ -21,11 +21,11 @@ from lockstep.core.process import (
     EXIT_USER_ERROR,
     STOP_SIGNALS,
     flush_output,
-    look_here_last,
     open_closed_streams,
     report_failure,
 )
 from lockstep.core.topology import Topology, from_environment
+from lockstep.core.user_code.search_path import look_here_last
 
 USAGE = """\
 usage: lockstep COMMAND ...

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ from lockstep.core.process import (
     report_failure,
     said_error,
     say,
-    stays_here,
 )
 
 SAYS = [sys.executable, "-c", "print('here')"]
@@ -156,25 +154,3 @@ def test_signs_that_a_terminal_lacks_are_written_by_their_numbers():
     given = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given)
     assert done.stderr == "1 rank \\xb7 8 shards\n"
-
-
-def test_the_users_code_goes_on_where_it_was_and_we_stay(tmp_path, monkeypatch):
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        folder.mkdir()
-    monkeypatch.chdir(here)
-    with stays_here():
-        with stays_here():
-            os.chdir(there)
-        assert Path.cwd() == there
-    assert Path.cwd() == here
-    with pytest.raises(FileNotFoundError), stays_here():
-        os.chdir("nowhere")
-    assert Path.cwd() == here
-    with stays_here():
-        assert Path.cwd() == there
-    with stays_here():
-        there.rmdir()
-    assert Path.cwd() == here
-    with stays_here():
-        assert Path.cwd() == here

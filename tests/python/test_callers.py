@@ -61,7 +61,7 @@ def test_a_process_looks_at_the_places_of_its_caller_in_their_order(tmp_path):
         (tmp_path / name).mkdir()
     packages = next(tmp_path.glob("venv/lib/python*/site-packages"))
     (packages / "linked.pth").write_text(f"{tmp_path / 'linked'}\n")
-    child = "import sys; from lockstep.core.process import look_here_last as look; look(); print(sys.path)"
+    child = "import sys; from lockstep.core.user_code import search_path; search_path.look_here_last(); print(sys.path)"
     code = f"""
 import os, subprocess, sys
 from lockstep.python.command import PATH_VARIABLE, _places
@@ -120,7 +120,7 @@ def test_an_object_is_found_from_another_directory_than_it_was_imported_in(tmp_p
 SPAWNING = """
 import multiprocessing, sys
 from handed_envs import Counting
-from lockstep.config.handed import imported_name
+from lockstep.core.user_code.handed import imported_name
 from lockstep.python.handed import handed
 
 class Env(Counting):

@@ -15,8 +15,8 @@ from scripts_classes import of_a_script
 
 import lockstep
 from lockstep.commands.next_steps import next_steps
-from lockstep.config.handed import _read, handed_object
 from lockstep.config.run import Config
+from lockstep.core.user_code.handed import _read, handed_object
 from lockstep.envs.tensor import named_object
 from lockstep.python.handed import handed, handed_again, with_objects
 from lockstep.python.pickled import pickled

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.handed import loading
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.files import quoted
+from lockstep.core.user_code.handed import loading
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.runs.curves import CURVES_CSV, CURVES_PNG, single_seed
 from lockstep.runs.groups import seeds_of

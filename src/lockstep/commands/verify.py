@@ -15,9 +15,9 @@ from lockstep.commands.parser import CommandParser
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import parse_arguments
 from lockstep.config.engines import check_processes_here
-from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
+from lockstep.core.user_code.handed import is_handed
 from lockstep.launch.request import described_run
 from lockstep.proof.kept import keep, run_of
 from lockstep.proof.lengths import first_length, most_iterations

@@ -26,13 +26,8 @@ UNDONE = "ended with exit code 0 before the run was done; an environment or a ne
 
 PARENT_VARIABLE = "LOCKSTEP_PARENT"
 """Holds, for a process that we start, the process id of its parent."""
-PATH_VARIABLE = "LOCKSTEP_PATH"
-"""Holds, for a process that we start, directories in which Python looks for modules last."""
 at_failure: list[Callable[[], None]] = []
 """Short clean-ups that :func:`fail_now` runs before it ends the process."""
-_blocks: list[str] = []
-_theirs: list[str] = []
-"""``_blocks``: where :func:`stays_here` returns to, while a block runs; ``_theirs``: where the user's code was last."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
 
@@ -64,55 +59,6 @@ def started_at(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
-
-
-def look_here_last() -> None:
-    """Lets Python import modules from ``LOCKSTEP_PATH`` and the working directory, after all other places.
-
-    Raises:
-        FileNotFoundError: the working directory has been removed; one line.
-    """
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:
-        raise FileNotFoundError("the working directory has been removed; change to one that is there") from None
-    places = [*sys.path, *os.environ.get(PATH_VARIABLE, "").split(os.pathsep)]
-    sys.path[:] = [*dict.fromkeys(place for place in places if place not in ("", here)), here]
-
-
-@contextlib.contextmanager
-def stays_here() -> Iterator[None]:
-    """Returns to the current working directory after a block of the user's code, which may change it.
-
-    The next block starts in the directory that the last one ended in, because a module is imported only once. Nested
-    blocks do nothing.
-    """
-    try:
-        ours = None if _blocks else os.getcwd()
-    except FileNotFoundError:
-        ours = None
-    if ours is None:
-        yield
-        return
-    with contextlib.suppress(OSError):
-        os.chdir(_theirs[0] if _theirs else ours)
-    _blocks.append(ours)
-    try:
-        yield
-    finally:
-        _blocks.clear()
-        with contextlib.suppress(OSError):
-            _theirs[:] = [now] if (now := os.getcwd()) != ours else []
-        with contextlib.suppress(OSError):
-            os.chdir(ours)
-
-
-def where_it_was_looked_for(error: Exception, module: str) -> str:
-    """Says where ``module`` was looked for, if the error is that it or a package of it is missing; else returns ""."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is None or not f"{module}.".startswith(f"{missing}."):
-        return ""
-    return f"; modules are looked for in the working directory, {os.getcwd()}, and in those of PYTHONPATH"
 
 
 def open_closed_streams() -> None:

@@ -6,7 +6,7 @@ import gymnasium
 
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import EnvConfig
-from lockstep.core.process import stays_here
+from lockstep.core.user_code.working_directory import stays_here
 from lockstep.envs.batched.envpool import pool_spaces
 from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
 from lockstep.envs.gymnasium.keyed import close_environment

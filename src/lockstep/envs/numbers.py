@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.config.handed import is_handed
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.spaces import ActionLayout
+from lockstep.core.user_code.handed import is_handed
 from lockstep.envs.description import EnvDescription
 
 Found = tuple[int, int, str]

@@ -13,9 +13,9 @@ from typing import Any, Protocol, cast
 
 import gymnasium
 
-from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.run import Config, EnvConfig
-from lockstep.core.process import look_here_last, where_it_was_looked_for
+from lockstep.core.user_code.handed import handed_object, is_handed
+from lockstep.core.user_code.search_path import look_here_last, where_it_was_looked_for
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
 Tensor = Any

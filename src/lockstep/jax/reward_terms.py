@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from lockstep.config.users_code import UsersFunctionError, one_line, users_line
+from lockstep.core.user_code.errors import UsersFunctionError, one_line, users_line
 from lockstep.jax.wrappers.single import Wrapper
 from lockstep.jax_engine.envs.functional import TERMS
 from lockstep.jax_engine.envs.protocol import Tree

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
-from lockstep.config.users_code import users_error
 from lockstep.core.fingerprint import compare_ranks
+from lockstep.core.user_code.errors import users_error
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, whole_number
 from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory

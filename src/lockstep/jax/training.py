@@ -14,8 +14,8 @@ import numpy as np
 from jax import numpy as jnp
 
 from lockstep.config.run import Config
-from lockstep.config.users_code import users_error
 from lockstep.core.shards import keyed_seed
+from lockstep.core.user_code.errors import users_error
 from lockstep.envs.description import described
 from lockstep.jax.between_updates import Duties
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.config.engines import check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.process import stays_here
+from lockstep.core.user_code.working_directory import stays_here
 from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription

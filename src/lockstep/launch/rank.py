@@ -23,15 +23,15 @@ from lockstep.core.process import (
     EXIT_USER_ERROR,
     end_with_parent,
     leave_at_once,
-    look_here_last,
     name_process,
     no_silent_exit,
     open_closed_streams,
     report_failure,
-    stays_here,
     tell_of_faults,
 )
 from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE, Topology, from_environment
+from lockstep.core.user_code.search_path import look_here_last
+from lockstep.core.user_code.working_directory import stays_here
 from lockstep.launch.native_errors import write_natively_elsewhere
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer

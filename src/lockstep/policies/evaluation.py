@@ -10,12 +10,13 @@ from collections.abc import Callable
 import numpy as np
 
 from lockstep.config.engines import engine_module
-from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.episodes import success_rate
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
-from lockstep.core.process import fail_now, stays_here
+from lockstep.core.process import fail_now
+from lockstep.core.user_code.handed import is_handed
+from lockstep.core.user_code.working_directory import stays_here
 from lockstep.envs.describe import describe
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.host_envs import HostEnvs

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.engines import MissingPackageError, engine_module
-from lockstep.config.handed import is_wanted_again
 from lockstep.config.run import Config
 from lockstep.core.files import path_of
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
+from lockstep.core.user_code.handed import is_wanted_again
 from lockstep.networks.spec import carry_size
 from lockstep.policies.rows import action_rows, density_of_fixed, native_batch, observation_rows, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state

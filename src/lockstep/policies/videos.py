@@ -15,8 +15,8 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.files import draft_of
 from lockstep.core.life import life
-from lockstep.core.process import stays_here
 from lockstep.core.shards import keyed_seed
+from lockstep.core.user_code.working_directory import stays_here
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.arrays.base import render_modes
 from lockstep.envs.batched.array_envs import EvaluationDraws

@@ -21,13 +21,13 @@ from lockstep.core.process import (
     ERROR_PREFIX,
     EXIT_FAILURE,
     EXIT_USER_ERROR,
-    PATH_VARIABLE,
     command_that_ends_with_us,
     kill_session,
     said_error,
     say,
 )
 from lockstep.core.topology import without_launcher
+from lockstep.core.user_code.search_path import PATH_VARIABLE
 
 POLL_SECONDS = 0.02
 READ_SECONDS = 2.0

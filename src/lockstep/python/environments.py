@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from lockstep.config.handed import SCRIPTS
+from lockstep.core.user_code.handed import SCRIPTS
 
 
 def refusal(env: Any) -> str:

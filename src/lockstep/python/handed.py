@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.files import merge
-from lockstep.config.handed import HANDED, VARIABLES, imported_name, is_wanted_again, shown_name
-from lockstep.core.process import PATH_VARIABLE
 from lockstep.core.temporary import temporary_directory
+from lockstep.core.user_code.handed import HANDED, VARIABLES, imported_name, is_wanted_again, shown_name
+from lockstep.core.user_code.search_path import PATH_VARIABLE
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from lockstep.config.handed import SPAWNED
+from lockstep.core.user_code.handed import SPAWNED
 
 MADE_AGAIN = ("__dataclass_fields__", "__dataclass_params__", "__match_args__", "__annotations__")
 """Attributes that Python derives from a dataclass's fields, and that aren't pickled."""

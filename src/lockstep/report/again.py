@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from lockstep.config.handed import loading, shown_name
+from lockstep.core.user_code.handed import loading, shown_name
 from lockstep.report.lengths import lengths_of
 from lockstep.report.reading import RunFiles
 from lockstep.report.settings import seeds_in_words

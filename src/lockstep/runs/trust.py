@@ -16,11 +16,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.handed import is_handed
 from lockstep.config.redact import HIDDEN, shown_url, shown_value
 from lockstep.config.run import Config
 from lockstep.config.sections import SERVICES, LogConfig
 from lockstep.core.private import home_place, make_private, only_we_write
+from lockstep.core.user_code.handed import is_handed
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.stored import stored_config
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from lockstep.config.named import named_object
+from lockstep.core.user_code.named import named_object
 
 if TYPE_CHECKING:  # the engines' mathematics imports this module, but no config
     from lockstep.config.run import Config

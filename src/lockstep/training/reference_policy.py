@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.config.handed import is_handed
 from lockstep.config.run import Config
 from lockstep.core.fingerprint import sha256_of
+from lockstep.core.user_code.handed import is_handed
 from lockstep.runs.checkpoint import POLICY, STATE, checkpoints_in, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.finding import find_run, run_if_any, seeds_in

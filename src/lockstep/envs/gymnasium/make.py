@@ -12,10 +12,11 @@ from typing import Any, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from lockstep.config.handed import handed_object, is_handed
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
-from lockstep.core.process import say, where_it_was_looked_for
+from lockstep.core.process import say
+from lockstep.core.user_code.handed import handed_object, is_handed
+from lockstep.core.user_code.search_path import where_it_was_looked_for
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES

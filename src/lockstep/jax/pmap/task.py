@@ -15,8 +15,8 @@ import equinox as eqx
 import jax
 from jax import Array
 
-from lockstep.config.users_code import users_error
 from lockstep.core.shards import keyed_seed
+from lockstep.core.user_code.errors import users_error
 from lockstep.jax.config import RunnerConfig
 from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory

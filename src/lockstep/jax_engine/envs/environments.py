@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.config.run import EnvConfig
-from lockstep.config.users_code import one_line
+from lockstep.core.user_code.errors import one_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
 from lockstep.envs.arrays.base import render_modes
 from lockstep.envs.description import stepped_as_arrays

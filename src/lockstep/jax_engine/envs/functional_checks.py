@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.config.users_code import UsersFunctionError, one_line, users_line
+from lockstep.core.user_code.errors import UsersFunctionError, one_line, users_line
 from lockstep.jax_engine.envs.functional import gets_keys
 from lockstep.jax_engine.shards.keys import is_key
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from lockstep.config.users_code import one_line
+from lockstep.core.user_code.errors import one_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.tensor import named_object
 from lockstep.jax_engine.envs.default_params import default_params

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 from jax import numpy as jnp
 
-from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
+from lockstep.core.user_code.named import named_object
 from lockstep.jax_engine.nets import encoders
 from lockstep.jax_engine.shards.keys import seed_key
 from lockstep.networks.checks import check_outputs, running_statistics

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from lockstep.config.users_code import one_line, users_line
+from lockstep.core.user_code.errors import one_line, users_line
 from lockstep.jax_engine.nets.custom import CustomNet
 from lockstep.jax_engine.shards.keys import seed_key
 from lockstep.networks.checks import other_type

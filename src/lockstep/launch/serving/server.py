@@ -31,12 +31,12 @@ from lockstep.core.process import (
     flush_output,
     kill_children,
     kill_session,
-    look_here_last,
     name_process,
     open_closed_streams,
     signal_name,
 )
 from lockstep.core.topology import LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE
+from lockstep.core.user_code.search_path import look_here_last
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import HOLD_SECONDS, NativeErrors
 from lockstep.launch.serving.channel import ONE_THREAD, STORE, Channel, ServerSettings

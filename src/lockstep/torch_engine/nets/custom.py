@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lockstep.config.named import named_object
 from lockstep.core.spaces import Leaf, ObservationLayout
+from lockstep.core.user_code.named import named_object
 from lockstep.networks.checks import check_outputs, other_type, running_statistics
 from lockstep.torch_engine.nets import encoders
 from lockstep.torch_engine.nets.shards import in_pairs

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config.users_code import one_line, users_line
+from lockstep.core.user_code.errors import one_line, users_line
 from lockstep.networks.draws import host_generators, keyed_by_nothing
 from lockstep.torch_engine.nets.custom import CustomNet, check_float32
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from lockstep.config.users_code import one_line, users_error, users_line
+from lockstep.core.user_code.errors import one_line, users_error, users_line
 from lockstep.training.losses import SETTING, LossSample
 
 TRAINED = ("log_prob", "entropy", "value", "actor_output")

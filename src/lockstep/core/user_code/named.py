@@ -6,8 +6,8 @@ import importlib
 from operator import attrgetter
 from typing import Any
 
-from lockstep.config.handed import handed_object, is_handed
-from lockstep.core.process import where_it_was_looked_for
+from lockstep.core.user_code.handed import handed_object, is_handed
+from lockstep.core.user_code.search_path import where_it_was_looked_for
 
 
 def named_object(key: str, name: str) -> Any:
