@@ -14,6 +14,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from lockstep.config.run import Config
+from lockstep.core.rank_variables import NO_SWITCH_SUMS, apply
 from lockstep.core.shards import keyed_seed
 from lockstep.core.user_code.errors import users_error
 from lockstep.envs.description import described
@@ -52,7 +53,6 @@ from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import check_numbers, prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
 from lockstep.training.announcement import APART, FAST
-from lockstep.training.rank_environment import NO_SWITCH_SUMS, apply
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,10 +23,10 @@ from lockstep.runs.stored import stored_config, written_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import records_differ
 from lockstep.runs.trust import check_trusted
-from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.fingerprint import KEY as OWN_LOSS
 from lockstep.training.own_loss.recorded import facts_of_loss
 from lockstep.training.reference_policy import same_reference
+from lockstep.training.schedules import follows_length
 
 # Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
 CHANGEABLE = (

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.core.process import end_with_parent
+from lockstep.core.rank_variables import LOOPBACK
 from lockstep.core.topology import from_environment
 from lockstep.launch.serving.channel import PORT, STORE
 from lockstep.launch.spawn import RankServer, threads_of
 from lockstep.launch.supervise import Ranks
-from lockstep.training.rank_environment import LOOPBACK
 
 MODULE = "lockstep.launch.script"
 THREADS = 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.rank_variables import Setting, in_lines, machine_class, settings_of, settings_of_xla
 from lockstep.launch.spawn import threads_of
 from lockstep.launch.world import topology_of, world_of
-from lockstep.training.rank_environment import Setting, in_lines, machine_class, settings_of, settings_of_xla
 
 
 def variable_lines(config: Config, options: RunOptions) -> list[str]:

@@ -19,10 +19,10 @@ from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY
 from lockstep.runs.finding import check_single, is_run, with_name
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.fingerprint import difference, fingerprint_in
 from lockstep.training.own_loss.recorded import facts_of_loss
 from lockstep.training.past import utc_date
+from lockstep.training.schedules import follows_length
 
 
 def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:

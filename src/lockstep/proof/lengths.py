@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lockstep.config.run import Config
 from lockstep.report.lengths import lengths_of
-from lockstep.training.limits import follows_length
+from lockstep.training.schedules import follows_length
 
 
 def first_length(run: Path, stored: Config, iterations: int) -> int:

@@ -25,8 +25,8 @@ from lockstep.runs.directory import CONFIG, FINGERPRINTS, SUMMARY
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
-from lockstep.training.limits import follows_length
 from lockstep.training.own_loss.recorded import facts_of_loss
+from lockstep.training.schedules import follows_length
 
 MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
 MACHINE += ("mujoco", "python", "lockstep", "kernel variables", "packages of environments")

@@ -43,6 +43,6 @@ def _is_row(row: Any) -> bool:
 
 
 def _falls(config: Mapping[str, Any]) -> bool:
-    """Returns :func:`lockstep.training.limits.follows_length` of a config that may hold anything."""
+    """Returns :func:`lockstep.training.schedules.follows_length` of a config that may hold anything."""
     ppo = config.get("ppo")
     return isinstance(ppo, dict) and any(ppo.get(name) == "linear" for name in SCHEDULES)

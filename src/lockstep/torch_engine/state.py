@@ -33,7 +33,7 @@ from lockstep.torch_engine.plain.functions import PlainFunctions, RecurrentFunct
 from lockstep.torch_engine.plain.policy import derivable
 from lockstep.torch_engine.plain.recurrent import derivable_recurrent
 from lockstep.torch_engine.setup import accelerator
-from lockstep.training.limits import scheduled_coefficients
+from lockstep.training.schedules import scheduled_coefficients
 
 
 @dataclass

@@ -25,11 +25,10 @@ from lockstep.training.limits import (
     SMALL_KL,
     minibatch_name,
     non_finite,
-    scheduled_coefficients,
-    scheduled_learning_rate,
 )
 from lockstep.training.losses import loss_settings
 from lockstep.training.metrics import Record, update_metrics
+from lockstep.training.schedules import scheduled_coefficients, scheduled_learning_rate
 
 
 @dataclass

@@ -12,8 +12,8 @@ from typing import Any
 from lockstep.config.run import Config
 from lockstep.runs.directory import SUMMARY, RunDirectory
 from lockstep.runs.listing import object_if_any
-from lockstep.training.limits import follows_length
 from lockstep.training.reference_policy import reference_digest
+from lockstep.training.schedules import follows_length
 
 Evaluated = dict[str, Any]
 """An evaluation's ``step`` and ``return_mean``."""

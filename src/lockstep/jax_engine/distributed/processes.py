@@ -20,13 +20,13 @@ from lockstep.core.host.network import own_address, wait_for_listener
 from lockstep.core.life import life
 from lockstep.core.machine import check_facts_alike
 from lockstep.core.process import ended_by_signals, flush_output
+from lockstep.core.rank_variables import apply, machine_class, settings_of_xla
 from lockstep.core.silence import SIGNS, Watch, watch
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.distributed.numbering import check_number, check_order
 from lockstep.jax_engine.distributed.programs import keep_programs
 from lockstep.jax_engine.setup.accelerators import gpus_of_this_host, take_gpus
 from lockstep.jax_engine.setup.set_up import check_device, configure, has_started, machine_facts
-from lockstep.training.rank_environment import apply, machine_class, settings_of_xla
 
 SHUTDOWN_TIMEOUT_SECONDS = 30
 _NO_PROXY = "no_grpc_proxy"

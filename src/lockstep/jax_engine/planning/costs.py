@@ -34,7 +34,7 @@ from lockstep.jax_engine.shards.normalizers import empty_moments, scale_of
 from lockstep.jax_engine.start.own_loss import check_own_loss
 from lockstep.jax_engine.state import TrainState, check_networks, state_of, state_specs
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
-from lockstep.training.limits import scheduled_coefficients
+from lockstep.training.schedules import scheduled_coefficients
 
 
 def can_compile(platform: str) -> bool:

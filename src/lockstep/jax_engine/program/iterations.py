@@ -12,9 +12,10 @@ from jax import Array
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import WINDOW
-from lockstep.training.limits import minibatch_name, non_finite, scheduled_coefficients, scheduled_learning_rate
+from lockstep.training.limits import minibatch_name, non_finite
 from lockstep.training.losses import loss_settings
 from lockstep.training.metrics import Record, update_metrics
+from lockstep.training.schedules import scheduled_coefficients, scheduled_learning_rate
 
 
 class Inputs(NamedTuple):

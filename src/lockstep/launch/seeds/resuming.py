@@ -19,7 +19,7 @@ from lockstep.runs.finding import seeds_in
 from lockstep.runs.lock import is_held
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in
-from lockstep.training.limits import follows_length
+from lockstep.training.schedules import follows_length
 
 Change = tuple[Config, Config]
 """A run's stored config, and the one that replaces it."""

@@ -17,9 +17,9 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from lockstep.config.run import Config
 from lockstep.core.errors import RankMismatchError, UnavailableError
 from lockstep.core.process import ended_by_signals
+from lockstep.core.rank_variables import apply, interface_settings, machine_class
 from lockstep.core.silence import sign_name
 from lockstep.core.topology import Topology
-from lockstep.training.rank_environment import apply, interface_settings, machine_class
 
 WITHOUT_LIMIT = datetime.timedelta(days=20)
 """The backends' own time limit if ranks watch one another; in milliseconds it still fits into 32 bits."""

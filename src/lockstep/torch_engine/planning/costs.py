@@ -39,8 +39,8 @@ from lockstep.torch_engine.setup.choose_mode import expected_modes, takes_few_op
 from lockstep.torch_engine.start.own_loss import check_own_loss
 from lockstep.torch_engine.state import make_net
 from lockstep.training.costs import FLOAT, Costs, Grows, Kernel, Part, merged
-from lockstep.training.limits import scheduled_coefficients
 from lockstep.training.losses import loss_settings
+from lockstep.training.schedules import scheduled_coefficients
 
 META = torch.device("meta")
 ADAM_BYTES = 7 * FLOAT

@@ -24,10 +24,10 @@ from lockstep.core.machine import (
     steady_products,
 )
 from lockstep.core.private import user_cache
+from lockstep.core.rank_variables import apply, machine_class, settings_of
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import Topology
 from lockstep.torch_engine.setup import accelerator
-from lockstep.training.rank_environment import apply, machine_class, settings_of
 
 
 def check_device(device: str, nproc: int) -> None:

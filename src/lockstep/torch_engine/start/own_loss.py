@@ -11,10 +11,10 @@ from torch import Tensor
 from lockstep.config.run import Config
 from lockstep.torch_engine.losses import ppo_loss
 from lockstep.torch_engine.nets.nets import PolicyNet
-from lockstep.training.limits import scheduled_coefficients
 from lockstep.training.losses import check_shape, loss_settings
 from lockstep.training.own_loss.fingerprint import Fingerprint, loss_fingerprint
 from lockstep.training.own_loss.trial import TRAINED, check_loss, made_up_samples
+from lockstep.training.schedules import scheduled_coefficients
 
 
 def check_own_loss(config: Config, net: PolicyNet) -> Fingerprint | None:

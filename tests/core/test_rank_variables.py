@@ -2,9 +2,8 @@
 
 import pytest
 
-from lockstep.core.topology import Topology
-from lockstep.training import rank_environment
-from lockstep.training.rank_environment import (
+from lockstep.core import rank_variables
+from lockstep.core.rank_variables import (
     ETHERNET,
     INFINIBAND,
     ONE_HOST,
@@ -15,6 +14,7 @@ from lockstep.training.rank_environment import (
     settings_of,
     settings_of_xla,
 )
+from lockstep.core.topology import Topology
 
 HERE = Topology(world_size=2, local_world_size=2)
 APART = Topology(world_size=2, local_world_size=1, master_addr="10.0.0.1")
@@ -27,11 +27,11 @@ def values(device, topology, kind):
 @pytest.fixture
 def interface(monkeypatch):
     """The interface ``ens1`` leads to the others, with a link of so many Mbit/s."""
-    monkeypatch.setattr(rank_environment, "own_address", lambda _: "10.0.0.2")
-    monkeypatch.setattr(rank_environment, "interface_of", lambda address: "ens1" if address == "10.0.0.2" else None)
+    monkeypatch.setattr(rank_variables, "own_address", lambda _: "10.0.0.2")
+    monkeypatch.setattr(rank_variables, "interface_of", lambda address: "ens1" if address == "10.0.0.2" else None)
 
     def speed(value):
-        monkeypatch.setattr(rank_environment, "link_speed", lambda _: value)
+        monkeypatch.setattr(rank_variables, "link_speed", lambda _: value)
 
     speed(10_000)
     return speed
