@@ -3,6 +3,7 @@
 import sys
 import weakref
 from collections import deque
+from typing import Any, cast
 
 import pytest
 
@@ -124,7 +125,7 @@ class Unreadable(list):
 def test_objects_that_answer_no_question_stop_no_search():
     gone = weakref.proxy(Thing())
     secretive, unreadable, thing = Secretive(), Unreadable([gone]), Thing()
-    vars(thing)[1] = "an attribute without a name"
+    cast("dict[Any, Any]", vars(thing))[1] = "an attribute without a name"
     place = places(thing)
     assert place == ["thing"]
     del secretive, unreadable

@@ -5,6 +5,7 @@ import json
 import weakref
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -310,7 +311,7 @@ def test_what_an_optimizer_keeps_beside_its_moments_is_no_moment(watch, tmp_path
     class Counting(torch.optim.Adam):
         def __init__(self, parameters):
             super().__init__(parameters, lr=0.1)
-            self.state["step"] = 0
+            cast("dict[Any, Any]", self.state)["step"] = 0
 
     agent = Agent()
     optimizer = Counting(agent.parameters())
@@ -324,7 +325,7 @@ def test_what_an_optimizer_keeps_beside_its_moments_is_no_moment(watch, tmp_path
 def test_objects_that_answer_no_question_hide_no_others(watch, tmp_path):
     gone = weakref.proxy(Agent())
     holder = SimpleNamespace(mean=gone, var=gone, count=gone, kept={"proxy": gone})
-    vars(holder)[1] = 1.0
+    cast("dict[Any, Any]", vars(holder))[1] = 1.0
     agent = Agent()
     train(agent, torch.optim.SGD(agent.parameters(), lr=0.1), 1)
     trace = trace_of(watch, tmp_path)

@@ -175,7 +175,7 @@ def test_returns_that_vary_by_rounding_only_are_taken_as_equal():
 
     def explained(returns):
         with jax.enable_x64(True):
-            both = moments(np.stack([returns, returns - values], 1))
+            both = moments(jnp.asarray(np.stack([returns, returns - values], 1)))
             return explained_variance(jnp.concatenate([jnp.full((1, 2, 1), 64.0, jnp.float64), both], -1)).item()
 
     assert math.isnan(explained(returns))
