@@ -23,22 +23,22 @@ def trainer(monkeypatch):
         self.pending.append(self.dispatched)
         self.dispatched += 1
 
-    def take(self, last):
+    def log_oldest_call(self, last):
         self.record(self.pending.popleft())
 
     def record(self, iteration):
-        self.asked = max(self.asked, self.code if iteration >= self.first else RUNNING)
+        self.stop_code = max(self.stop_code, self.code if iteration >= self.first else RUNNING)
         return {}
 
-    for method in (dispatch, take, record):
+    for method in (dispatch, log_oldest_call, record):
         monkeypatch.setattr(Trainer, method.__name__, method)
-    monkeypatch.setattr(Trainer, "prove", lambda self, last: None)
+    monkeypatch.setattr(Trainer, "check_in_sync", lambda self, last: None)
 
     def make(code, first, stop_at_step=None):
         out: Any = object.__new__(Trainer)
         out.config, out.options = CONFIG, RunOptions(stop_at_step=stop_at_step)
         out.code, out.first, out.dispatched, out.pending = code, first, 0, deque()
-        out.asked = out.saves = RUNNING
+        out.stop_code = out.save_code = RUNNING
         last = ITERATIONS if stop_at_step is None else stop_at_step // CONFIG.steps_per_iteration
         out.schedule = SimpleNamespace(due=lambda iteration: iteration >= last)
         audience = SimpleNamespace(waits=False)

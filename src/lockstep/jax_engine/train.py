@@ -42,8 +42,8 @@ class Trainer:
         copies: by iteration, the devices' copies of the state that were compared before a call took it over; None if
             they were all the same.
         schedule: says when the host needs the state.
-        asked: the highest stop code of any process.
-        saves: the stop code by which processes have agreed to save a checkpoint, or ``RUNNING``.
+        stop_code: the highest stop code of any process.
+        save_code: the stop code by which processes have agreed to save a checkpoint, or ``RUNNING``.
     """
 
     def __init__(self, session: Session, recorder: Recorder, options: RunOptions, request: StopRequest) -> None:
@@ -63,7 +63,7 @@ class Trainer:
             session.topology.world_size,
             recorder.fingerprints is not None,
         )
-        self.asked = self.saves = RUNNING
+        self.stop_code = self.save_code = RUNNING
 
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code.
@@ -73,16 +73,16 @@ class Trainer:
         that differ are kept, and reported after the earlier iterations are logged.
         """
         while True:
-            stop = self.reached() or self.asked
+            stop = self.limit_reached() or self.stop_code
             if stop == RUNNING:
                 self.dispatch([self])
-            due = stop != RUNNING or self.saves != RUNNING or self.waits or self.schedule.due(self.dispatched)
+            due = stop != RUNNING or self.save_code != RUNNING or self.waits or self.schedule.due(self.dispatched)
             while len(self.pending) > (0 if due else 1):
-                self.take(last=due and len(self.pending) == 1)
+                self.log_oldest_call(last=due and len(self.pending) == 1)
             if due:
-                self.asked = max(self.asked, self.answered())
-                self.recorder.save_checkpoint(asked=self.saves)
-                self.saves = RUNNING
+                self.stop_code = max(self.stop_code, self.listeners_code())
+                self.recorder.save_checkpoint(asked=self.save_code)
+                self.save_code = RUNNING
                 if stop != RUNNING:
                     return stop
 
@@ -91,15 +91,15 @@ class Trainer:
         """Whether listeners answer after each iteration; then each iteration is a call of its own."""
         return self.recorder.audience.waits
 
-    def answered(self) -> int:
+    def listeners_code(self) -> int:
         """Returns the highest code that listeners answered to this iteration; a collective if they are waited for."""
         return max(gather_json(self.recorder.audience.answer.code)) if self.waits else RUNNING
 
-    def reached(self) -> int:
+    def limit_reached(self) -> int:
         """Returns the code of the step limit that is reached, counting iterations under way, or ``RUNNING``."""
         return reached(self.config, self.options, self.dispatched, self.dispatched * self.config.steps_per_iteration)
 
-    def set_aside(self, iteration: int) -> None:
+    def keep_differing_copies(self, iteration: int) -> None:
         """Compares the devices' copies after this iteration, before a call takes them over; keeps any that differ."""
         if self.schedule.compares(iteration):
             state, layout = self.session.state, self.session.program.layout
@@ -109,14 +109,14 @@ class Trainer:
         """Starts as many iterations as the program takes at once, but none beyond the next one where something is due.
 
         Args:
-            trainers: this one, or those of all seeds; each of them sets its copies aside before the call takes them
-                over.
+            trainers: this one, or those of all seeds; each of them compares its copies, and keeps any that differ,
+                before the call takes them over.
         """
         done, waiting, count = self.dispatched, bool(self.pending), 1
 
         def before() -> None:
             for trainer in trainers if waiting else ():
-                trainer.set_aside(done)
+                trainer.keep_differing_copies(done)
 
         compiled = done > self.began  # the first call compiles; only one iteration's time should include that
         while (
@@ -130,14 +130,14 @@ class Trainer:
         self.pending.append(self.session.runner.dispatch(done, count, asked, before))
         self.dispatched += count
 
-    def take(self, last: bool) -> None:
+    def log_oldest_call(self, last: bool) -> None:
         """Waits for the oldest call and logs its iterations; ``last`` says that nothing else is under way."""
         *earlier, newest = self.session.runner.fetch(self.pending.popleft())
         self.log(earlier)
         record = self.record(newest)
         if last:
             record |= self.evaluate()
-        self.prove(last)
+        self.check_in_sync(last)
         self.recorder.log(record)
 
     def log(self, iterations: Sequence[Iteration]) -> None:
@@ -164,8 +164,8 @@ class Trainer:
         session.learning_rate = iteration.numbers["learning_rate"]
         episodes = iteration.episodes
         session.recent.extend_newest(episodes.newest, episodes.count, episodes.stated)
-        self.asked = max(self.asked, stops(iteration.numbers["stop"]))
-        self.saves = max(self.saves, iteration.numbers["stop"])
+        self.stop_code = max(self.stop_code, stops(iteration.numbers["stop"]))
+        self.save_code = max(self.save_code, iteration.numbers["stop"])
         record = episode_metrics(session.iteration, session.global_step, session.recent)
         return record | numbers | self.times(iteration)
 
@@ -190,7 +190,7 @@ class Trainer:
         wait_for_all(f"recorded {self.session.iteration}")
         return record
 
-    def prove(self, last: bool) -> None:
+    def check_in_sync(self, last: bool) -> None:
         """Compares the devices' copies if that is due, and writes the state's fingerprints if the run traces them."""
         iteration = self.session.iteration
         compared, copies = iteration in self.copies, self.copies.pop(iteration, None)

@@ -96,14 +96,14 @@ def update_periodically(
                 continue
             together = synchronize(state, period, communicator)
             where = f"epoch {epoch + 1}, the {period.steps} minibatches up to {number + 1}"
-            take(state, together, result, config, names, where)
+            add_period(state, together, result, config, names, where)
             if result.stopped_by_kl:
                 return result
             period = _Period(fresh)
     return result
 
 
-def take(
+def add_period(
     state: TrainState, together: _Period, result: UpdateResult, config: Config, names: tuple[str, ...], where: str
 ) -> None:
     """Adds a period of all ranks to the result, and decides on KL stop and learning rate, the same on every rank.

@@ -61,53 +61,53 @@ class Trainer:
         self.plan = session.plan
         self.communicator = session.communicator
         self.clock = Clock(session.communicator, thorough=session.config.log.timing)
-        self.held: Callable[[], Record] | None = None
-        self.ahead = None if session.update is None else ThreadPoolExecutor(1, "minibatches")
+        self.pending_record: Callable[[], Record] | None = None
+        self.index_thread = None if session.update is None else ThreadPoolExecutor(1, "minibatches")
 
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code."""
-        stop = self.reached()
+        stop = self.limit_reached()
         self.clock.begin()
         try:
             while stop == RUNNING:
                 asked = self.iterate()
-                if self.session.update is None or self.due(asked):
-                    stop = self.meet(asked)
+                if self.session.update is None or self.needs_record_now(asked):
+                    stop = self.log_and_save(asked)
                 self.clock.lap("other")
         finally:
-            if self.ahead is not None:
-                self.ahead.shutdown(wait=False)
+            if self.index_thread is not None:
+                self.index_thread.shutdown(wait=False)
         return stop
 
-    def meet(self, asked: int) -> int:
+    def log_and_save(self, asked: int) -> int:
         """Logs the iteration, and does what is due after it; returns the stop code."""
-        record = self.take()
+        record = self.finish_record()
         record |= self.evaluate()
-        self.prove()
+        self.check_in_sync()
         self.recorder.log(record)
-        stop = self.reached() or stops(asked) or self.answered()
+        stop = self.limit_reached() or stops(asked) or self.listeners_code()
         self.recorder.save_checkpoint(asked=asked)
         return stop
 
-    def due(self, asked: int) -> bool:
+    def needs_record_now(self, asked: int) -> bool:
         """Returns whether something waits for this iteration; if not, the next one starts before it is read."""
-        return self.reached() != RUNNING or asked != RUNNING or self.recorder.needs_state()
+        return self.limit_reached() != RUNNING or asked != RUNNING or self.recorder.needs_state()
 
-    def take(self) -> Record:
+    def finish_record(self) -> Record:
         """Returns the metrics record of the iteration that has not been logged yet.
 
         Raises:
             NonFiniteError: on all ranks, if its loss or gradient was not finite.
         """
-        assert self.held is not None
-        finish, self.held = self.held, None
+        assert self.pending_record is not None
+        finish, self.pending_record = self.pending_record, None
         return finish()
 
-    def reached(self) -> int:
+    def limit_reached(self) -> int:
         """Returns the code of the step limit that is reached, or ``RUNNING``."""
         return reached(self.config, self.options, self.state.iteration, self.state.global_step)
 
-    def answered(self) -> int:
+    def listeners_code(self) -> int:
         """Returns the stop code that listeners gave for this iteration; a collective if they are waited for."""
         audience = self.recorder.audience
         return max(self.communicator.gather_json(audience.answer.code)) if audience.waits else RUNNING
@@ -116,15 +116,15 @@ class Trainer:
         """Trains for one iteration and holds its record; returns the highest stop code that any rank asks for."""
         drawn = self.draw_indices()
         finished = self.collect()
-        if self.held is not None:  # the last iteration's, which the accelerator has finished by now
-            self.recorder.log(self.take())
-        batch = self.estimate()
+        if self.pending_record is not None:  # the last iteration's, which the accelerator has finished by now
+            self.recorder.log(self.finish_record())
+        batch = self.make_batch()
         indices = drawn()
         shared, statistics = self.share(batch, indices, finished)
         result = self.update(batch, indices, statistics, shared)
         self.advance(shared)
         times = self.gather_episodes(finished, shared)
-        self.held = self.metrics(result, shared, times)
+        self.pending_record = self.metrics(result, shared, times)
         return shared.stop
 
     def draw_indices(self) -> Callable[[], np.ndarray | Tensor]:
@@ -133,9 +133,9 @@ class Trainer:
         For an update on an accelerator they are drawn while the rollout is collected, and returned as a tensor there.
         """
         draw = partial(minibatch_indices, self.config, self.plan, self.state.iteration)
-        if self.ahead is None:
+        if self.index_thread is None:
             return draw
-        drawing, device = self.ahead.submit(draw), self.state.parameters.flat.device
+        drawing, device = self.index_thread.submit(draw), self.state.parameters.flat.device
         return lambda: upload(np.ascontiguousarray(drawing.result()), device)
 
     def collect(self) -> np.ndarray:
@@ -150,7 +150,7 @@ class Trainer:
             record_replay(session.replay, session.envs, session.rollout)
         return finished_episodes(state, session.rollout, self.config, self.plan)
 
-    def estimate(self) -> Batch:
+    def make_batch(self) -> Batch:
         """Computes values, advantages and returns of the rollout; with FSDP it then frees the whole parameters."""
         batch = make_batch(self.state, self.session.rollout, self.plan, self.config, self.session.mode)
         release_parameters(self.state)
@@ -220,7 +220,7 @@ class Trainer:
         release_parameters(self.state)
         return record
 
-    def prove(self) -> None:
+    def check_in_sync(self) -> None:
         """Compares the ranks' fingerprints if that is due, and writes this iteration's if they are traced."""
         if comes_due(self.config.proof.interval, self.state.iteration):
             self.recorder.compare(f"after iteration {self.state.iteration}")

@@ -125,6 +125,6 @@ def trained(config: Config, iterations: int = 2) -> tuple[dict[str, np.ndarray],
     with opened(config) as (session, trainer, log):
         for _ in range(iterations):
             trainer.iterate()
-        log.log(trainer.take())
+        log.log(trainer.finish_record())
         arrays = session.arrays()
     return arrays, [{k: v for k, v in record.items() if not k.startswith("time/")} for record in log.records]

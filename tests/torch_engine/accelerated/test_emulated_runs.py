@@ -75,8 +75,8 @@ def reads_of_update(config, spoil=lambda session: None):
         spoil(session)
         drawn = trainer.draw_indices()
         finished = trainer.collect()
-        trainer.take()
-        batch, indices = trainer.estimate(), drawn()
+        trainer.finish_record()
+        batch, indices = trainer.make_batch(), drawn()
         shared, statistics = trainer.share(batch, indices, finished)
         assert session.update is not None
         assert isinstance(indices, torch.Tensor)
@@ -220,18 +220,18 @@ def test_a_checkpoint_goes_on_with_the_same_bits_and_on_a_cpu_and_back(case, use
     whole, records = trained(config_of(case), 3)
     with opened(config_of(case)) as (session, trainer, _):
         trainer.iterate()
-        trainer.take()
+        trainer.finish_record()
         checkpoint = checkpoint_of(session.checkpoint_files({"wall_time": 0.0}), "here")
     with opened(config_of(case), checkpoint) as (session, trainer, log):
         trainer.iterate()
         trainer.iterate()
-        log.log(trainer.take())
+        log.log(trainer.finish_record())
         assert_same(session.arrays(), whole)
     assert log.records[-1]["train/policy_loss"] == records[-1]["train/policy_loss"]
     with opened(config_of(case, device="cpu"), checkpoint) as (session, trainer, _):
         assert_same(session.arrays(), checkpoint.arrays)
         trainer.iterate()
-        trainer.take()
+        trainer.finish_record()
         back = checkpoint_of(session.checkpoint_files({"wall_time": 0.0}), "there")
     with opened(config_of(case), back) as (session, trainer, _):
         assert_same(session.arrays(), back.arrays)

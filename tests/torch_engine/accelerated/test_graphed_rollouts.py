@@ -114,7 +114,7 @@ def test_gradients_of_large_minibatches_are_no_branches(operations, branches, gr
         assert session.state.parameters.flat.numel() == 55
         assert config.num_steps // config.ppo.num_minibatches == 3  # samples of a shard's one environment
         trainer.iterate()
-        trainer.take()
+        trainer.finish_record()
     assert recorded_graph.forks == branches
 
 
@@ -154,7 +154,7 @@ def test_a_step_is_captured_once_and_the_host_steps_nothing_after(graphed, monke
         groups = len(session.envs.arrays)
         for _ in range(3):
             trainer.iterate()
-        trainer.take()
+        trainer.finish_record()
     assert len(stepped) == 4 * groups  # three times to warm up, once to be recorded
 
 
@@ -177,12 +177,12 @@ def test_a_resumed_run_goes_on_with_the_bits_of_one_that_was_not_stopped(graphed
     with opened(config) as (session, trainer, _):
         for _ in range(2):
             trainer.iterate()
-        trainer.take()
+        trainer.finish_record()
         checkpoint = checkpoint_of(session.checkpoint_files({"wall_time": 0.0}), "here")
     with opened(config, checkpoint) as (session, trainer, _):
         for _ in range(2):
             trainer.iterate()
-        trainer.take()
+        trainer.finish_record()
         assert_same(session.arrays(), whole)
 
 

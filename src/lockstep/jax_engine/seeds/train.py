@@ -89,23 +89,23 @@ class SeedsTrainer:
         """Iterates until the end, a limit, or a signal; returns the stop code; see :meth:`Trainer.loop`."""
         lead = self.lead
         while True:
-            stop = lead.reached() or lead.asked
+            stop = lead.limit_reached() or lead.stop_code
             if stop == RUNNING:
                 lead.dispatch(self.trainers)
-            due = stop != RUNNING or lead.saves != RUNNING or lead.schedule.due(lead.dispatched)
+            due = stop != RUNNING or lead.save_code != RUNNING or lead.schedule.due(lead.dispatched)
             while len(lead.pending) > (0 if due else 1):
                 for iterations in self.runner.fetch(lead.pending.popleft()):
-                    self.take(iterations)
+                    self.log(iterations)
                 for trainer in self.trainers:
-                    trainer.prove(last=due and not lead.pending)
+                    trainer.check_in_sync(last=due and not lead.pending)
             if due:
                 for trainer in self.trainers:
-                    trainer.recorder.save_checkpoint(asked=lead.saves)
-                lead.saves = RUNNING
+                    trainer.recorder.save_checkpoint(asked=lead.save_code)
+                lead.save_code = RUNNING
                 if stop != RUNNING:
                     return stop
 
-    def take(self, iterations: Sequence[Iteration]) -> None:
+    def log(self, iterations: Sequence[Iteration]) -> None:
         """Logs one iteration of every seed."""
         records = []
         for trainer, iteration in zip(self.trainers, iterations, strict=True):
