@@ -284,6 +284,19 @@ def test_who_was_kept_out_cannot_open_the_door_for_others(tmp_path):
     run.unlock()
 
 
+def test_what_killed_writers_left_goes_with_the_next_cut(tmp_path):
+    run = create_run(str(tmp_path), "left", CONFIG)
+    left = (".rewrite-a", "tensorboard/.rewrite-b", "videos/.step_9.7.unfinished.mp4", "videos/step_9.mp4")
+    for name in left:
+        (run.path / name).parent.mkdir(exist_ok=True)
+        (run.path / name).touch()
+    (run.path / "videos" / "mine.mp4").touch()
+    run.cut_after(9, 9, LogConfig())
+    assert [name for name in left if (run.path / name).exists()] == ["videos/step_9.mp4"]
+    assert (run.path / "videos" / "mine.mp4").exists()
+    run.unlock()
+
+
 # ---- writing
 
 

@@ -16,6 +16,8 @@ from typing import Any, TypeGuard
 
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 """Flags that create a file and fail if it exists."""
+UNFINISHED = ".unfinished"
+"""In the names of files that :func:`draft_of` makes; a process that is killed leaves them."""
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -62,7 +64,7 @@ def replace_text(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
     """Yields a draft path beside a file, with its suffix; the draft replaces the file unless the block raises."""
-    draft = path.with_name(f".{path.stem}.{os.getpid()}.unfinished{path.suffix}")
+    draft = path.with_name(f".{path.stem}.{os.getpid()}{UNFINISHED}{path.suffix}")
     draft.unlink(missing_ok=True)  # otherwise we would write through a link
     try:
         yield draft

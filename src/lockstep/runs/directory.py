@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
-from lockstep.core.files import try_json, write_json
+from lockstep.core.files import UNFINISHED, try_json, write_json
 from lockstep.core.process import say
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import checkpoints_in, step_of
@@ -212,7 +212,8 @@ class RunDirectory:
         for path in checkpoints_in(self.checkpoints):
             if (step_of(path) or 0) > global_step:
                 _remove(path)
-        for path in videos:
+        unfinished = (self.path / VIDEOS).glob(f".step_*{UNFINISHED}.*")  # of a writer that was killed
+        for path in (*videos, *unfinished):
             path.unlink(missing_ok=True)
         cut_trackers(self.path, iteration, global_step, self._second(log))
         for name in (FINGERPRINTS, TIMING):

@@ -235,8 +235,9 @@ def cut_trackers(directory: Path, last_iteration: int, last_global_step: int, ex
         say(f"lockstep: warning: {said}")
     if extra_jsonl is not None:
         cut_jsonl(extra_jsonl, last_iteration)
-    for leftover in directory.glob(f"{REWRITTEN}*"):  # of a writer that was killed here
-        leftover.unlink(missing_ok=True)
+    for folder in (directory, directory / TENSORBOARD):
+        for leftover in folder.glob(f"{REWRITTEN}*"):  # of a writer that was killed here
+            leftover.unlink(missing_ok=True)
     if (directory / TENSORBOARD).is_dir():
         from lockstep.runs.trackers.tensorboard import cut_tensorboard
 
