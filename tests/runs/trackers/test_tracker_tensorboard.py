@@ -81,6 +81,18 @@ def test_tensorboard_keeps_text_for_the_text_tab(tmp_path):
     assert [event.step for event in accumulator.Scalars(RETURN)] == [100, 200]
 
 
+def test_a_run_that_begins_again_has_its_text_once(tmp_path):
+    for said in ("first", "second"):
+        cut_tensorboard(tmp_path, last_global_step=0)
+        tracker = TensorBoardTracker(tmp_path)
+        tracker.text("config", said)
+        log_all(tracker, range(2))
+    accumulator = EventAccumulator(str(tmp_path), purge_orphaned_data=False).Reload()
+    assert [event.tensor_proto.string_val[0].decode() for event in accumulator.Tensors("config")] == ["second"]
+    assert [event.step for event in accumulator.Scalars(RETURN)] == [100, 200]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_tensorboard_sees_each_step_once_after_cuts_and_continued_writing(tmp_path):
     log_all(TensorBoardTracker(tmp_path), range(6))
     cut_tensorboard(tmp_path, last_global_step=300)

@@ -137,13 +137,16 @@ def _next_number(directory: Path) -> int:
 def cut_tensorboard(directory: Path, last_global_step: int) -> None:
     """Removes every event after ``last_global_step``, and torn ends, from the event files in ``directory``.
 
+    If that is 0, the run begins again and writes its texts anew, so that only each file's version stays.
+
     Each file is rewritten atomically; the events that stay keep their bytes. TensorBoard's own way, a marker that tells
     its reader to drop later steps, would leave them in the file for all other readers.
     """
     for path in sorted(directory.glob(EVENT_FILES)):
         with replacing(path) as file:
             for record in read_through(_records(path)):
-                if Event.FromString(record).step <= last_global_step:
+                event = Event.FromString(record)
+                if event.step <= last_global_step and (last_global_step or event.HasField("file_version")):
                     file.write(framed(record))
 
 
