@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shutil
+import signal
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -30,6 +32,7 @@ from lockstep.runs.progress import Progress, plain_line
 from lockstep.runs.session_facts import SessionFacts
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import remember_names, trusted_config
+from lockstep.training.stop import StopRequest
 
 
 @pytest.mark.parametrize(
@@ -97,12 +100,33 @@ def test_the_summary_that_an_earlier_session_of_a_failed_seed_left_is_not_told(t
     ]
     group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Progress())
     group.runs[0].code, group.runs[1].code = 0, 1
-    monkeypatch.setattr(groups.Group, "_loop", lambda self: 0)
+    monkeypatch.setattr(groups.Group, "_loop", lambda *_: 0)
     with pytest.raises(RunError, match=r"^seed_1: "):
         group.train()
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [each["seed"] for each in summary["seeds"]] == [0]
     assert summary["status"] == "1 of 2 seeds finished"
+
+
+def test_a_signal_while_a_group_draws_its_curves_leaves_a_summary(tmp_path, monkeypatch):
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    def told(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return finish_group(*arguments)
+
+    facts = summary_of(seed=0, environment="CartPole-v1", iteration=40, episodes=9)
+    group = groups.Group(RunDirectory(tmp_path), [make_run(tmp_path / "seed_0", facts)], {}, None, 1, Progress())
+    group.runs[0].code = 0
+    monkeypatch.setattr(groups.Group, "_loop", lambda *_: 0)
+    monkeypatch.setattr(groups, "finish_group", told)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        assert group.train() == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
 
 
 def test_incidents_are_said_of_each_seed(tmp_path):
@@ -210,7 +234,7 @@ def test_a_limit_in_hours_is_of_all_seeds_together(tmp_path, monkeypatch):
     spare_this_process(monkeypatch)
     paths = [tmp_path / f"seed_{seed}" for seed in range(4)]
     group = groups.Group(RunDirectory(tmp_path), paths, {"max_hours": 1.5}, None, 1, Progress())
-    assert group._loop() == 0
+    assert group._loop(StopRequest()) == 0
     assert given == [1.5, 0.5]
     assert status_of(["finished", "stopped at time limit"], 4) == "stopped at time limit"
 
@@ -226,7 +250,7 @@ def test_a_seed_starts_after_temporary_files_were_tidied_up(tmp_path, monkeypatc
     monkeypatch.setattr(SeedRun, "has_ended", lambda self: True)
     spare_this_process(monkeypatch)
     paths = [tmp_path / f"seed_{seed}" for seed in range(3)]
-    assert groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Progress())._loop() == 0
+    assert groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Progress())._loop(StopRequest()) == 0
     assert given == list(map(str, paths))
 
 
@@ -262,7 +286,7 @@ def played(tmp_path, monkeypatch):
         monkeypatch.setattr(SeedRun, "has_ended", has_ended)
         monkeypatch.setattr(groups.Group, "_show", lambda self: None)
         group = groups.Group(RunDirectory(tmp_path), [tmp_path / name for name in seeds], {}, None, at_once, Progress())
-        assert group._loop() == 0
+        assert group._loop(StopRequest()) == 0
         return started
 
     return play

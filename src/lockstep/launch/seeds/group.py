@@ -44,7 +44,7 @@ from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trust import names_in, remember_names
 from lockstep.training.own_loss.recorded import told_apart
 from lockstep.training.reference_policy import with_reference
-from lockstep.training.stop import stop_requests
+from lockstep.training.stop import StopRequest, stop_requests
 
 POLL_SECONDS, SHOW_SECONDS = 0.05, 0.5
 PASSED = (
@@ -217,14 +217,16 @@ class Group:
             RunError: some failed; the line of the first, once the others are done.
         """
         before = begin_group(self.directory, [run.path for run in self.runs])
-        signalled = self._loop()
-        failed = [run for run in self.runs if run.failed(signalled)]
-        others = [run for run in self.runs if run not in failed]  # failed ones may have an earlier session's summary
-        ended = {run.path: summary for run in others if (summary := run.summary()) is not None}
-        if ended:
-            self._compare_losses()
-            seconds, show = time.monotonic() - self._began, self._progress.message
-            finish_group(self.directory, ended, len(self.runs), seconds, show, before)
+        with stop_requests() as request:
+            signalled = self._loop(request)
+            failed = [run for run in self.runs if run.failed(signalled)]
+            others = [run for run in self.runs if run not in failed]  # failed ones may have an older summary
+            ended = {run.path: summary for run in others if (summary := run.summary()) is not None}
+            if ended:
+                self._compare_losses()
+                seconds, show = time.monotonic() - self._began, self._progress.message
+                finish_group(self.directory, ended, len(self.runs), seconds, show, before)
+            signalled = request.signal or 0
         self._progress.close()
         if not failed:
             if signalled and not ended:
@@ -247,11 +249,11 @@ class Group:
             each = "; ".join(f"{run.path.name}: {loss}" for run, loss in zip(self.runs, found, strict=True))
             self._progress.message(f"ppo.loss: it was edited while seeds began, and they aren't of one config: {each}")
 
-    def _loop(self) -> int:
+    def _loop(self, request: StopRequest) -> int:
         """Trains the runs, ``at_once`` at a time; returns the number of the signal that stopped them, or 0."""
         waiting, running, shown, passed_on = deque(self.runs), list[SeedRun](), 0.0, False
         adopt_orphans()
-        with stop_requests() as request, ExitStack() as stack:
+        with ExitStack() as stack:
             while waiting or running:
                 if request.signal is not None and not passed_on:
                     passed_on = True
