@@ -17,6 +17,7 @@ from lockstep.launch.rank import Assignment
 from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, prepared, signature
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.world import number_of_processes
+from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import REQUIRED, STATE, CheckpointError
 from lockstep.runs.checkpoint_writer import commit
 from lockstep.runs.directory import BEGUN, RunDirectory
@@ -313,6 +314,20 @@ def test_what_is_in_memory_alone_is_saved_when_ranks_arent_started_again(tmp_pat
     (memory / "step_512").mkdir()
     restarts_of(tmp_path)._save(State(512, memory / "step_512"))  # one without a manifest: nothing to save
     assert newest_state([disk]) == State(256, disk / "step_256")
+
+
+def test_all_rows_are_on_the_disk_before_a_state_that_counts_on_them(tmp_path, monkeypatch):
+    order, synced = [], checkpoint_writer.sync_path
+    names = ("metrics.jsonl", "metrics.csv", "fingerprints.jsonl")
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr(checkpoint_writer, "sync_path", lambda path: (order.append(path.name), synced(path)))
+    saved = state(tmp_path / "memory", 256)
+    order.clear()
+    restarts_of(tmp_path)._save(State(256, saved))
+    assert order[: len(names)] == list(names)
+    assert (tmp_path / "checkpoints" / "step_256").is_dir()
 
 
 def test_restarts_since_a_state_in_memory_are_saved_with_it(tmp_path):

@@ -13,7 +13,6 @@ from typing import Any
 
 from lockstep.config.run import RunOptions
 from lockstep.core.errors import KilledError, RunError
-from lockstep.core.files import sync_path
 from lockstep.core.private import only_we_write
 from lockstep.core.process import say
 from lockstep.core.temporary import temporary_directory
@@ -28,8 +27,8 @@ from lockstep.runs.checkpoint import (
     problem_with,
     step_of,
 )
-from lockstep.runs.checkpoint_writer import write_directory
-from lockstep.runs.directory import BEGUN, CHECKPOINTS
+from lockstep.runs.checkpoint_writer import sync_records, write_directory
+from lockstep.runs.directory import BEGUN, CHECKPOINTS, RECORDS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import last_global_step_of
 from lockstep.training.past import with_restarts
@@ -259,7 +258,7 @@ class Restarts:
             files = {name: (state.path / name).read_bytes() for name in manifest["files"]}
             files[STATE] = with_restarts(files[STATE], self._rows)
             self._hold_on()
-            sync_path(run / METRICS_JSONL)
+            sync_records([run / name for name in RECORDS])
             write_directory(run / CHECKPOINTS / state.path.name, files, facts)
         except (OSError, CheckpointError, RunError) as error:
             say(f"lockstep: warning: the state in memory is lost: {error}")

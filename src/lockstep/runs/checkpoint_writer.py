@@ -104,11 +104,15 @@ def write_directory(
         ) from None
 
 
-def _sync_record(path: Path) -> None:
-    try:
-        sync_path(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} can't be written: {error.strerror or error}; the run counts on it") from None
+def sync_records(records: Sequence[Path]) -> None:
+    """Syncs the log files that a checkpoint counts on; raises a ``CheckpointError``, also if the first is missing."""
+    for place, path in enumerate(records):
+        if place and not path.exists():
+            continue
+        try:
+            sync_path(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} can't be written: {error.strerror or error}; the run counts on it") from None
 
 
 def _tidy(directory: Path) -> None:
@@ -178,9 +182,7 @@ class CheckpointWriter:
 
     def _run(self, directory: Path, prune: Pruner, *checkpoint: Any) -> None:
         try:
-            for place, record in enumerate(self._records):
-                if place == 0 or record.exists():
-                    _sync_record(record)
+            sync_records(self._records)
             commit(directory, *checkpoint)
             prune()
         except BaseException as error:

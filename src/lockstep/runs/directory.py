@@ -36,6 +36,7 @@ from lockstep.runs.trackers.service import Tracker, close_all
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
+RECORDS = (METRICS_JSONL, METRICS_CSV, FINGERPRINTS, TIMING)  # a checkpoint counts on their rows
 REPORT, VERIFY = "report.html", "verify.json"
 BEGUN = "begun"  # beside the states in memory once a resumed run has removed what came after its checkpoint
 KEPT_IN_MEMORY = 2  # states, so that the last one stays while the next is written
@@ -184,7 +185,7 @@ class RunDirectory:
         if self.is_writer:
             self.checkpoints.mkdir(exist_ok=True)
         directory = self.checkpoints if self.is_writer else None
-        records = [self.path / name for name in (METRICS_JSONL, METRICS_CSV, FINGERPRINTS, TIMING)]
+        records = [self.path / name for name in RECORDS]
         return CheckpointWriter(directory, config.keep_last, config.keep_best, records, self.check_lock)
 
     def open_memory(self) -> CheckpointWriter | None:
