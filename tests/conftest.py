@@ -22,11 +22,11 @@ import hypothesis
 import pytest
 from command_line import remember_variables, trained
 from command_server import from_the_beginning
-from frameworks import installed, pytest_collect_directory
+from frameworks import installed, pytest_collect_directory, pytest_pycollect_makemodule
 from quick_compiler import OPTIMIZED, compile_quickly, compiler
 from s3_server import s3, s3_port
 
-__all__ = ["compiler", "pytest_collect_directory", "s3", "s3_port", "trained"]
+__all__ = ["compiler", "pytest_collect_directory", "pytest_pycollect_makemodule", "s3", "s3_port", "trained"]
 
 for profile, examples in (("quick", 30), ("whole", 40)):
     hypothesis.settings.register_profile(profile, deadline=None, derandomize=True, max_examples=examples)

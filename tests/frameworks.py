@@ -1,20 +1,41 @@
-"""Folders of tests that need a framework, skipped with a reason where it isn't installed."""
+"""Tests that need a framework, folders and single files, skipped with a reason where it isn't installed."""
 
 import importlib.util
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+TESTS = Path(__file__).parent
+BOTH = ("torch", "jax")
 NEEDS = {
-    **dict.fromkeys(
-        ("commands", "distributed", "faults", "launch", "learning", "torch_engine"),
-        ("torch",),
-    ),
-    "integrations": ("torch", "stable_baselines3"),
+    **dict.fromkeys(("commands", "distributed", "doctor", "faults", "golden", "launch", "parity"), BOTH),
+    **dict.fromkeys(("planning", "policies", "proof", "python", "scaling"), BOTH),
+    **dict.fromkeys(("learning", "torch_engine"), ("torch",)),
     **dict.fromkeys(("jax", "jax_engine"), ("jax",)),
-    **dict.fromkeys(("doctor", "golden", "parity", "planning", "policies", "proof", "scaling"), ("torch", "jax")),
+    "integrations": ("torch", "stable_baselines3"),
+    **{
+        f"benchmarks/test_{name}.py": ("torch",)
+        for name in ("chaos", "gpu_scripts", "learning_figures", "restart_costs")
+    },
+    **{
+        f"benchmarks/test_{name}.py": ("jax",)
+        for name in ("compiled_programs", "compiled_report", "convolutions", "fuzz")
+    },
+    "config/test_engine_doors.py": BOTH,
+    "core/test_full_memory.py": BOTH,
+    "networks/test_parameter_names.py": BOTH,
+    **{f"runs/test_{name}.py": ("fsspec",) for name in ("mirror_fetch", "mirror_place", "places_of_groups")},
+    "runs/test_stored_config.py": ("torch",),
+    "test_forked_command.py": BOTH,
+    "test_layers.py": ("importlinter",),
+    "training/test_loss_fingerprint.py": ("torch",),
 }
-"""What the tests of a folder run, in their own process or as ``lockstep train``; the others run without an engine."""
+"""What the tests of a folder or of a file run, in their own process or as ``lockstep train``, by its path in
+``tests``; the others run without an engine."""
 
 
 class Unavailable(pytest.Dir):  # pyright: ignore[reportGeneralTypeIssues]
@@ -22,7 +43,15 @@ class Unavailable(pytest.Dir):  # pyright: ignore[reportGeneralTypeIssues]
 
     def collect(self) -> list[pytest.Item]:
         """Skips the folder."""
-        pytest.skip(f"tests/{self.path.name} needs {' and '.join(missing(self.path))}")
+        pytest.skip(reason(self.path))
+
+
+class UnavailableFile(pytest.File):
+    """A file whose tests can't be imported here."""
+
+    def collect(self) -> list[pytest.Item]:
+        """Skips the file."""
+        pytest.skip(reason(self.path))
 
 
 def installed(name: str) -> bool:
@@ -31,13 +60,49 @@ def installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
+class Missing(MetaPathFinder, Loader):
+    """Has the import of a package that isn't installed fail, which would find a folder of tests of the same name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Claims the package."""
+        return ModuleSpec(fullname, self) if fullname == self._name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fails as ``import`` does.
+
+        Raises:
+            ModuleNotFoundError: always.
+        """
+        raise ModuleNotFoundError(f"No module named {self._name!r}", name=self._name)
+
+
+if not installed("jax"):
+    sys.meta_path.insert(0, Missing("jax"))
+
+
+def needed(path: Path) -> tuple[str, ...]:
+    """The frameworks that a folder or file of tests needs."""
+    return NEEDS.get(path.relative_to(TESTS).as_posix(), ()) if path.is_relative_to(TESTS) else ()
+
+
 def missing(path: Path) -> list[str]:
-    """The frameworks that a folder of tests needs and that aren't installed."""
-    return [name for name in NEEDS.get(path.name, ()) if not installed(name)]
+    """Those of them that aren't installed."""
+    return [name for name in needed(path) if not installed(name)]
+
+
+def reason(path: Path) -> str:
+    """Why a folder or file is skipped."""
+    return f"tests/{path.relative_to(TESTS).as_posix()} needs {' and '.join(missing(path))}"
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Collects a folder as one skip where what it needs is missing."""
-    if path.parent == Path(__file__).parent and missing(path):
-        return Unavailable.from_parent(parent, path=path)
-    return None
+    return Unavailable.from_parent(parent, path=path) if missing(path) else None
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collects a file as one skip where what it needs is missing."""
+    return UnavailableFile.from_parent(parent, path=module_path) if missing(module_path) else None

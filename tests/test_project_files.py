@@ -1,17 +1,22 @@
 """What stands beside the source: one version everywhere, the licence's text, and workflows that run what there is."""
 
+import ast
 import hashlib
+import importlib
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from frameworks import NEEDS, Missing, installed
 
 from lockstep import __version__
 
@@ -166,3 +171,87 @@ def test_a_recipe_that_names_a_file_that_is_gone_is_found():
 def test_no_two_test_files_have_one_name():
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))  # pytest imports them by name
+
+
+ROOMS = (ROOT, ROOT / "src", ROOT / "tests", ROOT / "tests" / "modules", ROOT / "tests" / "golden")
+FRAMEWORKS = {"torch": "torch", "jax": "jax", "equinox": "jax", "optax": "jax", "fsspec": "fsspec"}
+"""Optional packages that a test file may import at its top, each with the name under which ``NEEDS`` has it."""
+
+
+def imported(statements: list[ast.stmt]) -> Iterator[str]:
+    """Names of the modules, and of what is taken from them, that statements import when they are run."""
+    for node in statements:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+        elif isinstance(node, (ast.If, ast.Try, ast.With)) and "TYPE_CHECKING" not in ast.unparse(node):
+            yield from imported(node.body)
+
+
+def sources(name: str) -> list[Path]:
+    """The files of this repository that run when a module is imported: its own, and those of the packages above it."""
+    parts = name.split(".")
+    stems = [room.joinpath(*parts[:count]) for count in range(1, len(parts) + 1) for room in ROOMS]
+    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
+    return [file for file in files if file.is_file()]
+
+
+@cache
+def loads(path: Path) -> frozenset[str]:
+    """The frameworks that are loaded when a file is imported, by it or by what it imports of this repository."""
+    found, seen, left = set(), set(), [path]
+    while left:
+        file = left.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in imported(ast.parse(file.read_text()).body):
+            found |= {framework for package, framework in FRAMEWORKS.items() if name.partition(".")[0] == package}
+            left += sources(name)
+    return frozenset(found)
+
+
+def unlisted(tests: Path, needs: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """By test file the frameworks that it loads at its top, and without which neither it nor its folder is skipped."""
+    out = {}
+    for path in sorted(tests.rglob("test_*.py")):
+        name = path.relative_to(tests)
+        said = {each for above in (name, *name.parents) for each in needs.get(above.as_posix(), ())}
+        if lacking := loads(path) - said:
+            out[name.as_posix()] = sorted(lacking)
+    return out
+
+
+def test_test_files_that_import_a_framework_are_skipped_without_it():
+    assert unlisted(ROOT / "tests", NEEDS) == {}
+    assert [name for name in NEEDS if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_a_test_file_that_imports_a_framework_and_is_in_no_list_is_found(tmp_path):
+    for name, line in {
+        "core/test_a.py": "import torch",
+        "core/test_b.py": "from lockstep.torch_engine.state import TrainState",
+        "core/test_c.py": "try:\n    from jax import numpy\nexcept ImportError:\n    pass",
+        "core/test_d.py": "def test_late():\n    import torch",
+        "core/test_e.py": "from benchmarks import convolutions",
+        "jax/nets/test_f.py": "import optax\nimport torch",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(line)
+    assert unlisted(tmp_path, {"jax": ("jax",), "core/test_a.py": ("torch",)}) == {
+        "core/test_b.py": ["torch"],
+        "core/test_c.py": ["jax"],
+        "core/test_e.py": ["jax"],
+        "jax/nets/test_f.py": ["torch"],
+    }
+
+
+def test_a_folder_of_tests_is_not_taken_for_a_package_that_is_missing(monkeypatch):
+    assert importlib.import_module("scaling").__file__ is None  # tests/scaling
+    monkeypatch.delitem(sys.modules, "scaling")
+    monkeypatch.setattr(sys, "meta_path", [Missing("scaling"), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'scaling'$"):
+        importlib.import_module("scaling")
+    assert not installed("scaling")
+    assert "scaling" not in sys.modules

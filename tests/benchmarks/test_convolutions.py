@@ -1,9 +1,5 @@
 """The report of convolutions counts operations whose bits differ between pools, and hashes what it says it does."""
 
-import pytest
-
-pytest.importorskip("jax")
-
 from benchmarks import convolutions
 
 

@@ -247,6 +247,7 @@ def test_arguments_that_the_environment_does_not_take():
 
 
 def test_a_class_that_is_no_environment_of_gymnasium_says_which_backend_takes_it():
+    pytest.importorskip("jax")
     assert complaint(EnvConfig(id="corridors:Corridor")) == (
         "env.id: corridors:Corridor is no gymnasium.Env; one of lockstep.jax takes --env.backend jax, one of tensors "
         "--env.backend tensor"

@@ -310,6 +310,7 @@ def test_a_missing_emulator_is_one_line(monkeypatch):
 
 
 def test_a_wrappers_class_is_an_environment_as_any_other():
+    pytest.importorskip("pygame")
     made = make_environment(EnvConfig(id="handed_envs:Wrapped"), render_mode="rgb_array")
     assert isinstance(made.unwrapped, gymnasium.Env)
     assert made.render_mode == "rgb_array"
