@@ -146,6 +146,36 @@ def test_rewards_that_are_no_numbers_are_neither_evaluated_nor_recorded(capsys, 
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ((*RANDOM, "--json", "a.json"), "json"),
+        ((*RANDOM, "--csv", "a.csv"), "csv"),
+        ((*RANDOM, "--histogram", "a.png"), "histogram"),
+        (("record", "CartPole-v1", "--policy", "random", "--out", "a.npz"), "out"),
+        (("compare", "a", "b", "--json", "a.json"), "json"),
+        (("compare", "a", "b", "--plot", "a.png"), "plot"),
+        (("plot", "a", "--out", "a.png"), "out"),
+        (("export", "a", "--onnx", "a.onnx"), "--onnx"),
+        (("export", "a", "--torch", "a.pt2"), "--torch"),
+        (("plan", "CartPole-v1", "--on", "cpu:1", "--name", "a", "--runs-dir", ""), "runs_dir"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_played(capsys, tmp_path, words, option):
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "new" / words[-1]
+    given = (*words[:-1], place)
+    said = refused(capsys, *given)
+    written = place / "a" if words[0] == "plan" else place
+    assert said == f"lockstep: error: {option}: {written} can't be written: {tmp_path / 'file'} is no directory\n"
+
+
+def test_a_directory_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(ValueError, match=f"^json: {tmp_path}/new/a.json can't be written: {tmp_path} doesn't let you"):
+        check_files(tmp_path / "new" / "a.json", None, None)
+
+
 def test_an_empty_file_has_nothing_to_lose(tmp_path):
     """As ``mktemp`` makes it."""
     (tmp_path / "made.json").touch()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_checkpoint, add_trust, policy_of
+from lockstep.core.files import check_writable
 from lockstep.policies.exported import OBSERVATIONS, export_policy
 from lockstep.runs.finding import find_run
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     for kind, path in files.items():
         if path.suffix != SUFFIXES[kind]:
             raise ValueError(f"--{kind} {path} must end in {SUFFIXES[kind]}")
+        check_writable(path, f"--{kind}")
     policy = policy_of(options.run, options.checkpoint, options)
     name = find_run(options.run, options.runs_dir)[0].name
     for kind, path in files.items():

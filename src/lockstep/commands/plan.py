@@ -16,7 +16,7 @@ from lockstep import __version__
 from lockstep.commands.parser import CommandParser, at_least_one, from_home
 from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
-from lockstep.core.files import replace_text
+from lockstep.core.files import check_writable, replace_text
 from lockstep.core.machine import cpu_model
 from lockstep.core.topology import available_cores
 from lockstep.launch.request import described_run
@@ -112,11 +112,12 @@ def _read_request(argv: Sequence[str]) -> tuple[PlanRequest, Path]:
 
 
 def _directory(options: argparse.Namespace, request: PlanRequest) -> Path:
-    """Chooses the plan's directory; raises a one-line ``ValueError`` if it exists and holds no plan."""
+    """Chooses the plan's directory; raises a one-line ``ValueError`` if it holds no plan or can't be made."""
     environment = request.config.env.id.rpartition(":")[2].replace("/", "-")
     path = Path(options.runs_dir) / (options.name or f"plan-{environment}-{time.strftime('%Y%m%d-%H%M%S')}")
     if path.exists() and not (path / PLAN).is_file():
         raise ValueError(f"name: {path} exists already and is no plan; choose another --name")
+    check_writable(path, "runs_dir")
     return path
 
 

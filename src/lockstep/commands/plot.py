@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_runs_dir
+from lockstep.core.files import check_writable
 from lockstep.policies.results import check_plot, save_figure, written
 from lockstep.runs.curves import METRIC
 from lockstep.runs.finding import find_run
@@ -26,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.out.suffix not in SUFFIXES:
         raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")
+    check_writable(options.out, "out")
     check_plot("plot")
     paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))
     names = [printable(path.resolve().name) for path in paths]

@@ -75,6 +75,21 @@ def draft_of(path: Path) -> Iterator[Path]:
             draft.unlink(missing_ok=True)
 
 
+def check_writable(path: Path, option: str) -> None:
+    """Checks that a file or directory can be made at ``path``, which ``option`` names; makes nothing.
+
+    Raises:
+        ValueError: its directory, or the nearest above that exists, is none or can't be written to; one line.
+    """
+    parent = Path(os.path.realpath(path)).parent  # a link's target is written
+    while not os.path.lexists(parent) and parent != parent.parent:
+        parent = parent.parent
+    if not os.path.isdir(parent):
+        raise ValueError(f"{option}: {path} can't be written: {parent} is no directory")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ValueError(f"{option}: {path} can't be written: {parent} doesn't let you write")
+
+
 def as_json(value: Any, indent: int | None = None) -> str:
     """Returns a value as JSON; a number that isn't finite becomes null, because JSON has no token for it."""
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from lockstep.core.files import draft_of
+from lockstep.core.files import check_writable, draft_of
 from lockstep.envs.describe import describe
 from lockstep.policies.baselines import Actor
 from lockstep.policies.evaluation import play_batch, start_of
@@ -108,10 +108,11 @@ def check_suffix(path: Path) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raises a one-line ``ValueError`` if a file's suffix is wrong, or if a file there isn't a recording."""
+    """Raises a one-line ``ValueError`` if a file has a wrong suffix, can't be made, or would replace another kind."""
     check_suffix(path)
     if path.exists() and not (path.is_file() and (not path.stat().st_size or _is_recording(path))):
         raise ValueError(f"recording: {path} is there and no recording, and would be lost; name another file")
+    check_writable(path, "out")
 
 
 def _is_recording(path: Path) -> bool:

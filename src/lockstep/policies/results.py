@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.files import as_json, draft_of, replace_text
+from lockstep.core.files import as_json, check_writable, draft_of, replace_text
 from lockstep.envs.description import arguments_of
 from lockstep.policies.baselines import Actor, Baseline
 from lockstep.policies.evaluation import success_of, summarize
@@ -73,8 +73,8 @@ def check_files(
     The JSON file is an evaluation, or a comparison if the command ``compares``.
 
     Raises:
-        ValueError: a file has a wrong suffix, a file of another kind would be overwritten, or a picture can't be drawn;
-            one line.
+        ValueError: a file has a wrong suffix, a file of another kind would be overwritten, its directory can't be
+            written to, or a picture can't be drawn; one line.
     """
     files = (("json", json_file, (".json",)), ("csv", csv_file, (".csv",)), (option, picture, (".png", ".svg", ".pdf")))
     for name, path, known in files:
@@ -88,6 +88,7 @@ def check_files(
             raise ValueError(f"{name}: {path} is the name of one of the run's own files; name another file")
         if path.exists() and not (path.is_file() and (not path.stat().st_size or is_ours(path))):
             raise ValueError(f"{name}: {path} is there and {what}, and would be lost; name another file")
+        check_writable(path, name)
     if picture is not None:
         check_plot(option)
 
