@@ -84,6 +84,36 @@ def test_a_run_directory_below_a_file(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "notes").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("notes/new/a.jsonl", "{0}/notes/new/a.jsonl can't be written: {0}/notes is no directory"),
+        ("folder", "{0}/folder can't be written: it is a directory"),
+        (
+            "runs/a/metrics.jsonl",
+            "{0}/runs/a/metrics.jsonl is the name of one of the run's own files; name another file",
+        ),
+        ("runs/a/config.json", "{0}/runs/a/config.json is the name of one of the run's own files; name another file"),
+    ],
+)
+def test_a_bad_place_of_a_second_record_is_refused_before_the_run_is_made(tmp_path, monkeypatch, capsys, place, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    assert main(["train", "CartPole-v1", "--name", "a", "--log.jsonl", place]) == 2
+    assert capsys.readouterr().err == f"lockstep: error: log.jsonl: {said.format(tmp_path)}\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_has_no_second_record_among_its_own_files_either(trained, tmp_path):
+    run = trained(*CARTPOLE)
+    path = copy_of(run, tmp_path / "run")
+    words = ("train", "--resume", path, "--total-steps", 2048, "--log.jsonl", path / "metrics.jsonl")
+    line = error_line(lockstep(*words, cwd=tmp_path))
+    assert line.endswith("metrics.jsonl is the name of one of the run's own files; name another file")
+    assert metrics_of(path) == run.metrics
+
+
 def test_the_record_of_another_run_is_not_written_over(trained, tmp_path):
     other = trained(*CARTPOLE)
     record, rows = other.path / "metrics.jsonl", other.metrics

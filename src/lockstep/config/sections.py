@@ -251,7 +251,7 @@ class LogConfig(Section):
     """Trackers; metrics.jsonl and metrics.csv are always written."""
 
     tensorboard: bool = Field(default=True, description="write TensorBoard event files")
-    jsonl: str | None = Field(default=None, description="a second metrics.jsonl at this path")
+    jsonl: str | None = Field(default=None, min_length=1, description="a second metrics.jsonl at this path")
     console: Literal["short", "full"] = Field(
         default="short", description="full: each iteration's speed, times and losses instead of the state now and then"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -12,10 +13,11 @@ from lockstep.config.files import merge
 from lockstep.config.keys import FREE, validate
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.files import check_writable
 from lockstep.core.process import say
 from lockstep.envs.batched.twins import stepped_inside
 from lockstep.runs.checkpoint import check_none_newer, checkpoints_in, find_training_state
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory, open_run
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory, open_run
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import remember_seeds
 from lockstep.runs.making import create_run
@@ -156,6 +158,8 @@ def open_directory(
     if path is None:
         if not writer:
             return RunDirectory(Path(options.runs_dir), is_writer=False), None
+        if config.log.jsonl is not None:
+            _check_place(config.log.jsonl, None if options.name is None else Path(options.runs_dir) / options.name)
         _check_second_log(None, config.log.jsonl)
         seeds = options.seeds_from(config.seed)
         run = create_run(options.runs_dir, options.name, config, seeds)
@@ -184,6 +188,8 @@ def open_directory(
                 f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "
                 "record read it"
             )
+    if writer and config.log.jsonl is not None:
+        _check_place(config.log.jsonl, path)
     _check_second_log(stored.log.jsonl, config.log.jsonl, path)
     if writer:
         for line in changes_of_order(stored, config):
@@ -213,6 +219,18 @@ def _check_more(path: Path, done: int, stored: int, asked: int) -> None:
         raise ValueError(
             f"total_steps: {asked}, but {path} has done {done:,} steps of {stored:,}; give more, or leave it out"
         )
+
+
+def _check_place(second: str, run: Path | None) -> None:
+    """Raises a ``ValueError`` if the second metrics.jsonl is one of the run's own files, or can't be written."""
+    place = os.path.realpath(second)
+    if run is not None and os.path.basename(place) in OWN_NAMES and os.path.dirname(place) == os.path.realpath(run):
+        raise ValueError(f"log.jsonl: {second} is the name of one of the run's own files; name another file")
+    if not os.path.exists(place):
+        check_writable(Path(second), "log.jsonl")
+    elif os.path.isdir(place) or not os.access(place, os.W_OK):
+        why = "it is a directory" if os.path.isdir(place) else "it doesn't let you write"
+        raise ValueError(f"log.jsonl: {second} can't be written: {why}")
 
 
 def _check_second_log(stored: str | None, second: str | None, run: Path | None = None) -> None:
