@@ -125,6 +125,26 @@ def test_lists_in_words_and_with_commas():
     assert config_of("--ppo.adam-betas", "0.5", "0.75", "--seed", "1").ppo.adam_betas == (0.5, 0.75)
 
 
+@pytest.mark.parametrize(
+    ("words", "tags"),
+    [
+        (("long run", "[wip]"), ("long run", "[wip]")),
+        (("a,b c",), ("a", "b c")),
+        (("[a, b c]",), ("a", "b c")),
+        (("[]",), ()),
+        (("none",), None),
+        (("ablation", "none"), ("ablation", "none")),
+    ],
+)
+def test_tags_stay_whole(words, tags):
+    assert config_of("--log.tags", *words).log.tags == tags
+
+
+@pytest.mark.parametrize("name", ["none", "null"])
+def test_none_is_a_name_like_any_other(name):
+    assert options_of("--name", name).name == name
+
+
 def test_a_list_ends_at_the_next_option():
     config = config_of("--network.hidden-sizes", "8", "4", "--seed", "3")
     assert (config.network.hidden_sizes, config.seed) == ((8, 4), 3)

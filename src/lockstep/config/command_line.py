@@ -75,12 +75,21 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
             raise ValueError(f"{flag}: {shown!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
         check_keys(leaf.path, value)
         return value
-    if leaf.kind == "list":
+    if leaf.path == "log.tags":
+        words = [part for word in words for part in _tags_in(word)]
+    elif leaf.kind == "list":
         words = [part for word in words for part in word.strip("[]()").replace(",", " ").split()]
-    values = [None if w.lower() in ("none", "null") else w for w in words]
+    kept = leaf.path == "name" or (leaf.path == "log.tags" and len(words) > 1)  # none is a name like any other
+    values = [None if not kept and w.lower() in ("none", "null") else w for w in words]
     if leaf.kind == "list":
         return None if values == [None] and leaf.optional else values
     return in_our_words(leaf.path, values[0])
+
+
+def _tags_in(word: str) -> list[str]:
+    """Splits a word at its commas; a tag may hold spaces and brackets, which only those around a list lose."""
+    listed = word == "[]" or (word.startswith("[") and word.endswith("]") and "," in word)
+    return [tag.strip() for tag in (word[1:-1] if listed else word).split(",") if tag.strip()]
 
 
 class _Words:
