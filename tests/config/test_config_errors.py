@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
+from lockstep.config.files import config_text
 from lockstep.config.run import Config
 from lockstep.core.shards import check_shards, check_world_size
 
@@ -353,3 +354,21 @@ def test_numbers_that_a_runs_config_cannot_keep(section, key, number):
     given[section] = {**given.get(section, {}), key: {"limits": [number]}}
     with pytest.raises(ValueError, match=rf"^{section}\.{key}: .* is more than JSON can hold"):
         resolve(Config.model_validate(given))
+
+
+def test_settings_of_grpo_are_not_ignored_by_ppo(tmp_path):
+    said = "but algorithm is ppo; add --algorithm grpo, or leave it out"
+    assert flag_complaint("--grpo.reference", "nosuch") == f"grpo.reference: nosuch, {said}"
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"env": "CartPole-v1", "grpo": {"kl_coef": 0.1}}))
+    assert complaint(str(file)) == f"grpo.kl_coef: 0.1, {said}"
+
+
+def test_a_file_of_grpo_may_train_ppo_and_a_printed_one_reads_again(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"env": "CartPole-v1", "algorithm": "grpo", "grpo": {"kl_coef": 0.1}}))
+    config = read_request([str(file), "--algorithm", "ppo"]).config
+    assert config.algorithm == "ppo"
+    (tmp_path / "b.yaml").write_text(config_text(read_request(["CartPole-v1"]).config))
+    assert read_request([str(tmp_path / "b.yaml")]).config.algorithm == "ppo"
+    assert read_request(["--resume", "a", "--grpo.kl-coef", "0.1"]).config.grpo.kl_coef == 0.1  # the run's is GRPO

@@ -111,3 +111,11 @@ def check_read_by_grpo(ppo: Any) -> None:
             f"ppo.advantage_normalization: {scale}, but GRPO's advantages are of a group; --grpo.normalize-std false "
             "leaves out their scale"
         )
+
+
+def check_read_by_ppo(grpo: Any, config: GRPOConfig) -> None:
+    """Refuses explicit settings of GRPO's, with their values in ``config``, in a run of PPO, which would ignore them."""
+    for name, info in GRPOConfig.model_fields.items() if isinstance(grpo, Mapping) else ():
+        value = getattr(config, name)
+        if name in grpo and value != info.default:
+            raise ValueError(f"grpo.{name}: {value}, but algorithm is ppo; add --algorithm grpo, or leave it out")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.algorithms import check_read_by_grpo
+from lockstep.config.algorithms import check_read_by_grpo, check_read_by_ppo
 from lockstep.config.files import (
     FILE_SUFFIXES,
     TOO_DEEP,
@@ -323,4 +323,7 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
         raise ValueError(f"{file}: names no environment; write env: CartPole-v1, or give --env-id CartPole-v1")
     if config.algorithm == "grpo" and run is None:
         check_read_by_grpo(layered(settings, given).get("ppo"))
+    if config.algorithm == "ppo" and run is None and options.resume in (None, AUTO):
+        file_is_for_grpo = "algorithm" in given and settings.get("algorithm") == "grpo"
+        check_read_by_ppo((given if file_is_for_grpo else layered(settings, given)).get("grpo"), config.grpo)
     return Request(config, options, preset, settings, given, run)
