@@ -24,6 +24,10 @@ def test_targets_are_read(text, devices, per_host, shape, platform):
     assert (target.devices, target.per_host, target.shape, target.platform) == (devices, per_host, shape, platform)
 
 
+def test_capitals_do_not_matter():
+    assert parse_target(" H100:8") == parse_target("h100:8")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -187,7 +187,8 @@ def parse_target(text: str) -> Target:
     Raises:
         ValueError: one line, if there is no such chip, number or topology; it says which there are.
     """
-    name, _, size = text.strip().lower().rpartition(":")
+    text = text.strip().lower()
+    name, _, size = text.rpartition(":")
     if name == THIS_MACHINE:
         return _this_machine(text, size)
     chip = chips().get(name)
