@@ -4,6 +4,7 @@ import shutil
 
 import handed_envs
 import pytest
+from made_runs import make_run
 from scripts_classes import of_a_script
 
 import lockstep
@@ -143,3 +144,13 @@ def test_what_a_method_refuses_is_its_argument(use, said):
     run = lockstep.train("CartPole-v1", name="a", **SMALL)
     with pytest.raises(ValueError, match=f"^{said}$"):
         use(run)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_damaged_summary_is_called_that_and_ends_no_prompt(tmp_path, content):
+    run = lockstep.load_run(make_run(tmp_path / "a"))
+    (run.path / "summary.json").write_text(content)
+    assert run.status == "not finished"
+    assert "not finished" in repr(run)
+    with pytest.raises(ValueError, match=r"^\S+summary\.json is damaged: "):
+        _ = run.final_return

@@ -23,6 +23,7 @@ from lockstep.report.packages import check_installed
 from lockstep.runs.checkpoint import checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY
 from lockstep.runs.finding import find_run, seeds_in
+from lockstep.runs.listing import UnreadableError, object_if_any, read_object
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
@@ -84,14 +85,17 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``; empty until a session has ended without failing."""
+        """The content of ``summary.json``; empty until a session has ended well. ``ValueError``: it is damaged."""
         file = self.path / SUMMARY
-        return json.loads(file.read_text()) if file.is_file() else {}
+        try:
+            return read_object(file) if file.is_file() else {}
+        except UnreadableError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def status(self) -> str:
-        """``finished``, ``stopped at step`` or the like; ``not finished`` if no session has ended without failing."""
-        return self.summary.get("status", NO_SUMMARY)
+        """``finished``, ``stopped at step`` or the like; ``not finished`` if no whole summary says how it ended."""
+        return object_if_any(self.path / SUMMARY).get("status", NO_SUMMARY)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
