@@ -77,6 +77,14 @@ def test_a_config_that_is_torn_or_of_a_newer_version_is_a_runs(here, content):
     assert is_run(path)
 
 
+def test_an_empty_object_is_no_runs_config(here):
+    (here / "other").mkdir()
+    (here / "other" / CONFIG).write_text("{}")
+    assert not is_run(here / "other")
+    with pytest.raises(ValueError, match="other is no run directory|neither other nor"):
+        find_run("other")
+
+
 def test_what_is_no_run_is_neither_listed_nor_gone_on_with(here, capsys):
     model(here / "runs" / "demo")
     assert run_if_any("demo") is None

@@ -116,7 +116,7 @@ def is_run(path: Path) -> bool:
         found = json.loads((path / CONFIG).read_bytes())
     except (OSError, ValueError, RecursionError):
         return True
-    return not isinstance(found, dict) or not found or isinstance(found.get("env"), dict)
+    return not isinstance(found, dict) or isinstance(found.get("env"), dict)
 
 
 def seeds_in(path: Path) -> list[Path]:
