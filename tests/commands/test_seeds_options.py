@@ -204,3 +204,12 @@ def test_seeds_of_the_command_line_take_the_place_of_a_files_seed(tmp_path):
     file = make_run(tmp_path / "run", seed=7) / "config.json"
     assert "seed" not in read_request([str(file), "--seeds", "0-4"]).overrides
     assert read_request([str(file)]).overrides["seed"] == 7
+
+
+def test_the_command_line_replaces_a_files_seeds(tmp_path):
+    (tmp_path / "a.yaml").write_text("env: CartPole-v1\nnum_seeds: 3\n")
+    (tmp_path / "b.yaml").write_text("env: CartPole-v1\nseeds: 0-4\n")
+    options = read_request([str(tmp_path / "a.yaml"), "--seeds", "0-1"]).options
+    assert (options.seeds, options.num_seeds) == ("0-1", 1)
+    options = read_request([str(tmp_path / "b.yaml"), "--num-seeds", "2"]).options
+    assert (options.seeds, options.num_seeds) == (None, 2)

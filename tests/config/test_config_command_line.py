@@ -140,11 +140,6 @@ def test_tags_stay_whole(words, tags):
     assert config_of("--log.tags", *words).log.tags == tags
 
 
-@pytest.mark.parametrize("name", ["none", "null"])
-def test_none_is_a_name_like_any_other(name):
-    assert options_of("--name", name).name == name
-
-
 def test_a_list_ends_at_the_next_option():
     config = config_of("--network.hidden-sizes", "8", "4", "--seed", "3")
     assert (config.network.hidden_sizes, config.seed) == ((8, 4), 3)

@@ -81,7 +81,7 @@ def test_an_empty_object_is_no_runs_config(here):
     (here / "other").mkdir()
     (here / "other" / CONFIG).write_text("{}")
     assert not is_run(here / "other")
-    with pytest.raises(ValueError, match="other is no run directory|neither other nor"):
+    with pytest.raises(ValueError, match=r"neither other nor runs/other is a run directory"):
         find_run("other")
 
 

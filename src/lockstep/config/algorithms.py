@@ -114,7 +114,7 @@ def check_read_by_grpo(ppo: Any) -> None:
 
 
 def check_read_by_ppo(grpo: Any, config: GRPOConfig) -> None:
-    """Refuses explicit settings of GRPO's, with their values in ``config``, in a run of PPO, which would ignore them."""
+    """Refuses explicit settings of GRPO, with their values in ``config``, in a run of PPO, which would ignore them."""
     for name, info in GRPOConfig.model_fields.items() if isinstance(grpo, Mapping) else ():
         value = getattr(config, name)
         if name in grpo and value != info.default:

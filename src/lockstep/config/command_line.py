@@ -79,7 +79,7 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
         words = [part for word in words for part in _tags_in(word)]
     elif leaf.kind == "list":
         words = [part for word in words for part in word.strip("[]()").replace(",", " ").split()]
-    kept = leaf.path == "name" or (leaf.path == "log.tags" and len(words) > 1)  # none is a name like any other
+    kept = leaf.path == "log.tags" and len(words) > 1  # none beside others is a tag like them
     values = [None if not kept and w.lower() in ("none", "null") else w for w in words]
     if leaf.kind == "list":
         return None if values == [None] and leaf.optional else values
@@ -309,6 +309,9 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     options_given = {k: v for k, v in from_words.items() if k in RunOptions.model_fields}
     if "seeds" in options_given:
         settings.pop("seed", None)  # a run's config has one
+    for one, other in (("seeds", "num_seeds"), ("num_seeds", "seeds")):
+        if options_given.get(one) is not None:
+            options_in_file.pop(other, None)
     given = {k: v for k, v in from_words.items() if k in Config.model_fields}
     options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
     env_id = _env_id(settings, given)
