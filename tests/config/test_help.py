@@ -141,7 +141,7 @@ def test_a_printed_config_says_none_over_every_presets_number(capsys, tmp_path):
     layers = [*PRESETS.values(), *(defaults_for(*kind)[0] for kind in ((True, False), (False, True), (False, False)))]
     defaults = flattened(Config().model_dump())
     set_by_presets = {key for layer in layers for key in flattened(layer) if defaults.get(key, 0) is None}
-    assert set_by_presets == {*PRESET_NUMBERS, "num_envs"}  # which takes turns
+    assert set_by_presets == {*PRESET_NUMBERS}
 
 
 def test_choices_are_listed(help_of):

@@ -74,6 +74,13 @@ def test_a_printed_config_reads_the_same(request_of, tmp_path):
     assert read_request([str(tmp_path / "b.yaml")]).config == config
 
 
+def test_a_printed_config_keeps_a_number_of_environments_that_a_preset_would_give(tmp_path):
+    config = read_request(["MiniGrid-Empty-8x8-v0", "--num-envs", "none"]).config
+    (tmp_path / "b.yaml").write_text(config_text(config))
+    assert config.num_envs is None
+    assert read_request([str(tmp_path / "b.yaml")]).config == config
+
+
 @pytest.mark.parametrize("text", ["off", "'off'", "OFF", "no", "false"])
 def test_off_is_a_value_where_there_is_one(request_of, text):
     found = request_of(f"ppo.advantage_normalization: {text}\nquiet: yes\nlog: {{tensorboard: off}}")
