@@ -13,7 +13,7 @@ METRIC = "rollout/episode_return_mean"
 
 def make(path, values, times=None):
     path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
+    (path / "config.json").write_text('{"env": {}}')
     rows = [{"iteration": n, "global_step": 10 * n, METRIC: value} for n, value in enumerate(values, 1)]
     for row in rows:
         row["time/t_iter"] = 0.5
@@ -49,7 +49,7 @@ def test_a_policy_that_was_cloned_takes_no_steps_and_is_drawn_over_its_epochs(tm
 def test_several_seeds_are_a_mean_with_a_band(tmp_path):
     for seed, values in ((2, [1.0, 2.0]), (3, [3.0, 8.0])):
         make(tmp_path / "many" / f"seed_{seed}", values)
-    (tmp_path / "many" / "config.json").write_text("{}")
+    (tmp_path / "many" / "config.json").write_text('{"env": {}}')
     line = line_of(tmp_path / "many", "many", "steps", METRIC)
     assert (line.label, line.x, line.y) == ("many (2 seeds)", [10, 20], [2.0, 5.0])
     assert line.band == ([1.0, 2.0], [3.0, 8.0])
@@ -61,7 +61,7 @@ def test_seeds_that_have_not_begun_are_left_out_and_counted(tmp_path):
         make(group / f"seed_{seed}", values)
     make(group / "seed_4", [])
     (make(group / "seed_6", []) / "metrics.jsonl").unlink()
-    (group / "config.json").write_text("{}")
+    (group / "config.json").write_text('{"env": {}}')
     line = line_of(group, "many", "steps", METRIC)
     assert (line.label, line.x, line.y) == ("many (2 of 5 seeds)", [10, 20], [2.0, 5.0])
     with pytest.raises(ValueError, match="many has no nothing"):
@@ -120,3 +120,12 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch, capsys):
     make(tmp_path / "runs" / "a", [1.0])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert refused(capsys, "a") == "lockstep: error: plot: needs matplotlib; pip install 'lockstep-rl[plot]'"
+
+
+def test_a_name_with_letters_that_the_font_lacks_is_drawn_without_a_warning(tmp_path, monkeypatch, recwarn):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "runs" / "名", [1.0, 2.0])
+    assert main(["plot", "名"]) == 0
+    assert (tmp_path / "curves.png").is_file()
+    assert not [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)]

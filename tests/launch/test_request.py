@@ -144,7 +144,7 @@ def test_a_run_of_that_name_is_resumed_if_it_has_begun(unknown, tmp_path):
     assert request_of(words).options.resume is None  # it was killed before it had a config
     (tmp_path / "x" / "config.json").touch()
     assert request_of(words).options.resume is None  # or before it was on the disk
-    (tmp_path / "x" / "config.json").write_text("{}")
+    (tmp_path / "x" / "config.json").write_text('{"env": {}}')
     resumed = request_of(words)
     assert (resumed.options.resume, resumed.options.name) == (str(tmp_path / "x"), None)
 

@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -219,5 +220,6 @@ def draw_histogram(title: str, table: np.ndarray) -> Any:
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a figure in the format of its file's suffix, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with draft_of(path.resolve()) as draft:
+    with draft_of(path.resolve()) as draft, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph ")  # a name may have letters that the font lacks
         figure.savefig(draft, dpi=120)
