@@ -6,9 +6,10 @@ import pytest
 
 from lockstep.commands.list import main as list_runs
 from lockstep.config.checks import resolve
-from lockstep.config.run import Config
+from lockstep.config.run import Config, RunOptions
+from lockstep.launch.resume import open_directory
 from lockstep.proof.kept import run_of
-from lockstep.runs.directory import CONFIG
+from lockstep.runs.directory import CONFIG, open_run
 from lockstep.runs.finding import find_run, is_run, run_if_any
 from lockstep.runs.making import create_run, has_begun
 
@@ -116,3 +117,14 @@ def test_a_tilde_is_the_users_home(here, monkeypatch):
     path = create("home/runs").absolute()
     assert find_run("demo", "~/runs")[0] == path
     assert find_run("~/runs/demo")[0] == path
+
+
+def test_only_who_holds_a_run_says_that_it_begins_again(here, capsys):
+    path = create()
+    run = open_run(path, CONFIG_OF)
+    with pytest.raises(ValueError, match="is being written by another process"):
+        open_directory(CONFIG_OF, RunOptions(), path, None, True)
+    assert capsys.readouterr().out == ""
+    run.unlock()
+    open_directory(CONFIG_OF, RunOptions(), path, None, True)[0].unlock()
+    assert capsys.readouterr().out == f"run {path} has no checkpoint yet; it begins again\n"

@@ -158,20 +158,16 @@ def open_directory(
     if path is None:
         if not writer:
             return RunDirectory(Path(options.runs_dir), is_writer=False), None
-        if config.log.jsonl is not None:
-            _check_place(config.log.jsonl, None if options.name is None else Path(options.runs_dir) / options.name)
+        _check_place(config.log.jsonl, None if options.name is None else Path(options.runs_dir) / options.name)
         _check_second_log(None, config.log.jsonl)
-        seeds = options.seeds_from(config.seed)
-        run = create_run(options.runs_dir, options.name, config, seeds)
+        run = create_run(options.runs_dir, options.name, config, seeds := options.seeds_from(config.seed))
         if options.is_group:
             remember_seeds(run, seeds)
         return run, None
     stored = stored_config(path, warn=False)
     length = stored.total_steps
-    if not checkpoints_in(path / CHECKPOINTS):
+    if begins := not checkpoints_in(path / CHECKPOINTS):
         which = None
-        if writer and not options.quiet:
-            say(f"run {path} has no checkpoint yet; it begins again", sys.stdout)
     else:
         found = find_training_state(path / CHECKPOINTS, which or "latest", warn=False)
         if which in (None, "latest") and found.path is not None:
@@ -188,8 +184,7 @@ def open_directory(
                 f"resume: {path} is a cloned policy, which has no environments to go on with; eval, play, compare and "
                 "record read it"
             )
-    if writer and config.log.jsonl is not None:
-        _check_place(config.log.jsonl, path)
+    _check_place(config.log.jsonl, path, writer)
     _check_second_log(stored.log.jsonl, config.log.jsonl, path)
     if writer:
         for line in changes_of_order(stored, config):
@@ -199,7 +194,10 @@ def open_directory(
         follows = follows_length(config)
         note = "schedules follow it, so a new run of this config.json is another run"
         say(f"lockstep: {'warning: ' if follows else ''}{change}{f'; {note}' if follows else ''}")
-    return (open_run(path, config, options.trust, later=True) if writer else RunDirectory(path, is_writer=False)), which
+    run = open_run(path, config, options.trust, later=True) if writer else RunDirectory(path, is_writer=False)
+    if begins and writer and not options.quiet:  # once it is locked: another process may be writing its first one
+        say(f"run {path} has no checkpoint yet; it begins again", sys.stdout)
+    return run, which
 
 
 def changes_of_order(stored: Config, config: Config) -> Iterator[str]:
@@ -221,8 +219,10 @@ def _check_more(path: Path, done: int, stored: int, asked: int) -> None:
         )
 
 
-def _check_place(second: str, run: Path | None) -> None:
+def _check_place(second: str | None, run: Path | None, writer: bool = True) -> None:
     """Raises a ``ValueError`` if the second metrics.jsonl is one of the run's own files, or can't be written."""
+    if second is None or not writer:
+        return
     place = os.path.realpath(second)
     if run is not None and os.path.basename(place) in OWN_NAMES and os.path.dirname(place) == os.path.realpath(run):
         raise ValueError(f"log.jsonl: {second} is the name of one of the run's own files; name another file")
