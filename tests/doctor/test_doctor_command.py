@@ -1,6 +1,7 @@
 """The doctor's two doors and its options, on scripts that end in every way."""
 
 import json
+import os
 import py_compile
 import signal
 import sys
@@ -180,6 +181,13 @@ def test_what_a_killed_doctor_left_is_removed_by_the_next(tmp_path, given):
     assert list(place.glob("lockstep-*/store"))
     assert doctor(*words, "--nproc", 1, "script.py", cwd=tmp_path, **more).json["verdict"] == "UNDETERMINED"
     assert not list(place.glob("*lockstep-*"))
+
+
+def test_steps_are_seen_though_pytorch_was_loaded_before_the_script(script):
+    (script / "sitecustomize.py").write_text("import torch")
+    paths = os.pathsep.join(filter(None, [str(script), os.environ.get("PYTHONPATH")]))
+    found = doctor("script.py", "plain", cwd=script, PYTHONPATH=paths)
+    assert (found.json["verdict"], found.kinds) == ("NOT IN SYNC", ["gradients"])
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,11 @@ def main() -> None:
     directory, first, interval = json.loads(sys.argv[1])
     end_with_parent()
     watcher = Watcher(SideWriter(Path(directory), from_environment().rank), Schedule(first, interval))
-    sys.meta_path.insert(0, AfterImport("torch", watcher.watch_torch))
     watcher.start()
+    if "torch" in sys.modules:  # by sitecustomize, a .pth file, a coverage tool
+        watcher.watch_torch()
+    else:
+        sys.meta_path.insert(0, AfterImport("torch", watcher.watch_torch))
     sys.exit(_run(watcher, sys.argv[2:]))
 
 
