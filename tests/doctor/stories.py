@@ -16,7 +16,7 @@ PARTS = ("parameters", "gradients", "moments", "frozen", "buffers", "normalizers
 PLACES = {"net.weight": "0.0", "net.bias": "0.1"}
 WHEN = {
     "before": ("gradients", "gathered"),
-    "after": ("parameters", "moments", "frozen", "buffers", "normalizers"),
+    "after": ("parameters", "moments", "frozen", "unstepped", "buffers", "normalizers"),
     "end": ("parameters", "moments"),
 }
 
@@ -41,6 +41,7 @@ class Story:
     gradients: Callable[..., Any] | None = lambda rank, step: 0.5 * step
     moments: Callable[..., Any] = lambda rank, step: 0.1 * step
     frozen: Callable[..., Any] = lambda rank, step: 4.0
+    unstepped: Callable[..., Any] | None = None
     buffers: Callable[..., Any] = lambda rank, step: 3.0
     normalizers: Callable[..., Any] = lambda rank, step: 2.0
     gathered: Callable[..., Any] | None = None

@@ -415,6 +415,25 @@ def test_ones_that_differ_only_later_may_be_opponents(tmp_path):
     assert "opponents" in found.findings[0].cause
 
 
+def test_parameters_that_are_trained_where_no_step_is_seen_are_compared(tmp_path):
+    apart = Story(unstepped=lambda rank, step: step + rank * (step > 1)).diagnosis(tmp_path / "apart")
+    assert (apart.verdict, kinds(apart)) == ("UNDETERMINED", ["unstepped"])
+    assert "differ from optimiser step 2 in 1 of 2 tensors, first net.weight" in apart.reason
+    assert "torch.compile" in apart.findings[0].cause
+    alike = Story(unstepped=lambda rank, step: step).diagnosis(tmp_path / "alike")
+    assert (alike.verdict, kinds(alike)) == ("IN SYNC", ["unstepped"])
+    resting = Story(unstepped=lambda rank, step: rank).diagnosis(tmp_path / "resting")
+    assert resting.findings == []
+
+
+def test_without_steps_compiled_code_is_named_as_the_cause(tmp_path):
+    story: dict[str, Any] = {"steps": 0, "boundaries": lambda rank: []}
+    plain = Story(**story).diagnosis(tmp_path / "plain")
+    assert plain.findings[0].cause == CAUSES["no_steps"]
+    compiled = Story(**story, states={rank: {"compiled": True} for rank in (0, 1)}).diagnosis(tmp_path / "compiled")
+    assert compiled.findings[0].cause == CAUSES["no_steps_compiled"]
+
+
 def test_uneven_steps_explain_what_differs_after_them(tmp_path):
     uneven: dict[str, Any] = {"boundaries": lambda rank: [2 - rank, 4 - rank], "taken": lambda rank: 4}
     later = Story(**uneven, parameters=lambda rank, step: step + 0.1 * rank * (step > 2)).diagnosis(tmp_path / "later")

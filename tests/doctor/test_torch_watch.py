@@ -168,6 +168,46 @@ def test_data_belong_to_the_optimizers_whose_parameters_they_went_through(watch,
     assert "" not in inputs
 
 
+def test_parameters_of_optimizers_whose_steps_are_not_seen_are_kept_until_one_is(watch, tmp_path):
+    actor, critic, resting = Agent(), Agent(), Agent()
+    optimizers = [torch.optim.SGD(agent.parameters(), lr=0.1) for agent in (actor, critic)]
+    train(actor, optimizers[0], 2)
+    train(critic, optimizers[1], 1)
+    trace = trace_of(watch, tmp_path)
+    names = {when: set(trace.checks[Moment(*when, "after")].parts["unstepped"]) for when in ((0, 1), (0, 2), (1, 1))}
+    mine = {when: {name for name in found if ".critic." in name} for when, found in names.items()}
+    assert [len(mine[when]) for when in ((0, 1), (0, 2), (1, 1))] == [4, 4, 0]
+    assert not any(".actor.actor" in name or ".resting" in name for found in names.values() for name in found)
+    assert resting.mean is not None
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_steps_in_compiled_code_are_not_seen_but_what_they_train_is(watch, tmp_path):
+    actor, critic = Agent(), Agent()
+    optimizers = [torch.optim.Adam(agent.parameters(), lr=0.1) for agent in (actor, critic)]
+    compiled = torch.compile(optimizers[1].step, backend="eager")
+    for _ in range(3):
+        critic.act(torch.ones(2, 3)).sum().backward()
+        compiled()
+        train(actor, optimizers[0], 1)
+    assert watch.tally()["compiled"]
+    trace = trace_of(watch, tmp_path)
+    assert trace.steps == {0: 3}
+    checks = [trace.checks[Moment(0, step, "after")].parts for step in (1, 2, 3)]
+    names = [name for name in checks[0]["unstepped"] if name.endswith("critic.actor.0.weight")]
+    assert len({check["unstepped"][name].numbers.tobytes() for check in checks for name in names}) == 3
+    assert not any("exp_avg" in name for check in checks for name in check["buffers"])
+
+
+def test_modules_that_dynamo_made_of_compiled_code_are_none_of_the_scripts():
+    traced, compiled = (torch.fx.symbolic_trace(nn.Sequential(nn.BatchNorm1d(3))) for _ in range(2))
+    compiled.compile_subgraph_reason = None  # pyright: ignore[reportAttributeAccessIssue]
+    found = look_around().names
+    assert id(traced) in found
+    assert id(compiled) not in found
+
+
 def test_optimizers_inside_of_others_are_parts_of_them(watch, tmp_path):
     class Outer(torch.optim.Optimizer):
         def __init__(self, parameters):
@@ -183,6 +223,31 @@ def test_optimizers_inside_of_others_are_parts_of_them(watch, tmp_path):
     trace = trace_of(watch, tmp_path)
     assert trace.steps == {0: 3, 1: 2}
     assert len(trace.names[0]) == 4
+
+
+def test_a_step_in_another_s_closure_is_one_of_its_own(watch, tmp_path):
+    """PyTorch's wrapper of ``step`` is the same code for all optimisers."""
+    actor, critic = Agent(), Agent()
+    optimizers = [torch.optim.SGD(agent.parameters(), lr=0.1) for agent in (actor, critic)]
+
+    def closure():
+        train(critic, optimizers[1], 1)
+        loss = actor.act(torch.ones(2, 3)).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizers[0].step(closure)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    trace = trace_of(watch, tmp_path)
+    assert trace.steps == {0: 3, 1: 3}
+    assert len(trace.checks[Moment(1, 2, "before")].parts["gradients"]) == 4
+
+
+def test_a_step_in_a_closure_that_updates_the_same_parameters_is_part_of_the_other(watch, tmp_path):
+    agent = Agent()
+    outer, inner = (torch.optim.SGD(agent.parameters(), lr=0.1) for _ in range(2))
+    outer.step(lambda: train(agent, inner, 1) or 0.0)
+    assert trace_of(watch, tmp_path).steps == {0: 1}
 
 
 def test_a_step_that_calls_its_base_s_is_one_step(watch, tmp_path):

@@ -72,6 +72,18 @@ CAUSES = {
         "a model that isn't trained is another one on every rank since: a copy that each rank updates in its own way,"
         " or opponents that each rank draws for itself, which is no mistake"
     ),
+    "no_steps": (
+        "the script doesn't train with a torch.optim optimiser in the ranks' own processes, or ended before its first"
+        " step"
+    ),
+    "no_steps_compiled": (
+        "the script's optimiser steps in compiled code (torch.compile), where no step can be seen; or it doesn't train"
+        " with a torch.optim optimiser in the ranks' own processes"
+    ),
+    "unstepped": (
+        "an optimiser steps in compiled code (torch.compile), where no step can be seen, and its gradients aren't"
+        " reduced; or each rank loads a model from elsewhere (opponents that it draws), which is no mistake"
+    ),
     "server": "the rank that steps doesn't send all parameters to the others after each step",
     "unmatched": "they are held where no name leads that is the same on every rank",
     "rates": "each rank adapts its learning rate by a value of its own (the KL divergence of its own data)",
@@ -135,6 +147,8 @@ FIXES = {
     "frozen": (
         "copy it from the trained model after DDP or lockstep.attach has sent rank 0's, or broadcast it from rank 0"
     ),
+    "no_steps_compiled": "call optimizer.step() outside of compiled code while the doctor looks",
+    "unstepped": "call optimizer.step() outside of compiled code while the doctor looks",
     "server": "broadcast every parameter and buffer from the rank that steps, after each step",
     "unmatched": "hold them as attributes mean, var and count of an object that a variable of the script leads to",
     "rates": "decide together: all-reduce the value (lockstep.all_mean) before the learning rate is changed by it",

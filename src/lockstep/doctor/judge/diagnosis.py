@@ -39,6 +39,7 @@ from lockstep.doctor.judge.others import (
     stepping,
     unknown_finding,
     unmatched_finding,
+    unstepped_finding,
 )
 from lockstep.doctor.judge.sums import summed_finding, sums_seen
 from lockstep.doctor.judge.traces import RankTrace
@@ -126,6 +127,7 @@ def _findings(
         found.append(parameter_finding(before))
     found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings, server]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
+    found += [unstepped_finding(evidence)]
     found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, cut)]
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
 

@@ -239,8 +239,9 @@ def data_finding(evidence: Evidence) -> Finding | None:
 def no_evidence_finding(evidence: Evidence) -> Finding | None:
     """Finds why it can't be told whether gradients are reduced, if no other finding says so."""
     if not any(steps for trace in evidence.traces for steps in trace.steps.values()):
-        return Finding("no_steps", DOUBT, "no optimiser step was seen", "the script doesn't train with a torch.optim "
-                       "optimiser in the ranks' own processes, or ended before its first step")  # fmt: skip
+        compiled = any(trace.state.get("compiled") for trace in evidence.traces)
+        why = "no_steps_compiled" if compiled else "no_steps"
+        return Finding("no_steps", DOUBT, "no optimiser step was seen", CAUSES[why], FIXES.get(why, ""))
     found = (_unproved(evidence, optimizer) for optimizer in evidence.optimizers)
     return next((finding for finding in found if finding is not None), None)
 

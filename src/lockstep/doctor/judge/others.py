@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.compare import same
 from lockstep.doctor.judge.evidence import (
     DOUBT,
     NOTE,
@@ -33,6 +35,33 @@ def frozen_finding(evidence: Evidence) -> Finding | None:
     if found.moment.step == first:
         return fault("frozen", text, "frozen", figures(found))
     return Finding("frozen", DOUBT, text, CAUSES["frozen_later"], FIXES["frozen"], figures(found))
+
+
+def unstepped_finding(evidence: Evidence) -> Finding | None:
+    """Finds parameters of optimisers whose steps weren't seen, if they change: a doubt if they differ, else a note.
+
+    They are trained in compiled code, or something else writes them, such as loading an opponent.
+    """
+    changing = set.intersection(*map(_changing, evidence.traces))
+    compared = [c for c in evidence.of("unstepped") if c.compared]
+    if not changing or not compared:
+        return None
+    found = next((c for c in compared if changing & set(c.differing)), None)
+    if found is None:
+        text = f"{len(changing)} parameters change though no step of their optimiser was seen; they were compared after"
+        return Finding(
+            "unstepped", NOTE, text + " other optimisers' steps, without moments and gradients, and are equal"
+        )
+    found = replace(found, differing=tuple(name for name in found.differing if name in changing))
+    text = f"parameters that change, though no step of their optimiser was seen, differ: {difference(evidence, found)}"
+    return Finding("unstepped", DOUBT, text, CAUSES["unstepped"], FIXES["unstepped"], figures(found))
+
+
+def _changing(trace: RankTrace) -> set[str]:
+    """Returns the names of a rank's parameters that changed though their optimiser never made a step that was seen."""
+    parts = [check.parts.get("unstepped", {}) for moment, check in trace.checks.items() if moment.when == "after"]
+    last = parts[-1] if parts else {}
+    return {name for name, kept in last.items() if any(name in part and not same(part[name], kept) for part in parts)}
 
 
 def settings_finding(evidence: Evidence) -> Finding | None:

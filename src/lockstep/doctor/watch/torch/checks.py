@@ -177,8 +177,14 @@ class StepRecorder:
         facts = {"inputs": inputs, "through": sorted(watch.through), "fixed": fixed}
         self._write(watch, watch.steps + 1, "before", parts, facts)
 
-    def after(self, watch: OptimizerWatch, used: Container[int]) -> None:
-        """Writes all state after a checked step; ``used`` holds ids of modules that had a forward pass so far."""
+    def after(self, watch: OptimizerWatch, used: Container[int], stepped: Container[int]) -> None:
+        """Writes all state after a checked step.
+
+        Args:
+            watch: the optimiser that has made the step.
+            used: ids of modules that had a forward pass so far.
+            stepped: ids of all parameters of optimisers that have made a step so far.
+        """
         buffers = {n: b for n, b in self.inventory.buffers(used) if b.numel()}
         normalizers: dict[str, Tensor] = {}
         for name, find in self.inventory.normalizers.items():
@@ -187,6 +193,7 @@ class StepRecorder:
                 normalizers |= {f"{name}.{key}": value for key, value in numbers_of(thing).items()}
         parts = self._state(watch) | {
             "frozen": dict(self.inventory.frozen(used)),
+            "unstepped": dict(self.inventory.unstepped(stepped)),
             "buffers": buffers,
             "normalizers": normalizers,
         }

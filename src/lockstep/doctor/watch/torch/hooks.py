@@ -9,7 +9,6 @@ import functools
 import sys
 import time
 import traceback
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +21,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import SideWriter
 from lockstep.doctor.watch.torch.checks import OptimizerWatch, StepRecorder, was_made
+from lockstep.doctor.watch.torch.flat_parts import tensors_of
 from lockstep.doctor.watch.torch.forward_passes import ForwardPasses
+from lockstep.doctor.watch.torch.inner_steps import is_inner_step
 from lockstep.doctor.watch.torch.process_group import group_facts
-from lockstep.doctor.watch.torch.values import Taken, capturing, readable, take
+from lockstep.doctor.watch.torch.values import Taken, capturing, has_compiled, readable, take
 
 CALIBRATION = 1000
 GIVEN_UP = 1000
@@ -99,7 +100,12 @@ class TorchWatch:
     def tally(self) -> dict[str, Any]:
         """Returns counts so far, as JSON types."""
         counts = [{"steps": watch.steps, "run": watch.boundaries.run} for watch in list(self._optimizers)]
-        facts = {"world": self._world, "captured": self._captured, "made_optimizer": was_made()}
+        facts = {
+            "world": self._world,
+            "captured": self._captured,
+            "made_optimizer": was_made(),
+            "compiled": has_compiled(),
+        }
         return {"optimizers": counts} | facts
 
     @property
@@ -150,7 +156,7 @@ class TorchWatch:
     # --- optimiser steps ----------------------------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() and not _within_a_step(sys._getframe(1)):
+        if not torch.compiler.is_compiling() and not is_inner_step(optimizer, sys._getframe(1)):
             self._step_begins(optimizer)
 
     @_guarded
@@ -200,7 +206,7 @@ class TorchWatch:
             self.note_failure(error)
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() and not _within_a_step(sys._getframe(1)):
+        if not torch.compiler.is_compiling() and not is_inner_step(optimizer, sys._getframe(1)):
             self._step_ends(optimizer)
 
     @_guarded
@@ -213,7 +219,10 @@ class TorchWatch:
         self._steps_of_all += 1
         watch.last_step = self._steps_of_all
         if self._schedule.includes(watch.steps) and not capturing():
-            self._recorder.after(watch, self._used)
+            stepped = {
+                id(tensor) for other in self._optimizers if other.optimizer for tensor in tensors_of(other.optimizer)
+            }
+            self._recorder.after(watch, self._used, stepped)
         self._stepped = True
         live = [w for w in self._optimizers if w.optimizer is not None and self._steps_of_all - w.last_step <= GIVEN_UP]
         checked = [other for other in live if self._schedule.includes(other.steps + 1)]
@@ -301,17 +310,6 @@ class TorchWatch:
         handle.remove()
         self._calls = calls
         return max(0.0, hooked - without)
-
-
-def _within_a_step(frame: types.FrameType) -> bool:
-    """Returns whether the step that calls a hook from ``frame`` runs within another step, or its own override.
-
-    ZeRO's step consists of such inner steps, which differ between ranks.
-    """
-    step, outer = frame.f_code, frame.f_back
-    while outer is not None and outer.f_code is not step:
-        outer = outer.f_back
-    return outer is not None
 
 
 def _time(call: Callable[[Any], Any], times: int) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from lockstep.doctor.watch.places import attributes_of, find_places, is_a
@@ -100,6 +101,11 @@ class Inventory:
         known = self.optimized | self.sharded
         return ((name, p) for name, p in self.parameters(used) if id(p) not in known)
 
+    def unstepped(self, stepped: Container[int]) -> Iterator[tuple[str, Tensor]]:
+        """Returns names and parameters that an optimiser holds, none of which are among the ``stepped`` (ids)."""
+        mine = self.optimized - self.sharded - self.by_parts
+        return ((name, p) for name, p in self.parameters() if id(p) in mine and id(p) not in stepped)
+
 
 def _uses(root: nn.Module, used: Container[int]) -> bool:
     return any(id(module) in used for module in root.modules())
@@ -118,7 +124,7 @@ def look_around(before: Inventory | None = None) -> Inventory:
     kinds = {cls: _kind(cls, thing) for cls, thing in dict(zip(map(type, things), things, strict=True)).items()}
     telling = {cls for cls, kind in kinds.items() if any(kind)}
     things = [thing for thing in things if type(thing) in telling]
-    modules = [thing for thing in things if kinds[type(thing)][0]]
+    modules = [thing for thing in things if kinds[type(thing)][0] and not _is_compiled(thing)]
     owners = [thing for thing in things if kinds[type(thing)][1]]
     wanted = {id(module) for module in modules} | {id(item) for _, item in _normalizers(owners)}
     places = find_places(wanted, sys._getframe(1))
@@ -133,6 +139,11 @@ def look_around(before: Inventory | None = None) -> Inventory:
         if kinds[type(thing)][3] and statistics_of(thing) is None:
             found.unknown.add(type(thing).__name__)
     return found
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Returns whether Dynamo made a module out of compiled code: its tensors are other objects', under other names."""
+    return is_a(module, GraphModule) and "compile_subgraph_reason" in vars(module)
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,12 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 def capturing() -> bool:
     """Returns whether a CUDA graph is being captured: it would repeat at every replay what is launched now."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def has_compiled() -> bool:
+    """Returns whether ``torch.compile`` compiled anything, without importing it."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return counters.get("frames", {}).get("total", 0) > 0
 
 
 def shards_of(tensor: Tensor) -> int:
