@@ -43,6 +43,7 @@ class Story:
     frozen: Callable[..., Any] = lambda rank, step: 4.0
     unstepped: Callable[..., Any] | None = None
     buffers: Callable[..., Any] = lambda rank, step: 3.0
+    buffer_names: tuple = ("norm.running_mean", "norm.running_var")
     normalizers: Callable[..., Any] = lambda rank, step: 2.0
     gathered: Callable[..., Any] | None = None
     inputs: Callable[..., Any] = lambda rank, step: f"data of rank {rank} at {step}"
@@ -118,7 +119,7 @@ class Story:
             second = np.full(2, number, np.float32) if self.everywhere else np.ones(2, np.float32)
             values = np.concatenate([values, second])
             shards = 0 if kind == "gathered" else self.sharded
-            names = PLACES.values() if kind in OPTIMIZED else PLACES
+            names = PLACES.values() if kind in OPTIMIZED else self.buffer_names if kind == "buffers" else PLACES
             entries = [[name, size, size, shards, ""] for name, size in zip(names, (1, 2), strict=True)]
             parts[kind] = {"tensors": entries}
             arrays.append((parts[kind], values))

@@ -182,11 +182,44 @@ def test_gradients_of_zero_prove_nothing(tmp_path):
 
 
 def test_buffers_that_ddp_sends_are_a_note(tmp_path):
-    story = {"buffers": by_rank(1.0, 2.0), "broadcast": ("net.weight",)}
+    story = {"buffers": by_rank(1.0, 2.0), "broadcast": ("norm.running_mean",)}
     found = Story(**story).diagnosis(tmp_path)
     assert (found.verdict, kinds(found, "note")) == ("IN SYNC", ["ddp_buffers"])
     bypassed = Story(**story, through=(), gradients=by_rank(0.5, 0.4), **DRIFT).diagnosis(tmp_path / "bypassed")
     assert kinds(bypassed, "fault") == ["gradients", "buffers"]
+
+
+@pytest.mark.parametrize(
+    ("names", "drift"),
+    [
+        (("norm.running_mean", "norm.x"), True),
+        (("mean", "x"), True),
+        (("norm._M2", "norm.x"), True),
+        (("obs_rms", "x"), True),
+        (("book.embed_avg", "book.x"), True),
+        (("norm.center", "norm.count"), True),
+        (("norm.center", "other.count"), False),
+        (("k_cache", "v_cache"), False),
+        (("env.state", "env.step_count"), False),
+        (("env.max_speed", "env.meaning"), False),
+    ],
+)
+def test_buffers_that_may_be_a_rank_s_own_data_are_a_doubt_and_statistics_a_fault(tmp_path, names, drift):
+    found = Story(buffers=by_rank(1.0, 2.0), buffer_names=names).diagnosis(tmp_path)
+    assert kinds(found) == ["buffers" if drift else "own_buffers"]
+    assert (found.verdict, found.findings[0].details["tensors"]) == (
+        "NOT IN SYNC" if drift else "UNDETERMINED",
+        [names[0]],
+    )
+
+
+def test_statistics_and_a_rank_s_own_data_are_told_apart_in_one_model(tmp_path):
+    names = ("norm.running_mean", "cache.keys")
+    found = Story(buffers=by_rank(1.0, 2.0), buffer_names=names, everywhere=True).diagnosis(tmp_path)
+    assert [(f.kind, f.level, f.details["tensors"]) for f in found.findings] == [
+        ("buffers", "fault", [names[0]]),
+        ("own_buffers", "doubt", [names[1]]),
+    ]
 
 
 def test_sharded_parameters_are_judged_as_they_were_gathered(tmp_path):

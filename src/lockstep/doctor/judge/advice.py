@@ -97,6 +97,10 @@ CAUSES = {
         " every rank, and only one rank's statistics are saved"
     ),
     "buffers": "buffers are updated from each rank's own data and never combined",
+    "own_buffers": (
+        "buffers hold data of the rank's own (a cache, an environment's or a recurrent state), which is no mistake; or"
+        " they are learned or counted from each rank's own data and never combined"
+    ),
     "data": (
         "every rank uses the same seed for its environments, its sampling or its data order: N ranks do the work of one"
     ),
@@ -161,6 +165,7 @@ FIXES = {
         "for VecNormalize"
     ),
     "buffers": "torch.nn.SyncBatchNorm for BatchNorm; all-reduce other statistics after each rollout",
+    "own_buffers": "all-reduce what all ranks should share; keep a rank's own data in plain attributes, not in buffers",
     "data": "initialise alike, then seed environments and sampling by rank (lockstep.shard_seed(seed))",
     "lost": "give --directory DIR with more room, or a larger --interval",
     "still": "if that call may take so long, a larger --time-limit; else look where the stacks stand",

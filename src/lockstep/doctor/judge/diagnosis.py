@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.buffers import buffer_findings
 from lockstep.doctor.judge.compare import OPTIMIZED
 from lockstep.doctor.judge.endings import (
     failure_finding,
@@ -17,7 +18,6 @@ from lockstep.doctor.judge.endings import (
 )
 from lockstep.doctor.judge.evidence import DOUBT, FAULT, NOTE, Evidence, Finding, gather_evidence
 from lockstep.doctor.judge.findings import (
-    buffer_finding,
     data_finding,
     gradient_finding,
     no_evidence_finding,
@@ -125,7 +125,7 @@ def _findings(
     found = [gradients, start, steps, *causes[2:]]
     if not _there(causes):  # any of these explains differing parameters
         found.append(parameter_finding(before))
-    found += [frozen_finding(before), normalizer_finding(before), buffer_finding(before), *endings, server]
+    found += [frozen_finding(before), normalizer_finding(before), *buffer_findings(before), *endings, server]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
     found += [unstepped_finding(evidence)]
     found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, cut)]

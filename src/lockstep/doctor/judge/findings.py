@@ -152,23 +152,6 @@ def normalizer_finding(evidence: Evidence) -> Finding | None:
     return fault("normalizers", text, "normalizers", figures(found))
 
 
-def buffer_finding(evidence: Evidence) -> Finding | None:
-    """Finds buffers that differ: a fault, unless DDP replaces them by rank 0's before each forward pass."""
-    unequal = [c for c in evidence.of("buffers") if c.differing]
-    if not unequal:
-        return None
-    checks = [c for trace in evidence.traces for moment, c in trace.checks.items() if moment.when == "after"]
-    sent = {name for check in checks for name in check.facts.get("broadcast", ())}
-    works = evidence.first_difference("gradients") is None  # so the loss goes through DDP's forward
-    own = [c for c in unequal if not (works and set(c.differing) <= sent)]
-    if own:
-        text = f"buffers drift apart: {difference(evidence, own[0])}"
-        return fault("buffers", text, "buffers", figures(own[0]))
-    text = f"buffers are rank 0's: DDP replaces them before each forward pass ({len(unequal[0].differing)} tensors, "
-    text += f"first {unequal[0].differing[0]}), so that what other ranks' data add to them is lost"
-    return Finding("ddp_buffers", NOTE, text, "", FIXES["buffers"], figures(unequal[0]))
-
-
 # --- steps and data -----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,79 @@
+"""Finds buffers of modules that differ between ranks, and tells statistics from what may be each rank's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from dataclasses import replace
+
+from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.compare import Comparison
+from lockstep.doctor.judge.evidence import DOUBT, NOTE, Evidence, Finding, difference, fault, figures
+
+COUNTS = frozenset({"n", "_n", "count", "_count", "num_batches_tracked"})
+"""Names of buffers that count samples: a module that has one keeps statistics in its others."""
+STATISTICS = frozenset(
+    {
+        "running",
+        "mean",
+        "means",
+        "avg",
+        "average",
+        "ema",
+        "var",
+        "variance",
+        "std",
+        "stddev",
+        "sq",
+        "m2",
+        "sumsq",
+        "rms",
+        "cluster",
+    }
+)
+"""Words of a buffer's name by which it holds running statistics: ``running_mean``, ``obs_rms``, ``embed_avg``."""
+
+
+def buffer_findings(evidence: Evidence) -> list[Finding]:
+    """Finds buffers that differ: statistics are a fault, others a doubt, and what DDP replaces is a note."""
+    unequal = [c for c in evidence.of("buffers") if c.differing]
+    if not unequal:
+        return []
+    checks = [c for trace in evidence.traces for moment, c in trace.checks.items() if moment.when == "after"]
+    sent = {name for check in checks for name in check.facts.get("broadcast", ())}
+    works = evidence.first_difference("gradients") is None  # so the loss goes through DDP's forward
+    own = [c for c in unequal if not (works and set(c.differing) <= sent)]
+    if not own:
+        text = (
+            f"buffers are rank 0's: DDP replaces them before each forward pass ({len(unequal[0].differing)} tensors, "
+        )
+        text += f"first {unequal[0].differing[0]}), so that what other ranks' data add to them is lost"
+        return [Finding("ddp_buffers", NOTE, text, "", FIXES["buffers"], figures(unequal[0]))]
+    names = {name for check in checks for name in check.parts.get("buffers", {})}
+    counted = {_module(name) for name in names if name.rpartition(".")[2] in COUNTS}
+    of_statistics = {name for name in names if _words(name) & STATISTICS or _module(name) in counted}
+    found = []
+    if (drifting := _first(own, of_statistics)) is not None:
+        found.append(
+            fault("buffers", f"buffers drift apart: {difference(evidence, drifting)}", "buffers", figures(drifting))
+        )
+    if (other := _first(own, names - of_statistics)) is not None:
+        text = f"buffers differ that may be each rank's own: {difference(evidence, other)}"
+        cause, fix = CAUSES["own_buffers"], FIXES["own_buffers"]
+        found.append(Finding("own_buffers", DOUBT, text, cause, fix, figures(other)))
+    return found
+
+
+def _first(unequal: list[Comparison], names: Container[str]) -> Comparison | None:
+    """Returns the first comparison in which some of these buffers differ, of these alone."""
+    reduced = (replace(c, differing=tuple(name for name in c.differing if name in names)) for c in unequal)
+    return next((c for c in reduced if c.differing), None)
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _words(name: str) -> set[str]:
+    """Returns the words of a buffer's own name, in small letters: ``running`` and ``mean``, also of ``runningMean``."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+", name.rpartition(".")[2])}
