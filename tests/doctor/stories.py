@@ -26,7 +26,8 @@ class Story:
     """Two ranks, in sync unless a test says otherwise: what they hold are functions of (rank, step) or of rank.
 
     There are two tensors; the second one is always equal, unless what is told is so ``everywhere``. With ``second``
-    there is another optimiser, of which the same holds but for what is told there.
+    there is another optimiser, of which the same holds but for what is told there. Before all that there may be some
+    ``plans``: optimisers of tensors of each rank's own, of which some are ``gone``.
     """
 
     ranks: int = 2
@@ -55,6 +56,8 @@ class Story:
     everywhere: bool = False
     sharded: int = 0
     second: dict | None = None
+    plans: int = 0
+    gone: Callable[..., Any] = lambda plan: True
     ends: dict = field(default_factory=dict)
     codes: dict = field(default_factory=dict)
     states: dict = field(default_factory=dict)
@@ -64,11 +67,14 @@ class Story:
         """Write it all, as ranks do."""
         for rank in range(self.ranks):
             writer = SideWriter(directory, rank)
-            self._train(writer, rank, 0)
+            own: dict[str, Any] = {name: lambda rank, step: step + 0.1 * rank for name in ("gradients", "parameters")}
+            for plan in range(self.plans):
+                replace(self, **own)._train(writer, rank, plan, named=False)
+            self._train(writer, rank, self.plans)
             for error in self.failures.get(rank, ()):
                 writer.add({"kind": "failure", "error": error})
             if self.second is not None:
-                replace(self, second=None, **self.second)._train(writer, rank, 1)
+                replace(self, second=None, **self.second)._train(writer, rank, self.plans + 1)
             world = {"size": self.world} if self.world else {}
             state = {"world": world, "torch": True, "seconds": 10.0, "own_seconds": 0.2} | self.states.get(rank, {})
             if self.ends.get(rank, {}) is not None:
@@ -80,9 +86,9 @@ class Story:
                 write_json(writer.path / ENDED, {"code": code, "at": float(rank)})
         return directory
 
-    def _train(self, writer, rank, optimizer):
+    def _train(self, writer, rank, optimizer, named=True):
         facts = {"wrappers": list(self.wrappers), "libraries": list(self.libraries)}
-        names = {place: name for name, place in PLACES.items()}
+        names = {place: name for name, place in PLACES.items()} if named else {}
         writer.add({"kind": "optimizer", "optimizer": optimizer, "names": names} | facts)
         for step, rates in self.rates(rank):
             writer.add({"kind": "rates", "optimizer": optimizer, "step": step, "rates": rates})
@@ -98,9 +104,10 @@ class Story:
         phases, runs = Boundaries(), []
         for boundary in self.boundaries(rank):
             runs += [run] if (run := phases.add(boundary)) else []
+        gone = {"gone": not named and self.gone(optimizer)}
         for run in runs:
             writer.add({"kind": "boundaries", "optimizer": optimizer, "run": run})
-        writer.add({"kind": "phases", "optimizer": optimizer, "run": phases.run, "steps": taken})
+        writer.add({"kind": "phases", "optimizer": optimizer, "run": phases.run, "steps": taken} | gone)
         if self.end is not None:
             self._check(writer, rank, (optimizer, taken, "end"), {})
 

@@ -265,6 +265,29 @@ def test_gradients_that_are_zero_wherever_data_differ_prove_nothing(tmp_path):
     assert "zero wherever the data differ" in found.reason
 
 
+def test_optimizers_of_what_lives_for_some_steps_are_set_aside(tmp_path):
+    found = Story(plans=3, gone=lambda plan: plan < 2).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["passing"])
+    assert "3 optimisers, each let go" in found.reason
+    assert found.coverage["optimizer_steps"] == {"3": {"0": 4, "1": 4}}
+    faulty = Story(plans=3, start=float).diagnosis(tmp_path / "faulty")
+    assert kinds(faulty, "fault") == ["start"]
+
+
+@pytest.mark.parametrize("story", [{"plans": 2}, {"plans": 3, "gone": lambda plan: plan < 1}])
+def test_optimizers_of_tensors_outside_modules_that_stay_or_are_few_are_none_of_these(tmp_path, story):
+    """Such as temperatures of several agents."""
+    assert kinds(Story(**story).diagnosis(tmp_path), "fault") == ["gradients"]
+
+
+def test_if_all_optimizers_pass_there_are_no_others_to_judge(tmp_path):
+    traces = read_traces(Story(plans=3).tell(tmp_path), range(2))
+    for trace in traces:
+        trace.steps.pop(3)
+        trace.checks = {moment: check for moment, check in trace.checks.items() if moment.optimizer < 3}
+    assert kinds(diagnose(traces), "fault") == ["gradients"]
+
+
 def test_an_optimizer_may_reduce_in_its_step(tmp_path):
     differing: dict[str, Any] = {"gradients": by_rank(0.5, 0.4), "everywhere": True, "wrappers": ()}
     found = Story(**differing).diagnosis(tmp_path)

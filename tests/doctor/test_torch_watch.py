@@ -339,6 +339,19 @@ def test_an_optimizer_that_the_script_lets_go_dies_when_another_begins(watch, tm
     assert {Moment(0, 5, "end"), Moment(1, 6, "end")} <= trace.checks.keys()
 
 
+def test_what_is_gone_with_all_that_it_updated_is_told(watch, tmp_path):
+    """The last one isn't, and neither is one whose parameters are still there."""
+    weight, agent = torch.zeros(2, requires_grad=True), Agent()
+    for tensors in ([torch.zeros(2, requires_grad=True)], [weight], [torch.zeros(2, requires_grad=True)]):
+        optimizer = torch.optim.SGD(tensors, lr=0.1)
+        tensors[0].sum().backward()
+        optimizer.step()
+        del optimizer, tensors[0]
+    train(agent, torch.optim.SGD(agent.parameters(), lr=0.1), 1)
+    trace = trace_of(watch, tmp_path)
+    assert (trace.steps, trace.gone) == ({0: 1, 1: 1, 2: 1, 3: 1}, {0, 2})
+
+
 def test_phases_of_one_step_each_need_no_room(watch):
     agent = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(agent.parameters(), lr=0.1)

@@ -101,6 +101,10 @@ CAUSES = {
         "buffers hold data of the rank's own (a cache, an environment's or a recurrent state), which is no mistake; or"
         " they are learned or counted from each rank's own data and never combined"
     ),
+    "passing": (
+        "each rank optimises something of its own data (a plan, an adversarial example, a latent code), which is no"
+        " mistake; or parameters that all ranks should share are made anew, and never reduced"
+    ),
     "data": (
         "every rank uses the same seed for its environments, its sampling or its data order: N ranks do the work of one"
     ),
@@ -166,6 +170,7 @@ FIXES = {
     ),
     "buffers": "torch.nn.SyncBatchNorm for BatchNorm; all-reduce other statistics after each rollout",
     "own_buffers": "all-reduce what all ranks should share; keep a rank's own data in plain attributes, not in buffers",
+    "passing": "none if these are the rank's own; else reduce their gradients, too",
     "data": "initialise alike, then seed environments and sampling by rank (lockstep.shard_seed(seed))",
     "lost": "give --directory DIR with more room, or a larger --interval",
     "still": "if that call may take so long, a larger --time-limit; else look where the stacks stand",

@@ -41,6 +41,7 @@ from lockstep.doctor.judge.others import (
     unmatched_finding,
     unstepped_finding,
 )
+from lockstep.doctor.judge.passing import passing_optimizers, set_aside
 from lockstep.doctor.judge.sums import summed_finding, sums_seen
 from lockstep.doctor.judge.traces import RankTrace
 
@@ -93,7 +94,8 @@ def diagnose(
     """
     known = [trace for trace in traces if trace.state or trace.checks]
     evidence = gather_evidence(_one_agent(known)) if known else Evidence([RankTrace(0)], [], {})
-    findings = _findings(traces, evidence, deadlock, interrupted, interrupted or stopped)
+    evidence, aside = set_aside(evidence, passing_optimizers(evidence.traces))
+    findings = _findings(traces, evidence, deadlock, interrupted, interrupted or stopped) + _there([aside])
     if (lost := lost_finding(traces)) is not None:
         findings = [lost, *(f if f.kind in CERTAIN else _doubted(f) for f in findings)]
     faults, doubts, notes = ([f for f in findings if f.level == level] for level in (FAULT, DOUBT, NOTE))

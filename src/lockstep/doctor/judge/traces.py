@@ -56,6 +56,7 @@ class RankTrace:
         names: names of parameters in their modules, by place ``group.number`` in the optimiser.
         wrapped: places of the parameters that DDP was given.
         by_parts: optimisers that held the rank's part of a model's parameters.
+        gone: optimisers that the script had let go in the end, with all that they updated.
         settings: settings of the groups, except learning rates.
         loaded: how many tensors the state held before the first step.
         models: digests of all models' parameters by name, by the phase (from 1) at whose beginning they were taken.
@@ -79,6 +80,7 @@ class RankTrace:
     names: dict[int, dict[str, str]] = field(default_factory=dict)
     wrapped: dict[int, set[str]] = field(default_factory=dict)
     by_parts: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
     settings: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     loaded: dict[int, int] = field(default_factory=dict)
     models: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -129,6 +131,7 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
         elif kind == "phases":
             _add_run(trace, optimizer, event["run"])
             trace.steps[optimizer] = event["steps"]
+            trace.gone |= {optimizer} if event.get("gone") else set()
         elif kind == "optimizer":
             trace.wrappers |= set(event["wrappers"])
             trace.libraries |= set(event["libraries"])

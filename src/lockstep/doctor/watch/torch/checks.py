@@ -56,6 +56,7 @@ class OptimizerWatch:
         self.index = index
         self.kept: Optimizer | None = optimizer
         self._optimizer = weakref.ref(optimizer)
+        self._tensors = [weakref.ref(tensor) for tensor in tensors_of(optimizer)]
         self.steps = 0
         self.boundaries = Boundaries()
         self.rates: list[float | None] = []
@@ -75,6 +76,11 @@ class OptimizerWatch:
     def optimizer(self) -> Optimizer | None:
         """The optimiser; None once the script has let it go."""
         return self._optimizer()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the script has let the optimiser go, and all tensors that it updated when it took its first step."""
+        return self.optimizer is None and all(tensor() is None for tensor in self._tensors)
 
     @property
     def groups(self) -> list[dict[str, Any]]:

@@ -134,7 +134,7 @@ class TorchWatch:
         self.look_at_process_group()
         for watch in self._optimizers:
             event = {"kind": "phases", "optimizer": watch.index, "run": watch.boundaries.run}
-            self._writer.add(event | {"steps": watch.steps})
+            self._writer.add(event | {"steps": watch.steps, "gone": watch.gone})
             if watch.kept is not None:  # else it was written when the next optimiser came
                 self._write_last(watch)
 
