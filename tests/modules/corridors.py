@@ -90,6 +90,39 @@ class Noisy(Corridor):
         return obs, place, jax.random.uniform(key), done, info
 
 
+class Odd(Noisy):
+    """A state of dtypes that NumPy lacks, of two leaves whose paths read alike, and of a leaf that is named as ours.
+
+    Rewards depend on all of them.
+    """
+
+    def __init__(self, more=None):
+        super().__init__()
+        self.more = more
+
+    def reset(self, key, params):
+        obs, place = super().reset(key, params)
+        drawn = jax.random.uniform(key, (3,))
+        state = {
+            "place": place,
+            "half": drawn.astype(jnp.bfloat16),
+            "eighth": drawn.astype(jnp.float8_e5m2),
+            "nibble": place.astype(jnp.int4),
+            "a.b": drawn[0],
+            "a": {"b": drawn[1]},
+            "elapsed": drawn[2],
+        }
+        return obs, state | ({} if self.more is None else {"more": jnp.zeros((), self.more)})
+
+    def step(self, key, state, action, params):
+        obs, place, reward, done, info = super().step(key, state["place"], action, params)
+        half = state["half"] * jnp.bfloat16(0.5) + reward.astype(jnp.bfloat16)
+        eighth, nibble = half.astype(jnp.float8_e5m2), place.astype(jnp.int4)
+        reward += half.sum() + state["a.b"] + 2 * state["a"]["b"] + 3 * state["elapsed"]
+        reward += state["eighth"].astype(jnp.float32).sum() + state["nibble"].astype(jnp.float32)
+        return obs, state | {"place": place, "half": half, "eighth": eighth, "nibble": nibble}, reward, done, info
+
+
 class Painted(Corridor):
     """Draws itself: a column as bright as the place is far."""
 

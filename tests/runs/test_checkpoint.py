@@ -392,3 +392,9 @@ def test_other_directories_are_no_checkpoints(tmp_path):
     assert checkpoints_in(tmp_path) == [tmp_path / "step_1"]
     assert problem_with(tmp_path / "step_1") is None
     assert problem_with(tmp_path / "step_two") is not None
+
+
+def test_arrays_that_could_not_be_read_are_not_written():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    with pytest.raises(CheckpointError, match=r"^checkpoint: x is bfloat16, which no checkpoint can hold"):
+        pack({"x": np.zeros((2, 3), bfloat16)})

@@ -75,7 +75,14 @@ def check_names_and_shapes(mine: Mapping[str, np.ndarray], theirs: Mapping[str, 
 
 
 def pack(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Serialises arrays as safetensors; ``unpack`` is the reverse."""
+    """Serialises arrays as safetensors; ``unpack`` is the reverse.
+
+    Raises:
+        CheckpointError: ``unpack`` can't read the dtype of one; one line.
+    """
+    for name, array in arrays.items():
+        if np.asarray(array).dtype.isbuiltin == 2:  # a library's: safetensors may write it, and not read it for NumPy
+            raise CheckpointError(f"checkpoint: {name} is {array.dtype}, which no checkpoint can hold; save its bits")
     return save({name: np.array(a, order="C") for name, a in arrays.items()})
 
 

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from refusals import error_of
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
@@ -11,6 +12,7 @@ from lockstep.envs.describe import describe
 from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.jax_engine.envs.for_host import JaxEnvs, make_jax_envs
+from lockstep.runs.checkpoint import pack, unpack
 
 LIMIT = 6
 CONFIG = EnvConfig(id="corridors:Noisy", backend="jax", max_episode_steps=LIMIT)
@@ -125,6 +127,20 @@ def test_a_saved_state_goes_on_where_it_was(four):
             assert fresh.restore(env, np.zeros(0), np.zeros(0), kept)
         assert np.array_equal(fresh.buffers.observations, before)
         assert same(played(fresh, [LEFT] * 4), following) == (attempt == "all")
+
+
+def test_states_of_any_dtypes_and_names_come_back():
+    config = EnvConfig(id="corridors:Odd", backend="jax", max_episode_steps=LIMIT)
+    one, other = (make_envs(config, describe(config), 0, range(2), print, "reset") for _ in range(2))
+    one.reset()
+    played(one, [LEFT, RIGHT])
+    states = [unpack(pack(state or {})) for state in one.save_states()]
+    other.buffers.observations[:], other.buffers.episodes[:] = one.buffers.observations, one.buffers.episodes
+    for env, state in enumerate(states):
+        assert other.restore(env, np.zeros(0), np.zeros(0), state)
+    assert same(played(other, [LEFT] * 4), played(one, [LEFT] * 4))
+    lost = {name: x for name, x in states[0].items() if name != "place"}
+    assert "place is missing there and int32[] here" in error_of(other.restore, 0, np.zeros(0), np.zeros(0), lost)
 
 
 def test_what_an_environment_raises_is_one_line(monkeypatch):

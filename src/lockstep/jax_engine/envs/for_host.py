@@ -20,6 +20,10 @@ from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.setup.set_up import use_compilation_cache
 from lockstep.jax_engine.shards.blocks import each_shard
 from lockstep.jax_engine.shards.keys import key_of, keyed
+from lockstep.jax_engine.shards.saved import check_fit, from_saved, named_leaves, to_saved
+
+ELAPSED = "elapsed"
+"""The name, beside those of a state's leaves, under which an episode's number of steps is saved."""
 
 
 def reset_draws(env: JaxEnvironment, seeds: Array) -> Tree:
@@ -130,20 +134,30 @@ class JaxEnvs(HostEnvs):
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`."""
-        named = {name: np.asarray(leaf) for name, leaf in _named(self._state)}
-        return by_row({**named, "elapsed": self._elapsed}, self.num_envs)
+        named = {name: to_saved(np.asarray(leaf)) for name, leaf in self._named()}
+        return by_row({**named, ELAPSED: self._elapsed}, self.num_envs)
 
     def restore(self, env: int, actions: np.ndarray, hashes: np.ndarray, state: dict[str, np.ndarray]) -> bool:
-        """See :meth:`HostEnvs.restore`; restores from the state's arrays, without a replay."""
+        """See :meth:`HostEnvs.restore`; restores from the state's arrays, without a replay.
+
+        Raises:
+            ValueError: they aren't those of this environment; one line.
+        """
         if self._state is None:
             self._begin()
+        leaves = [(name, np.array(leaf)) for name, leaf in self._named()]
+        saved = {name: np.asarray(value) for name, value in state.items()}
+        elapsed = saved.pop(ELAPSED)
+        check_fit({name: leaf[env] for name, leaf in leaves}, saved)
         self._choose_seeds([env])
-        self._elapsed[env] = state["elapsed"]
-        leaves = [(name, np.array(leaf)) for name, leaf in _named(self._state)]
+        self._elapsed[env] = elapsed
         for name, leaf in leaves:
-            leaf[env] = state[name]
+            leaf[env] = from_saved(saved[name], leaf.dtype)
         self._state = jax.tree.unflatten(jax.tree.structure(self._state), [leaf for _, leaf in leaves])
         return True
+
+    def _named(self) -> list[tuple[str, Any]]:
+        return named_leaves(self._state, (ELAPSED,))
 
 
 def _reset(env: JaxEnvironment, description: EnvDescription, seeds: Array) -> tuple[Tree, Array]:
@@ -157,12 +171,6 @@ def _step(
     step = env.step(state, actions, step_draws(env, seeds, elapsed))
     rows = encode_rows(description.observation, step.observation)
     return step._replace(observation=None, terms={}), rows
-
-
-def _named(state: Tree) -> list[tuple[str, Any]]:
-    """Returns the leaves of a state by their paths."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(state)
-    return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in flat]
 
 
 def make_jax_envs(wanted: WantedEnvs) -> JaxEnvs:

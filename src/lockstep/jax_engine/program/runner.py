@@ -19,6 +19,7 @@ from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Iteration, finished
 from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.shards.rows import ShardRows
+from lockstep.jax_engine.shards.saved import check_fit, from_saved, named_leaves, to_saved
 from lockstep.jax_engine.state import EnvCarry, TrainState, place_state, state_specs
 
 
@@ -147,13 +148,16 @@ class DeviceRunner:
             return []
         template = jax.eval_shape(self._initial, self.state, self.owned).envs
         sharding = named_sharding(mesh, SHARDED)
-        leaves = []
-        for name, leaf in _leaves(template):
+        named, leaves = _leaves(template), []
+        mine = {name: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for name, leaf in named}
+        for shard in range(self.config.shards):
+            check_fit(mine, shards[shard])
+        for name, leaf in named:
             whole = self.program.rows.laid_out(np.stack([shards[n][name] for n in range(self.config.shards)]))
             if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 leaves.append(jax.random.wrap_key_data(place(whole, sharding), impl=jax.random.key_impl(leaf)))
             else:
-                leaves.append(place(whole.reshape(leaf.shape), sharding))
+                leaves.append(place(from_saved(whole, leaf.dtype), sharding))
         self.state = self.state._replace(envs=jax.tree.unflatten(jax.tree.structure(template), leaves))
         return []
 
@@ -165,7 +169,7 @@ class DeviceRunner:
 
 def shard_arrays(state: TrainState, rows: ShardRows) -> dict[int, dict[str, np.ndarray]]:
     """Copies the environments' arrays to the host, by shard and name; with several processes a collective."""
-    named = {name: gathered(x) for name, x in _leaves(state.envs)}
+    named = {name: to_saved(gathered(x)) for name, x in _leaves(state.envs)}
     places = enumerate(rows.of_shards.tolist())
     return {shard: {name: array[row].copy() for name, array in named.items()} for shard, row in places}
 
@@ -176,11 +180,9 @@ CHECKPOINT_NAMES = {"recurrent_state": "memory"}
 
 def _leaves(envs: EnvCarry | None) -> list[tuple[str, Array]]:
     """Names leaves by their path; random keys become their words."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(envs)
     out = []
-    for path, leaf in flat:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        name = CHECKPOINT_NAMES.get(name, name)
+    for path, leaf in named_leaves(envs):
+        name = CHECKPOINT_NAMES.get(path, path)
         typed = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         out.append((name, jax.random.key_data(leaf) if typed else leaf))
     return out
