@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from refusals import error_of
 
 from lockstep.config.run import EnvConfig
 from lockstep.envs.describe import describe
@@ -161,3 +162,31 @@ def test_an_observation_has_the_dtype_that_is_observed():
 def test_an_unknown_id_gets_a_hint(env_id, line):
     with pytest.raises(ValueError, match=line):
         make_environment(EnvConfig(id=env_id))
+
+
+class Shaped(type(gymnax.make("CartPole-v1")[0])):
+    def step(self, key, state, action, params=None):
+        obs, state, reward, *rest = super().step(key, state, action, params)
+        return obs, state, reward * 100, *rest
+
+
+class Moved(OldStyle):
+    def reset(self, key, params):
+        return self.reset_env(key, params)
+
+
+class Doubled(OldStyle):
+    def step_env(self, key, state, action, params):
+        obs, state, reward, *rest = super().step_env(key, state, action, params)
+        return obs, state, reward * 2, *rest
+
+
+def test_a_step_or_reset_that_would_not_be_called_is_refused():
+    for kind, name in ((Shaped, "step"), (Moved, "reset")):
+        assert error_of(FunctionalAdapter, kind()) == (
+            f"env: {kind.__name__} overrides {name}, and the engine, which resets by itself, calls {name}_env; "
+            f"override {name}_env instead"
+        )
+    env = FunctionalAdapter(Doubled())
+    state, _ = env.reset(env.reset_random(jax.random.key(0), (1,)))
+    assert env.step(state, jnp.array([0]), env.step_random(jax.random.key(1), (1,))).reward.tolist() == [2]

@@ -98,8 +98,27 @@ class GymnaxEnvironment(Environment):
 
 
 def without_autoreset(env: Any) -> Any:
-    """Removes the autoreset from a gymnax environment; returns any other, even a wrapper around gymnax, unchanged."""
-    return GymnaxEnvironment(env) if hasattr(type(env), "step_env") else env
+    """Removes the autoreset from a gymnax environment; returns any other, even a wrapper around gymnax, unchanged.
+
+    Raises:
+        ValueError: a subclass overrides ``step`` or ``reset``, which the engine doesn't call; one line.
+    """
+    kind = type(env)
+    if not hasattr(kind, "step_env"):
+        return env
+    for name in ("step", "reset"):
+        own, called = (_depth(kind, method) for method in (name, f"{name}_env"))
+        if own < called:
+            raise ValueError(
+                f"env: {kind.__name__} overrides {name}, and the engine, which resets by itself, calls {name}_env; "
+                f"override {name}_env instead"
+            )
+    return GymnaxEnvironment(env)
+
+
+def _depth(kind: type, method: str) -> int:
+    """Returns how many bases lie between a class and its definition of a method; -1 if there is none."""
+    return next((depth for depth, base in enumerate(kind.__mro__) if method in vars(base)), -1)
 
 
 def resets_itself(env: Any) -> bool:
