@@ -1,6 +1,9 @@
 """What a training of the library door goes on from and what it refuses: checkpoints, terms, parameters, states."""
 
+import dataclasses
+import enum
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import corridors
@@ -40,6 +43,26 @@ class Walk(ljax.Task):
 
     def reward_terms(self):
         return {name: (weight, lambda t: t.reward) for name, weight in self.terms.items()}
+
+
+class Mode(enum.Enum):
+    A = 1
+    B = 2
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    gain: float = 1.0
+    size: int = dataclasses.field(default=3, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    inner: Inner = Inner()
+    mode: Mode = dataclasses.field(default=Mode.A, metadata={"static": True})
+    option: Any = None
 
 
 # --- overwriting -----------------------------------------------------------------------------------------------------
@@ -92,6 +115,14 @@ def test_what_a_kill_left_of_a_checkpoint_goes_with_the_next_training_that_may_u
         ({"terms": {"a": 1, "b": 1}}, {"terms": {"a": 1}}, "reward_terms: b: none of this name, but {} was trained wi"),
         ({"params": {"slope": 0.5}}, {"params": {"slope": 2.0}}, "env_params: slope: 2.0, but {} was trained with 0.5"),
         ({"params": (np.arange(3.0),)}, {"params": (np.ones(3),)}, "env_params: 0: float32[3] "),
+        ({"params": Outer()}, {"params": Outer(Inner(size=9))}, "env_params: inner/size: 9, but {} was trained with 3"),
+        ({"params": Outer()}, {"params": Outer(mode=Mode.B)}, "env_params: mode: Mode.B, but {} was trained with Mode"),
+        ({"params": Outer()}, {"params": Outer(option=3.0)}, "env_params: option: 3.0, but {} was trained with None"),
+        (
+            {"params": {"of": SimpleNamespace(gain=1.0)}},
+            {"params": {"of": SimpleNamespace(gain=2.0)}},
+            "env_params: of/gain: 2.0, but {} was trained with 1.0",
+        ),
         ({"params": 1}, {"params": 2}, "env_params: the parameters: 2, but {} was trained with 1; leave it as it was"),
     ],
 )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import enum
+import functools
+import inspect
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +43,7 @@ def facts_of(training: Training) -> dict[str, Any]:
     if config.ppo.schedule == "constant":
         out.pop("total_steps")
     weights, classes = _wrapped(training.env)
-    mine = {MADE: _made(training.env), TERMS: weights, PARAMS: _parameters(training.env_params), CLASSES: classes}
+    mine = {MADE: _made(training.env), TERMS: weights, PARAMS: _all_parameters(training.env_params), CLASSES: classes}
     if config.reduction == "fast":
         mesh = training.program.mesh
         mine |= dict(zip(DEVICES, (mesh.size, mesh.shape[FSDP_AXIS]), strict=True))
@@ -141,6 +144,41 @@ def _parameters(params: Any) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): _in_words(leaf) for path, leaf in leaves}
     return {name or "the parameters": said for name, said in named.items() if said is not None}
+
+
+def _all_parameters(params: Any) -> dict[str, str]:
+    """Returns an environment's parameters as :func:`_parameters` does, and those that are no leaves, at any depth."""
+    if params is None:
+        return {}
+    return _parameters(params) | {name or "the parameters": said for name, said in _parts(params)}
+
+
+def _parts(value: Any, path: tuple[str, ...] = (), above: tuple[int, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yields path and description of all data in a value; ``above`` are the ids of the objects that contain it."""
+    said = "None" if value is None else _in_words(value)
+    if said is None and isinstance(value, enum.Enum):
+        said = f"{type(value).__name__}.{value.name}"
+    if said is not None:
+        yield "/".join(path), said
+    elif id(value) not in above:
+        for name, part in _inside(value).items():
+            yield from _parts(part, (*path, str(name)), (*above, id(value)))
+
+
+def _inside(value: Any) -> Mapping[Any, Any]:
+    """Returns an object's items, fields or public attributes by name; none of code and of arrays."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, list | tuple):
+        names = getattr(value, "_fields", range(len(value)))
+        return dict(zip(names, value, strict=True))
+    code = isinstance(value, type | functools.partial) or inspect.ismodule(value) or inspect.isroutine(value)
+    if code or hasattr(value, "dtype"):
+        return {}
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {name: part for name, part in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
 
 
 def _in_words(leaf: Any) -> str | None:
