@@ -5,6 +5,7 @@ import pickle
 import re
 from typing import Any
 
+import corridors
 import equinox as eqx
 import functional_sharding
 import functional_training
@@ -432,6 +433,21 @@ def test_a_training_that_was_cut_is_resumed_to_the_same_end(tmp_path, whole, cap
     )
     assert "holds checkpoints (step_256)" in error_of(train, 4, **duties)
     assert "seed: 9, but" in error_of(train, 4, seed=9, resume=True, **duties)
+
+
+class Halved(corridors.Corridor):
+    """A step observes in half the bits of a reset."""
+
+    def seen(self, place):
+        return super().seen(place).astype(jnp.bfloat16)
+
+
+def test_reset_and_step_may_observe_in_two_dtypes():
+    def evaluated(env):
+        runner = ljax.RunnerConfig(STEPS, num_devices=1, num_envs=8, eval_every=STEPS, eval_episodes=3)
+        return ljax.train_ppo_multigpu(env, None, ppo_config=PPO, runner_config=runner)[1]["eval_return"].tolist()
+
+    assert evaluated(Halved()) == evaluated(corridors.Corridor())
 
 
 def test_checkpoints_are_kept_and_removed_as_asked(tmp_path):

@@ -50,6 +50,7 @@ class Evaluator:
     def _whole_episodes(self, agent: PPOTrainState, words: Array) -> tuple[Array, Array]:
         env, count, key = self._env, self._episodes, key_of(words)
         state, observation = env.reset(env.reset_random(keyed(key, 0), (count,)))
+        observation = _holding(observation, self._seen_after(agent, state, observation, key))
         zeros = jnp.zeros(count)
         begun = _Running(jnp.int32(0), state, observation, jnp.zeros(count, bool), zeros, jnp.zeros(count, jnp.int32))
 
@@ -63,7 +64,7 @@ class Evaluator:
             return _Running(
                 now.time + 1,
                 stepped.state,
-                stepped.observation,
+                _holding(stepped.observation, now.observation),
                 now.over | stepped.terminated | stepped.truncated,
                 now.returns + jnp.where(going, stepped.reward, 0.0),
                 now.lengths + going,
@@ -71,3 +72,17 @@ class Evaluator:
 
         ended = lax.while_loop(going_on, step, begun)
         return ended.returns, ended.lengths
+
+    def _seen_after(self, agent: PPOTrainState, state: Any, observation: Any, key: Array) -> Any:
+        """Returns the shapes and dtypes of what a step observes."""
+
+        def seen() -> Any:
+            random = self._env.step_random(keyed(key, 1, 0), (self._episodes,))
+            return self._env.step(state, PPO.act(agent, observation), random).observation
+
+        return jax.eval_shape(seen)
+
+
+def _holding(observation: Any, other: Any) -> Any:
+    """Widens an observation to dtypes that hold another's values too, as reset and step may observe in two dtypes."""
+    return jax.tree.map(lambda x, like: x.astype(jnp.promote_types(x.dtype, like.dtype)), observation, other)
