@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from refusals import error_of
 
 from lockstep.config.run import EnvConfig
 from lockstep.envs.describe import describe
@@ -282,3 +283,30 @@ def test_the_base_class_says_what_it_lacks():
 def test_a_batch_is_no_environment():
     with pytest.raises(ValueError, match="is a whole batch of environments"):
         FunctionalAdapter(VmapWrapper(corridors.Corridor()))
+
+
+class Weak(corridors.Corridor):
+    """A Python number in the reset's state, which JAX would let follow the dtype of what it meets."""
+
+    def __init__(self, number, dtype):
+        super().__init__()
+        self.number, self.dtype = number, dtype
+
+    def reset(self, key, params):
+        return jnp.zeros(2), {"x": jnp.zeros((), self.dtype), "by": self.number}
+
+    def step(self, key, state, action, params):
+        obs, _, reward, done, info = super().step(key, jnp.zeros((), jnp.int32), action, params)
+        return obs, state | {"x": state["x"] * state["by"]}, reward, done, info
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "after"), [(0.9, "bfloat16", "float32"), (1, "int8", "int32"), (0.9, "float32", None)]
+)
+def test_a_number_in_a_resets_state_is_as_wide_as_in_the_program(number, dtype, after):
+    if after is None:
+        walked(FunctionalAdapter(Weak(number, dtype)), 2)
+        return
+    assert error_of(FunctionalAdapter, Weak(number, dtype)) == (
+        f"env: Weak: state['x'] is {dtype}[] after a reset and {after}[] after a step; it must stay the same"
+    )

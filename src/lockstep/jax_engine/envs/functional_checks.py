@@ -98,6 +98,7 @@ def check_functions(
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise ValueError(f"{where}: reset(key, params) must return (obs, state), not {_what(reset)}")
     observation, state = reset
+    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)  # strong, as in the program
     _check_observation(f"{where}: reset's observation", observation, observations)
     action = _example(actions, where)
     draws = gets_keys(env)
