@@ -159,6 +159,12 @@ class Wrong(Corridor):
             done = done * 1.0
         if self.what == "reward":
             reward = reward[None]
+        if self.what in ("no reward", "complex"):
+            reward = None if self.what == "no reward" else reward + 0j
+        if self.what == "no done":
+            done = None
+        if self.what == "info" or isinstance(self.what, dict):
+            info = None if self.what == "info" else self.what
         return (obs, state, reward, done) if self.what == "values" else (obs, state, reward, done, info)
 
     def observation_space(self, params):

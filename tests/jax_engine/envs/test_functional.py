@@ -232,15 +232,29 @@ def test_a_wrapper_of_ones_own_gets_keys_unless_it_says_itself_that_it_draws_not
         ("state", r"state is int32\[\] after a reset and float32\[\] after a step"),
         ("structure", "another structure than the reset's"),
         ("done", r"step's done is float32\[\]; it must be one bool"),
-        ("reward", r"step's reward is float32\[1\]; it must be one number"),
+        ("reward", r"step's reward is float32\[1\]; it must be one real number"),
+        ("no reward", r"step's reward is NoneType; it must be one real number"),
+        ("complex", r"step's reward is complex64\[\]; it must be one real number"),
+        ("no done", r"step's done is NoneType; it must be one bool"),
+        ("info", r"step's info is of type NoneType; it must be a dict"),
+        ({"success": [True]}, r"info\['success'\] is list; it must be one bool"),
+        ({"success": np.ones(1, bool)}, r"info\['success'\] is bool\[1\]; it must be one bool"),
+        ({"truncated": np.ones(3, bool)}, r"info\['truncated'\] is bool\[3\]; it must be one bool"),
+        ({"reward_terms": 1.0}, r"info\['reward_terms'\] is float32\[\]; it must be a dict of numbers by name"),
+        ({"reward_terms": {"a": None}}, r"info\['reward_terms'\]\['a'\] is NoneType; it must be one real number"),
         ("branch", "step can't be traced by JAX: TracerBoolConversionError"),
         ("space", "observation_space: 'two numbers' is neither a Gymnasium nor a gymnax space"),
         ("actions", r"action space Text\(.* isn't supported"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(what, line):
+    def make():
+        if isinstance(what, dict):
+            return FunctionalAdapter(corridors.Wrong(what), name="corridors:Wrong")
+        return describe(EnvConfig(id="corridors:Wrong", backend="jax", kwargs={"what": what}))
+
     with pytest.raises(ValueError, match=line) as caught:
-        describe(EnvConfig(id="corridors:Wrong", backend="jax", kwargs={"what": what}))
+        make()
     assert str(caught.value).startswith("env.id: corridors:Wrong")
     assert "\n" not in str(caught.value)
 

@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.core.user_code.errors import UsersFunctionError, one_line, users_line
-from lockstep.jax_engine.envs.functional import gets_keys
+from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
+from lockstep.jax_engine.envs.functional import TERMS, TRUNCATED, gets_keys
 from lockstep.jax_engine.shards.keys import is_key
 
 Tree = Any
@@ -103,14 +104,17 @@ def check_functions(
     action = _example(actions, where)
     draws = gets_keys(env)
     values = _traced(f"{where}: step", lambda s, a: env.step(key if draws else None, s, a, params), state, action)
-    if not (isinstance(values, tuple) and len(values) in (5, 6) and isinstance(values[-1], dict)):
+    if not (isinstance(values, tuple) and len(values) in (5, 6)):
         raise ValueError(
             f"{where}: step(key, state, action, params) must return (obs, state, reward, done, info) or (obs, state, "
             f"reward, terminated, truncated, info), not {_what(values)}"
         )
+    if not isinstance(values[-1], dict):
+        raise ValueError(f"{where}: step's info is of type {type(values[-1]).__name__}; it must be a dict")
     _check_observation(f"{where}: step's observation", values[0], observations)
     _check_state(where, state, values[1])
     _check_numbers(where, values)
+    _check_info(where, values)
     if final:
         last = next((values[-1][entry] for entry in final if entry in values[-1]), None)
         if last is None:
@@ -205,8 +209,33 @@ def _check_state(where: str, before: Tree, after: Tree) -> None:
 
 def _check_numbers(where: str, values: tuple[Any, ...]) -> None:
     reward, flags = values[2], values[3:-1]
-    if reward.shape != () or not (jnp.issubdtype(reward.dtype, jnp.number) or jnp.issubdtype(reward.dtype, jnp.bool_)):
-        raise ValueError(f"{where}: step's reward is {_shown(reward)}; it must be one number")
+    if not (_is_real(reward) and reward.shape == ()):
+        raise ValueError(f"{where}: step's reward is {_shown(reward)}; it must be one real number")
     for name, flag in zip(("done",) if len(flags) == 1 else ("terminated", "truncated"), flags, strict=True):
-        if flag.shape != () or not jnp.issubdtype(flag.dtype, jnp.bool_):
+        if not (_is_real(flag) and flag.shape == () and jnp.issubdtype(flag.dtype, jnp.bool_)):
             raise ValueError(f"{where}: step's {name} is {_shown(flag)}; it must be one bool")
+
+
+def _check_info(where: str, values: tuple[Any, ...]) -> None:
+    """Checks the entries of ``info`` that the engine reads."""
+    info = values[-1]
+    entries = [next((name for name in SUCCESS_KEYS if name in info), None)]
+    if len(values) == 5:
+        both = ("terminated", "truncated")
+        told = all(name in info for name in both)
+        entries += both if told else [next((name for name in TRUNCATED if name in info), None)]
+    for name in filter(None, entries):
+        said = info[name]
+        if said is not None and not (_is_real(said) and said.shape == ()):
+            raise ValueError(f"{where}: info[{name!r}] is {_shown(said)}; it must be one bool")
+    terms = info.get(TERMS, {})
+    if not isinstance(terms, Mapping):
+        raise ValueError(f"{where}: info[{TERMS!r}] is {_shown(terms)}; it must be a dict of numbers by name")
+    for name, term in terms.items():
+        if not _is_real(term):
+            raise ValueError(f"{where}: info[{TERMS!r}][{name!r}] is {_shown(term)}; it must be one real number")
+
+
+def _is_real(value: Any) -> bool:
+    kinds = (jnp.bool_, jnp.integer, jnp.floating)
+    return hasattr(value, "shape") and any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
