@@ -97,7 +97,7 @@ def test_a_run_leaves_what_it_promises(trained):
 def test_what_goes_into_a_pipe_is_plain_lines(trained):
     lines = trained(*CARTPOLE).ended.stdout.splitlines()
     steps = [line for line in lines if line.startswith("step ")]
-    assert re.match(r"step 128/1,024  12%  return .+ steps/s  eta \d:\d\d:\d\d$", steps[0])
+    assert re.match(r"step 128/1,024  12%  return .+ steps/s  eta –$", steps[0])
     assert steps[-1].startswith("step 1,024/1,024  100%")
     assert not any(control in "".join(lines) for control in ("\x1b", "\r"))
 

@@ -16,10 +16,12 @@ from refusals import error_of
 
 import lockstep.jax as ljax
 from lockstep.jax import training
+from lockstep.jax.engine_state import replaced_environments
 from lockstep.jax.pmap.config import settings_of
 from lockstep.jax.pmap.rewards import terms_of
 from lockstep.jax.training import Training
 from lockstep.jax_engine.program.runner import DeviceRunner
+from lockstep.jax_engine.state import EnvCarry
 
 pytestmark = pytest.mark.quick
 
@@ -213,6 +215,11 @@ def test_first_episodes_begin_with_states_of_ones_own():
         ("get_initial_env_state", lambda *_: (jnp.ones((8, 2)), jnp.ones(3)), "must begin with num_envs 8"),
         ("get_initial_env_state", lambda *_: (jnp.ones((8, 2)), (jnp.ones(8),)), "of another structure"),
         ("get_initial_env_state", lambda *_: (jnp.ones((8, 2)), jnp.ones((8, 2))), "doesn't fit"),
+        (
+            "get_initial_env_state",
+            lambda *_: (jnp.ones((8, 2)), jnp.ones(8)),
+            "get_initial_env_state: the state, float32[8], doesn't fit int32[] of each of 8 environments",
+        ),
         ("rollout", lambda self, a, b, c: 3, "rollout: int was returned"),
         ("rollout", lambda self, a, b, c: (3, b), "rollout: it gave int and RolloutState"),
     ],
@@ -222,6 +229,19 @@ def test_hooks_that_give_something_else_are_one_line(hook, result, words):
     if hook == "get_environment":
         kind = type("CorridorTask", (ljax.DistributedPPOTask,), {})
     assert words in error_of(lambda: kind(pmap_periodic.config(grad_sync_period=1)).train())
+
+
+def test_states_of_ones_own_are_not_laid_out_anew():
+    per_env = jax.ShapeDtypeStruct((2, 4, 2, 3), np.int32)
+    shapes = EnvCarry(*[jax.ShapeDtypeStruct((2, 4, 1), np.float32)] * len(EnvCarry._fields))._replace(
+        state={"m": per_env}
+    )
+    rows, m = jnp.ones((8, 1)), np.arange(48).reshape(8, 2, 3)
+    found: Any = replaced_environments(shapes, rows, {"m": m}).state
+    assert (found["m"].dtype, found["m"].tolist()) == (np.int32, m.reshape(2, 4, 2, 3).tolist())
+    for wrong in (m.reshape(8, 3, 2), m + 0.7):
+        line = error_of(replaced_environments, shapes, rows, {"m": wrong})
+        assert line.startswith(f"get_initial_env_state: m, {wrong.dtype}{list(wrong.shape)}, doesn't fit int32[2, 3] ")
 
 
 def test_a_trajectory_of_another_shape_is_refused():

@@ -208,15 +208,23 @@ def replaced_environments(shapes: EnvCarry, observation_rows: Array, state: Any)
                 f"get_initial_env_state: {name} is of shape {np.shape(leaf)} and must begin with num_envs {count}"
             )
 
-    def of(x: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+    def of(path: Any, x: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         if isinstance(x, jax.ShapeDtypeStruct):
             return np.zeros(shape.shape, shape.dtype)
         plain = jax.random.key_data(x) if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key) else x
-        found = np.asarray(plain).astype(shape.dtype)
-        if found.size != int(np.prod(shape.shape)):
+        found, wanted = np.asarray(plain), shape.shape[2:]
+        if found.shape != (count, *wanted) or _kind(found.dtype) > _kind(shape.dtype):
+            name = jax.tree_util.keystr(path[1:], simple=True, separator="/")
+            name = name or ("the observations" if path[0].name == "rows" else "the state")
             raise ValueError(
-                f"get_initial_env_state: a part of shape {found.shape} doesn't fit {shape.shape[2:]} of each of {count}"
+                f"get_initial_env_state: {name}, {found.dtype}{list(found.shape)}, doesn't fit {shape.dtype}"
+                f"{list(wanted)} of each of {count} environments"
             )
-        return found.reshape(shape.shape)
+        return found.astype(shape.dtype).reshape(shape.shape)
 
-    return jax.tree.map(of, given, shapes)
+    return jax.tree_util.tree_map_with_path(of, given, shapes)
+
+
+def _kind(dtype: Any) -> int:
+    """Numbers the kinds of dtypes, so that each kind holds those before it."""
+    return [jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating, jnp.generic)].index(True)
