@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 from refusals import error_of
 from tasks_of_users import Net
 from variants import variants
@@ -448,6 +449,29 @@ def test_reset_and_step_may_observe_in_two_dtypes():
         return ljax.train_ppo_multigpu(env, None, ppo_config=PPO, runner_config=runner)[1]["eval_return"].tolist()
 
     assert evaluated(Halved()) == evaluated(corridors.Corridor())
+
+
+class Hollow(corridors.Corridor):
+    """A state and an observation with parts that have no elements."""
+
+    def reset(self, key, params):
+        obs, place = super().reset(key, params)
+        return {"none": jnp.zeros(0), "seen": obs}, {"place": place, "none": jnp.zeros((0, 4))}
+
+    def step(self, key, state, action, params):
+        obs, place, *rest = super().step(key, state["place"], action, params)
+        return {"none": jnp.zeros(0), "seen": obs}, state | {"place": place}, *rest
+
+    def observation_space(self, params):
+        seen = super().observation_space(params)
+        return spaces.Dict({"none": spaces.Box(-np.inf, np.inf, (0,), np.float32), "seen": seen})
+
+
+def test_arrays_without_elements_are_laid_out_by_device():
+    runner = ljax.RunnerConfig(STEPS, num_devices=2, num_envs=4)
+    state, _ = ljax.train_ppo_multigpu(Hollow(), None, ppo_config=PPO, runner_config=runner)
+    assert jax.tree.map(np.shape, state.env_state) == {"none": (2, 4, 0, 4), "place": (2, 4)}
+    assert jax.tree.map(np.shape, state.env_obs) == {"none": (2, 4, 0), "seen": (2, 4, 2)}
 
 
 def test_checkpoints_are_kept_and_removed_as_asked(tmp_path):

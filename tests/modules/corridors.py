@@ -111,6 +111,7 @@ class Odd(Noisy):
             "a.b": drawn[0],
             "a": {"b": drawn[1]},
             "elapsed": drawn[2],
+            "none": jnp.zeros((0, 4)),
         }
         return obs, state | ({} if self.more is None else {"more": jnp.zeros((), self.more)})
 

@@ -101,18 +101,18 @@ class PPOTrainState:
         """
         if self.envs is None:
             return None
-        rows = self.envs.rows.reshape(-1, self.envs.rows.shape[-1])
-        return self._by_device(decode_rows(self.net.observation, rows))
+        return self._by_device(decode_rows(self.net.observation, _joined(self.envs.rows)))
 
     @property
     def env_state(self) -> Any:
         """The environments' states, each leaf ``[num_devices, num_envs, …]`` as in :attr:`env_obs`; or None."""
         if self.envs is None:
             return None
-        return self._by_device(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.envs.state))
+        return self._by_device(jax.tree.map(_joined, self.envs.state))
 
     def _by_device(self, tree: Any) -> Any:
-        return jax.tree.map(lambda x: x.reshape(self.num_devices, -1, *x.shape[1:]), tree)
+        devices = self.num_devices
+        return jax.tree.map(lambda x: x.reshape(devices, x.shape[0] // devices, *x.shape[1:]), tree)
 
     def replace(self, **changes: Any) -> PPOTrainState:
         """Returns a copy with some parts changed; ``agent_state`` changes all of the agent's.
@@ -133,6 +133,11 @@ class PPOTrainState:
         return replace(self, **changes)
 
     _replace = replace
+
+
+def _joined(x: Any) -> Any:
+    """Joins the first two axes, also of an array without elements."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 class PPO:

@@ -70,7 +70,7 @@ class JaxEnvs(HostEnvs):
         def whole(owned: Array, *trees: Tree) -> Tree:
             cut = jax.tree.map(lambda x: x.reshape(*self._groups, *x.shape[1:]), trees)
             out = each_shard(function, self._groups[0], owned, *cut)
-            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), out)
+            return jax.tree.map(lambda x: x.reshape(self.num_envs, *x.shape[2:]), out)
 
         compiled = jax.jit(whole)
 
