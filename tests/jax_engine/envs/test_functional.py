@@ -75,6 +75,23 @@ def test_parameters_of_a_whole_batch_are_refused():
     )
 
 
+@pytest.mark.parametrize("limit", [0, -5, float("inf"), "20", 20.7])
+def test_a_time_limit_is_a_whole_number(limit):
+    class Limited(corridors.Corridor):
+        max_episode_steps = limit
+
+    must = f"{limit!r} must be a whole number, at least 1, or None for no limit"
+    assert error_of(FunctionalAdapter, Limited()) == f"env: Limited: max_episode_steps: {must}"
+    env, params = corridors.with_params(limit)
+    assert error_of(FunctionalAdapter, env, params) == f"env_params: max_steps_in_episode: {must}"
+
+
+@pytest.mark.parametrize("limit", [20, 20.0, np.int64(20), jnp.int32(20)])
+def test_a_whole_time_limit_may_be_written_in_any_way(limit):
+    env, params = corridors.with_params(limit)
+    assert FunctionalAdapter(env, params).max_episode_steps == 20
+
+
 class Params(NamedTuple):
     max_steps_in_episode: int = 7
 

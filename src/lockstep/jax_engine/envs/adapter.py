@@ -62,8 +62,8 @@ class FunctionalAdapter:
         self._params: Any = default_params(self._env) if params is None else params
         if max_episode_steps is not None and hasattr(self._params, LIMIT):
             self._params = with_limit(self._params, max_episode_steps, name)
-        own = getattr(self._env, "max_episode_steps", None) or _limit_among(self._params)
-        self.max_episode_steps: int | None = max_episode_steps or (None if own is None else int(own))
+        own = _whole(f"{where}: max_episode_steps", getattr(self._env, "max_episode_steps", None))
+        self.max_episode_steps: int | None = max_episode_steps or own or _limit_among(self._params)
         self._autoreset = resets_itself(self._env)
         self._draws = gets_keys(self._env)
         self.observation_space, self.action_space, self._keys, shapes = check_functions(
@@ -130,11 +130,22 @@ class FunctionalAdapter:
         )
 
 
-def _limit_among(params: Any) -> Any:
+def _whole(what: str, limit: Any) -> int | None:
+    """Returns a time limit as an int; raises a one-line ``ValueError`` if it is no whole number of steps."""
+    if limit is None:
+        return None
+    number = np.asarray(limit)
+    if number.shape or number.dtype.kind not in "iuf" or not np.isfinite(number) or number < 1 or number % 1:
+        raise ValueError(f"{what}: {limit!r} must be a whole number, at least 1, or None for no limit")
+    return int(number)
+
+
+def _limit_among(params: Any) -> int | None:
     """Returns the time limit in the parameters, or None.
 
     Raises:
-        ValueError: if the parameters are batched and have one per environment; the message is one line.
+        ValueError: if the parameters are batched and have one per environment, or it is no whole number of steps; the
+            message is one line.
     """
     limit: Any = getattr(params, LIMIT, None)
     if np.shape(limit):
@@ -142,4 +153,4 @@ def _limit_among(params: Any) -> Any:
             f"env_params: {LIMIT} is of shape {np.shape(limit)}; one set of parameters is for all environments; draw "
             "what differs between episodes in reset, from its key"
         )
-    return limit
+    return _whole(f"env_params: {LIMIT}", limit)
