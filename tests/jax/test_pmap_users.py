@@ -233,9 +233,8 @@ def test_hooks_that_give_something_else_are_one_line(hook, result, words):
 
 def test_states_of_ones_own_are_not_laid_out_anew():
     per_env = jax.ShapeDtypeStruct((2, 4, 2, 3), np.int32)
-    shapes = EnvCarry(*[jax.ShapeDtypeStruct((2, 4, 1), np.float32)] * len(EnvCarry._fields))._replace(
-        state={"m": per_env}
-    )
+    other: Any = jax.ShapeDtypeStruct((2, 4, 1), np.float32)
+    shapes = EnvCarry(*[other] * len(EnvCarry._fields))._replace(state={"m": per_env})
     rows, m = jnp.ones((8, 1)), np.arange(48).reshape(8, 2, 3)
     found: Any = replaced_environments(shapes, rows, {"m": m}).state
     assert (found["m"].dtype, found["m"].tolist()) == (np.int32, m.reshape(2, 4, 2, 3).tolist())
