@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from lockstep import __version__
 from lockstep.core.errors import RunError
-from lockstep.core.machine import steady_products
+from lockstep.core.machine import fix_mkl_mode
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
@@ -25,7 +25,7 @@ from lockstep.core.process import (
     report_failure,
 )
 from lockstep.core.topology import Topology, from_environment
-from lockstep.core.user_code.search_path import look_here_last
+from lockstep.core.user_code.search_path import search_working_directory_last
 
 USAGE = """\
 usage: lockstep COMMAND ...
@@ -84,10 +84,10 @@ def _run(words: Sequence[str]) -> int:
     if words[0] == "--version":
         print(f"lockstep {__version__}")
         return 0
-    look_here_last()
+    search_working_directory_last()
     name = words[0]
     if name not in USERS_OWN:
-        steady_products()
+        fix_mkl_mode()
     if name not in COMMANDS:
         close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"

@@ -12,10 +12,10 @@ import pytest
 from lockstep.core.process import (
     command_that_ends_with_us,
     end_with_parent,
+    failure_line,
     open_closed_streams,
     read_failure,
     report_failure,
-    said_error,
     say,
 )
 
@@ -54,7 +54,7 @@ def test_a_command_that_ends_with_us_ends_at_once_below_another_parent():
     ],
 )
 def test_what_a_failed_command_said(stderr, said):
-    assert said_error(stderr, 3) == said
+    assert failure_line(stderr, 3) == said
 
 
 def test_a_process_ends_though_nobody_can_be_told():
@@ -64,11 +64,13 @@ def test_a_process_ends_though_nobody_can_be_told():
 
 def test_a_fault_says_where_it_was_unless_nobody_can_be_told():
     """A segmentation fault is a line of Python then; a closed standard error is no fault of a command's."""
-    fault = "from lockstep.core.process import tell_of_faults; tell_of_faults(); import os; os.kill(os.getpid(), 11)"
+    fault = "import os; from lockstep.core import process; process.enable_fault_handler(); os.kill(os.getpid(), 11)"
     ended = subprocess.run([sys.executable, "-c", fault], capture_output=True, text=True)
     assert ended.returncode == -signal.SIGSEGV
     assert 'File "<string>", line 1' in ended.stderr
-    quiet = "import sys; from lockstep.core.process import tell_of_faults; tell_of_faults(); print(sys.stderr)"
+    quiet = (
+        "import sys; from lockstep.core.process import enable_fault_handler; enable_fault_handler(); print(sys.stderr)"
+    )
     command = f"exec {shlex.join([sys.executable, '-c', quiet])} 2>&-"
     told = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True)
     assert (told.returncode, told.stdout) == (0, "None\n")
@@ -137,9 +139,9 @@ def test_children_that_a_process_was_given_are_left_alone():
     """As those of a shell in whose place it is."""
     code = """
 import subprocess, sys
-from lockstep.core.process import kill_children, spare_children
+from lockstep.core.process import kill_children, exempt_present_children
 given = subprocess.Popen(["sleep", "3600"])
-spare_children()
+exempt_present_children()
 own = subprocess.Popen(["sleep", "3600"])
 kill_children()
 print(given.poll(), own.poll() is not None)

@@ -61,7 +61,8 @@ def test_a_process_looks_at_the_places_of_its_caller_in_their_order(tmp_path):
         (tmp_path / name).mkdir()
     packages = next(tmp_path.glob("venv/lib/python*/site-packages"))
     (packages / "linked.pth").write_text(f"{tmp_path / 'linked'}\n")
-    child = "import sys; from lockstep.core.user_code import search_path; search_path.look_here_last(); print(sys.path)"
+    search = "from lockstep.core.user_code import search_path; search_path.search_working_directory_last()"
+    child = f"import sys; {search}; print(sys.path)"
     code = f"""
 import os, subprocess, sys
 from lockstep.python.command import PATH_VARIABLE, _places

@@ -45,9 +45,9 @@ def test_another_length_is_kept_where_a_schedule_follows_it():
     linear, constant = (Config.model_validate({"ppo": {"schedule": name}}) for name in ("linear", "constant"))
     for config, changes in ((linear, [{"global_step": 256, "was": 1024, "is": 4096}]), (constant, [])):
         past = Past.of(None, "now")
-        past.goes_on_for(config.model_copy(update={"total_steps": 1024}), 0)
-        past.goes_on_for(config.model_copy(update={"total_steps": 1024}), 128)
-        past.goes_on_for(config.model_copy(update={"total_steps": 4096}), 256)
+        past.record_length(config.model_copy(update={"total_steps": 1024}), 0)
+        past.record_length(config.model_copy(update={"total_steps": 1024}), 128)
+        past.record_length(config.model_copy(update={"total_steps": 4096}), 256)
         assert past.lengths == changes
         assert Past.of(past.to_json(), "later").lengths == changes
 

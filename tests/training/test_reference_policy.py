@@ -160,7 +160,7 @@ def test_another_policy_in_the_references_place_is_refused(finished, tmp_path):
 def test_a_checkpoint_says_what_the_reference_was(finished):
     assert Past.of(None, "2030-01-01").to_json()["reference_sha256"] is None
     past = Past.of(None, "2030-01-01")
-    past.keeps_to(grpo(finished))
+    past.record_reference(grpo(finished))
     assert past.to_json()["reference_sha256"] == reference_digest(grpo(finished))
     assert Past.of(past.to_json(), "").reference_sha256 == past.reference_sha256
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lockstep.commands.parser import CommandParser, at_least_one
 from lockstep.config.engines import engine_module
 from lockstep.config.run import RunOptions
-from lockstep.core.process import EXIT_FAILURE, tell_of_faults
+from lockstep.core.process import EXIT_FAILURE, enable_fault_handler
 from lockstep.core.topology import Topology
 from lockstep.envs.examine import examine
 from lockstep.launch.jax_start import start_jax
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         engine = engine_module("torch")
         engine.check_device(config.device, 1)
         engine.set_up_device(config, Topology())
-    tell_of_faults()
+    enable_fault_handler()
     problems = 0
     for finding in examine(config.env, options.steps, config.seed, config.device):
         print(f"{WORDS[finding.level]}  {finding.text}", flush=True)

@@ -17,8 +17,8 @@ from lockstep.config.command_line import Request
 from lockstep.config.files import config_text
 from lockstep.config.help import train_help
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.machine import collect_seldom
-from lockstep.core.process import end_with_parent, say, spare_children
+from lockstep.core.machine import slow_down_gc
+from lockstep.core.process import end_with_parent, exempt_present_children, say
 from lockstep.core.topology import started_by_torchrun
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.request import RunRequest, request_of
@@ -41,11 +41,11 @@ def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep train ARGV``: exit status 0, 1 (failed), 2 (bad input) or 128 + n (stopped by signal n)."""
     words = [word for word in argv if word not in (*_HELP, _PRINT, _ENVIRONMENT)]
     if len(words) == len(argv):
-        spare_children()
+        exempt_present_children()
         if started_by_torchrun():
             end_with_parent(os.getppid())  # else it trains on beside its replacement after a restart
         take_handed_over()
-        collect_seldom()  # while engine jax may be loaded and traced; see run_rank
+        slow_down_gc()  # while engine jax may be loaded and traced; see run_rank
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)
             command = ["train", *argv] if said is None else json.loads(said)

@@ -147,13 +147,13 @@ def keep_freed_memory(one_heap: bool = False) -> bool:
     return all([bool(mallopt(*option)) for option in wanted])
 
 
-def collect_seldom() -> None:
-    """Makes Python's garbage collector run rarely, until :func:`collect_as_usual`: tracing makes little garbage."""
+def slow_down_gc() -> None:
+    """Makes Python's garbage collector run rarely, until :func:`restore_gc`: tracing makes little garbage."""
     gc.set_threshold(*SELDOM)
 
 
-def collect_as_usual() -> None:
-    """Undoes :func:`collect_seldom` and freezes the objects that exist by now; does nothing if it wasn't called."""
+def restore_gc() -> None:
+    """Undoes :func:`slow_down_gc` and freezes the objects that exist by now; does nothing if it wasn't called."""
     if gc.get_threshold() == SELDOM:
         gc.freeze()
         gc.set_threshold(*USUAL)
@@ -217,7 +217,7 @@ def _load_scipys_blas() -> None:
                 ctypes.CDLL(str(library))
 
 
-def steady_products() -> None:
+def fix_mkl_mode() -> None:
     """Makes MKL's products independent of the alignment of their operands, unless the user chose a mode.
 
     MKL reads the variable at its first product in a process, so commands and ranks set it before anything else. A

@@ -102,7 +102,7 @@ def flush_output() -> None:
                 os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def tell_of_faults() -> None:
+def enable_fault_handler() -> None:
     """Prints the Python stack on standard error if a segmentation fault or the like ends this process."""
     if faulthandler.is_enabled():
         return
@@ -199,7 +199,7 @@ _others: dict[int, str] = {}
 """Children that this process had from the start, with their start times: those of a shell that it replaced, say."""
 
 
-def spare_children() -> None:
+def exempt_present_children() -> None:
     """Records the current children of this process as not ours, so that :func:`kill_children` spares them."""
     own = os.getpid()
     _others.update({pid: started_at(pid) for pid, parent in _processes(_PARENT).items() if parent == own})
@@ -269,7 +269,7 @@ def failure_in(text: str) -> tuple[str, bool] | None:
     return str(message), False
 
 
-def said_error(stderr: str, code: int) -> str:
+def failure_line(stderr: str, code: int) -> str:
     """Returns why a ``lockstep`` command failed: its last error line, else the end of ``stderr`` or its exit status."""
     said = [line for line in stderr.splitlines() if line.startswith(ERROR_PREFIX)]
     return (said[-1].removeprefix(ERROR_PREFIX) if said else stderr.strip()[-500:]) or f"exit status {code}"

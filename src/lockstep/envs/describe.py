@@ -6,7 +6,7 @@ import gymnasium
 
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import EnvConfig
-from lockstep.core.user_code.working_directory import stays_here
+from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.envs.batched.envpool import pool_spaces
 from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
 from lockstep.envs.gymnasium.keyed import close_environment
@@ -24,7 +24,7 @@ def describe(config: EnvConfig, trains: bool = True) -> EnvDescription:
     Raises:
         ValueError: the environment can't be made, or a space isn't supported; one line that names the space.
     """
-    with stays_here():
+    with keep_working_directory():
         return _looked_at(config, trains)
 
 

@@ -15,7 +15,7 @@ import gymnasium
 
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.user_code.handed import handed_object, is_handed
-from lockstep.core.user_code.search_path import look_here_last, where_it_was_looked_for
+from lockstep.core.user_code.search_path import search_path_hint, search_working_directory_last
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
 Tensor = Any
@@ -82,7 +82,7 @@ def named_object(name: str) -> Any:
     if is_handed(name):
         return handed_object("env.id", name)
     module, _, attribute = name.partition(":")
-    look_here_last()
+    search_working_directory_last()
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
@@ -91,7 +91,7 @@ def named_object(name: str) -> Any:
         why = " ".join(str(error).split())
         if not isinstance(error, ModuleNotFoundError):
             why = f"importing {module} failed: {type(error).__name__}: {why}"
-        raise ValueError(f"env.id: {name}: {why}{where_it_was_looked_for(error, module)}") from error
+        raise ValueError(f"env.id: {name}: {why}{search_path_hint(error, module)}") from error
     if not callable(found) or inspect.isbuiltin(found):
         raise ValueError(f"env.id: {name} is neither a function nor a class")
     return found

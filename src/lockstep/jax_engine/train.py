@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.life import Part, life
-from lockstep.core.machine import collect_as_usual
+from lockstep.core.machine import restore_gc
 from lockstep.core.topology import Topology
 from lockstep.jax_engine.distributed.processes import gather_json, leaving_together, wait_for_all
 from lockstep.jax_engine.evaluation import evaluate_policy
@@ -156,7 +156,7 @@ class Trainer:
         Raises:
             NonFiniteError: if a loss or gradient was not finite.
         """
-        collect_as_usual()
+        restore_gc()
         session, numbers = self.session, numbers_of(iteration, self.config)
         session.iteration = iteration.number + 1
         session.global_step += self.config.steps_per_iteration

@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.config.engines import check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.user_code.working_directory import stays_here
+from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
@@ -40,7 +40,7 @@ def check_limits(options: RunOptions, config: Config, is_group: bool = False) ->
         )
 
 
-def check_company(config: Config, resumed: Path | None = None) -> None:
+def check_writer_needs(config: Config, resumed: Path | None = None) -> None:
     """Checks what only the writing rank needs: packages of trackers, and pictures of the environment for videos.
 
     A ``resumed`` run may have begun with videos of EnvPool, for which older versions filmed another environment. Such a
@@ -83,7 +83,7 @@ def check_machine(
     engine = engine_module(config.engine)
     if config.device != "cpu" and sees_devices:
         engine.check_device(config.device, ranks_here)
-    with stays_here():
+    with keep_working_directory():
         check_tensor_options(config)
         check_envpool_options(config)
         own_loss = engine.check_own_loss(config, engine.check_networks(config, describe()))

@@ -9,7 +9,7 @@ from lockstep.config.engines import MissingPackageError, check_processes_here, e
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 from lockstep.core.topology import Topology, available_cores
-from lockstep.envs.batched.twins import stepped_inside
+from lockstep.envs.batched.twins import with_array_twin
 from lockstep.launch.one_program import why_not_one_program
 from lockstep.launch.world import wait_for_master
 from lockstep.policies.videos import has_screen
@@ -75,7 +75,7 @@ def _is_of_groups(config: Config, options: RunOptions) -> bool:
     if not options.is_group or options.resume is not None:
         return False
     processes = options.nproc if isinstance(options.nproc, int) else 1
-    return why_not_one_program(options, stepped_inside(config)[0], processes) is not None
+    return why_not_one_program(options, with_array_twin(config)[0], processes) is not None
 
 
 def _choose_graphics(config: Config) -> None:

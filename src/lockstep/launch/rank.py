@@ -17,21 +17,21 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.done import DoneFile
 from lockstep.core.errors import PeerFailureError, RunError, device_failed, memory_full
 from lockstep.core.life import Part, life
-from lockstep.core.machine import collect_as_usual, collect_seldom, keep_freed_memory, steady_products
+from lockstep.core.machine import fix_mkl_mode, keep_freed_memory, restore_gc, slow_down_gc
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
+    enable_fault_handler,
     end_with_parent,
     leave_at_once,
     name_process,
     no_silent_exit,
     open_closed_streams,
     report_failure,
-    tell_of_faults,
 )
 from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE, Topology, from_environment
-from lockstep.core.user_code.search_path import look_here_last
-from lockstep.core.user_code.working_directory import stays_here
+from lockstep.core.user_code.search_path import search_working_directory_last
+from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.launch.native_errors import write_natively_elsewhere
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
@@ -81,15 +81,15 @@ def wants_one_heap(config: Config) -> bool:
 def run_rank(assignment: Assignment, topology: Topology) -> int:
     """Trains this rank's part and returns the exit code; reports any failure."""
     if topology.world_size == 1:  # else the launcher names the rank that ended
-        tell_of_faults()
+        enable_fault_handler()
     life.trains = False
     done = DoneFile.of_this_rank()
     try:
         config = assignment.config
         if config.engine == "jax":  # until the first iteration, because large programs are traced before it
-            collect_seldom()
+            slow_down_gc()
         else:
-            collect_as_usual()
+            restore_gc()
         engine = engine_module(config.engine)
         path = assignment.path.absolute()  # environments may change the working directory
         run = RunDirectory(
@@ -110,7 +110,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             with contextlib.nullcontext() if run.is_writer else contextlib.suppress(CheckpointError):
                 checkpoint = find_checkpoint(states, assignment.resume_from, warn=run.is_writer)
         keep_freed_memory(one_heap=wants_one_heap(config))
-        with no_silent_exit(), stays_here():
+        with no_silent_exit(), keep_working_directory():
             result = engine.train(config, run, topology, assignment.options, checkpoint)
         if "ale_py" in sys.modules:
             gc.unfreeze()
@@ -165,8 +165,8 @@ def main() -> int:
     """Runs a rank that ``lockstep train --nproc`` started, whose argument is a file with the assignment."""
     open_closed_streams()
     end_with_parent()
-    steady_products()
-    look_here_last()
+    fix_mkl_mode()
+    search_working_directory_last()
     write_natively_elsewhere()
     topology = from_environment()
     name_process(f"lockstep rank {topology.rank}")

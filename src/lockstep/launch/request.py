@@ -14,7 +14,7 @@ from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import SERVICES
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.topology import Topology
-from lockstep.envs.batched.twins import stepped_inside
+from lockstep.envs.batched.twins import with_array_twin
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
 from lockstep.launch.jax_start import start_jax
@@ -95,7 +95,7 @@ def request_of(
             defaults, said = defaults_by_spaces(description, request)
             lines += said
             config = request.config_over(defaults)
-    config, line = stepped_inside(config)
+    config, line = with_array_twin(config)
     lines += [] if line is None else [line]
     overrides, note = _as_begun(request, options), "\n".join(lines) or None
     return RunRequest(config, options, overrides, note, description, undescribed)

@@ -15,7 +15,7 @@ from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.files import check_writable
 from lockstep.core.process import say
-from lockstep.envs.batched.twins import stepped_inside
+from lockstep.envs.batched.twins import with_array_twin
 from lockstep.runs.checkpoint import check_none_newer, checkpoints_in, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory, open_run
 from lockstep.runs.finding import seeds_in
@@ -80,7 +80,7 @@ def _under(overrides: dict[str, Any], stored: Config) -> Config:
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
     changed = counted(changed, stored.envs, stored.num_shards or 1)
     if changed.env.id != stored.env.id:  # may be the id with which the run was asked for
-        changed, _ = stepped_inside(changed)
+        changed, _ = with_array_twin(changed)
     return changed
 
 

@@ -19,7 +19,7 @@ from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.launch.checks import check_company, check_limits, check_machine
+from lockstep.launch.checks import check_limits, check_machine, check_writer_needs
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.one_program import why_not_one_program
@@ -206,7 +206,7 @@ def prepare(
     config = _resolve(config, world, description, notes, says=writer and not options.quiet)
     check_limits(options, config)
     if writer:
-        check_company(config, path)
+        check_writer_needs(config, path)
     config = with_reference(config, options.runs_dir, path)
     _check_machine(config, world, server, description, facts_of_own_loss(config, path, which))
     run, which = open_directory(config, options, path, which, writer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lockstep.config.checks import envs_and_shards, resolve
 from lockstep.config.run import Config
 from lockstep.core.shards import uneven
-from lockstep.envs.batched.twins import stepped_inside
+from lockstep.envs.batched.twins import with_array_twin
 from lockstep.planning.hardware import Target
 from lockstep.scaling.plan import parse_world_sizes
 
@@ -72,7 +72,7 @@ class PlanRequest:
             changes["engine"] = "jax"
         if target.platform == "cpu":
             changes["backend"] = "auto"
-        return stepped_inside(self.config.model_copy(update=changes))
+        return with_array_twin(self.config.model_copy(update=changes))
 
     def sizes_on(self, target: Target) -> tuple[int, ...]:
         """Returns numbers of devices of a target: those asked for that it has, else powers of two and the most.

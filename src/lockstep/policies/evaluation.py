@@ -16,7 +16,7 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import fail_now
 from lockstep.core.user_code.handed import is_handed
-from lockstep.core.user_code.working_directory import stays_here
+from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.envs.describe import describe
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.host_envs import HostEnvs
@@ -172,7 +172,7 @@ def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) ->
     config = actor.config
     check_device(config)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(stays_here())
+        stack.enter_context(keep_working_directory())
         envs = make_envs(
             config.env, describe(config.env, trains=False), start, numbers, fail_now, "eval", device=config.device
         )

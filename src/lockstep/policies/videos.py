@@ -16,7 +16,7 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.files import draft_of
 from lockstep.core.life import life
 from lockstep.core.shards import keyed_seed
-from lockstep.core.user_code.working_directory import stays_here
+from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.arrays.base import render_modes
 from lockstep.envs.batched.array_envs import EvaluationDraws
@@ -225,7 +225,7 @@ def play(
     mode = "human" if target is None else "ansi" if target == "terminal" else "rgb_array"
     video = target.resolve() if isinstance(target, Path) else None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(stays_here())
+        stack.enter_context(keep_working_directory())
         env = drawn_environment(config.env, mode)
         fps, writer, played = frames_per_second(env), None, []
         stack.callback(env.close)
@@ -251,7 +251,7 @@ def check_video(config: EnvConfig) -> None:
     _imageio("eval.record_video")
     prepare_rendering(screen=False)
     try:
-        with stays_here(), contextlib.closing(drawn_environment(config, "rgb_array")) as env:
+        with keep_working_directory(), contextlib.closing(drawn_environment(config, "rgb_array")) as env:
             env.reset(seed=0)
             _frame(env)
     except ValueError as error:

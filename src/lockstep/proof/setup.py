@@ -9,7 +9,7 @@ import sys
 from lockstep.config.checks import resolve
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
-from lockstep.core.process import end_with_parent, said_error
+from lockstep.core.process import end_with_parent, failure_line
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import without_launcher
 
@@ -29,7 +29,7 @@ def setup_of(config: Config, ranks: int, processes: int) -> str:
     command = [sys.executable, "-P", "-m", "lockstep.proof.setup", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     if done.returncode:
-        raise ValueError(said_error(done.stderr, done.returncode))
+        raise ValueError(failure_line(done.stderr, done.returncode))
     return done.stdout.rstrip()
 
 

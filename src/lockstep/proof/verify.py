@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config.checks import resolve
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, LogConfig
-from lockstep.core.process import command_that_ends_with_us, said_error
+from lockstep.core.process import command_that_ends_with_us, failure_line
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
 from lockstep.envs.describe import describe
@@ -89,7 +89,7 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     command += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     command += ["--stop-at-step", str(min(iterations * config.steps_per_iteration, config.total_steps))]
     done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
-    error = said_error(done.stderr, done.returncode) if done.returncode else None
+    error = failure_line(done.stderr, done.returncode) if done.returncode else None
     run = directory / name
     tensors, metrics, loss = _lines(run / FINGERPRINTS), _metrics(run), facts_of_loss(run) or {}
     return Trace(world_size, error, tensors, metrics, processes, facts=_summary(run), loss=loss)

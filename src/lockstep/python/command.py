@@ -22,8 +22,8 @@ from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
     command_that_ends_with_us,
+    failure_line,
     kill_session,
-    said_error,
     say,
 )
 from lockstep.core.topology import without_launcher
@@ -98,7 +98,7 @@ def run_command(
     if code == 0 or code in STOPPED:
         return code
     untold = not (process.returncode or told or errors.why.startswith(ERROR_PREFIX))
-    message = UNTOLD if untold else said_error(errors.why, code)
+    message = UNTOLD if untold else failure_line(errors.why, code)
     raise ValueError(message) if code == EXIT_USER_ERROR else RunError(message)
 
 

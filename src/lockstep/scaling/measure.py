@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.config.engines import VISIBLE
 from lockstep.config.run import Config
-from lockstep.core.process import command_that_ends_with_us, said_error
+from lockstep.core.process import command_that_ends_with_us, failure_line
 from lockstep.core.topology import without_launcher
 from lockstep.launch.world import world_words
 from lockstep.runs.directory import TIMING
@@ -67,7 +67,7 @@ class Training:
 
     def error(self) -> str:
         """Returns why the process failed, in one line."""
-        return said_error(self.stderr.read_text(errors="replace"), self.process.returncode)
+        return failure_line(self.stderr.read_text(errors="replace"), self.process.returncode)
 
 
 def start_training(

@@ -65,17 +65,17 @@ class Past:
             rows_of(state),
         )
 
-    def goes_on_for(self, config: Config, step: int) -> None:
+    def record_length(self, config: Config, step: int) -> None:
         """Records the run's length from this step on, because with another length its schedules fall differently."""
         was, self.total_steps = self.total_steps, config.total_steps
         if step and was not in (None, config.total_steps) and follows_length(config):
             self.lengths = [*self.lengths, {"global_step": step, "was": was, "is": config.total_steps}]
 
-    def keeps_to(self, config: Config) -> None:
+    def record_reference(self, config: Config) -> None:
         """Records the digest of GRPO's reference policy, since its path alone doesn't identify it."""
         self.reference_sha256 = reference_digest(config)
 
-    def takes_in(self, restarts: Sequence[dict[str, Any]]) -> None:
+    def add_restarts(self, restarts: Sequence[dict[str, Any]]) -> None:
         """Adds rows of restarts, in order; rows that are here already aren't added again."""
         self.restarts = with_rows(self.restarts, restarts)
 

@@ -62,12 +62,12 @@ class Recorder:
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
         self.past = Past.of(session.remembered, run.facts.started or utc_date(time.monotonic() - started))
-        self.past.goes_on_for(config, session.counted.global_step)
-        self.past.keeps_to(config)
+        self.past.record_length(config, session.counted.global_step)
+        self.past.record_reference(config)
         self.before = before or {}
         if self.before.get("global_step") == self.steps_before:  # otherwise it covers steps that are cut off
-            self.past.takes_in(rows_of(self.before))
-        self.past.takes_in(run.facts.restarts)
+            self.past.add_restarts(rows_of(self.before))
+        self.past.add_restarts(run.facts.restarts)
         self.saved_iteration: int | None = None
         self._compared: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.core.user_code.working_directory import stays_here
+from lockstep.core.user_code.working_directory import keep_working_directory
 
 
 def test_the_users_code_goes_on_where_it_was_and_we_stay(tmp_path, monkeypatch):
@@ -13,18 +13,18 @@ def test_the_users_code_goes_on_where_it_was_and_we_stay(tmp_path, monkeypatch):
     for folder in (here, there):
         folder.mkdir()
     monkeypatch.chdir(here)
-    with stays_here():
-        with stays_here():
+    with keep_working_directory():
+        with keep_working_directory():
             os.chdir(there)
         assert Path.cwd() == there
     assert Path.cwd() == here
-    with pytest.raises(FileNotFoundError), stays_here():
+    with pytest.raises(FileNotFoundError), keep_working_directory():
         os.chdir("nowhere")
     assert Path.cwd() == here
-    with stays_here():
+    with keep_working_directory():
         assert Path.cwd() == there
-    with stays_here():
+    with keep_working_directory():
         there.rmdir()
     assert Path.cwd() == here
-    with stays_here():
+    with keep_working_directory():
         assert Path.cwd() == here

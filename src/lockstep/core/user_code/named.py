@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from lockstep.core.user_code.handed import handed_object, is_handed
-from lockstep.core.user_code.search_path import where_it_was_looked_for
+from lockstep.core.user_code.search_path import search_path_hint
 
 
 def named_object(key: str, name: str) -> Any:
@@ -22,5 +22,5 @@ def named_object(key: str, name: str) -> Any:
     try:
         return attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
-        where = where_it_was_looked_for(error, module)
+        where = search_path_hint(error, module)
         raise ValueError(f"{key}: {name} can't be imported: {error}{where}") from None

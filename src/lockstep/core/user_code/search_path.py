@@ -9,7 +9,7 @@ PATH_VARIABLE = "LOCKSTEP_PATH"
 """Holds, for a process that we start, directories in which Python looks for modules last."""
 
 
-def look_here_last() -> None:
+def search_working_directory_last() -> None:
     """Lets Python import modules from ``LOCKSTEP_PATH`` and the working directory, after all other places.
 
     Raises:
@@ -23,7 +23,7 @@ def look_here_last() -> None:
     sys.path[:] = [*dict.fromkeys(place for place in places if place not in ("", here)), here]
 
 
-def where_it_was_looked_for(error: Exception, module: str) -> str:
+def search_path_hint(error: Exception, module: str) -> str:
     """Says where ``module`` was looked for, if the error is that it or a package of it is missing; else returns ""."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module}.".startswith(f"{missing}."):

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 _blocks: list[str] = []
 _theirs: list[str] = []
-"""``_blocks``: where :func:`stays_here` returns to, while a block runs; ``_theirs``: where the user's code was last."""
+"""``_blocks``: where :func:`keep_working_directory` returns to, while a block runs; ``_theirs``: where the user's code
+was last.
+"""
 
 
 @contextlib.contextmanager
-def stays_here() -> Iterator[None]:
+def keep_working_directory() -> Iterator[None]:
     """Returns to the current working directory after a block of the user's code, which may change it.
 
     The next block starts in the directory that the last one ended in, because a module is imported only once. Nested

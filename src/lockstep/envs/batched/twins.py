@@ -22,7 +22,7 @@ def array_twin(env: EnvConfig) -> str | None:
     return TWINS.get(env.id)
 
 
-def stepped_inside(config: Config) -> tuple[Config, str | None]:
+def with_array_twin(config: Config) -> tuple[Config, str | None]:
     """Replaces the environment by its array twin, if the JAX engine can step that inside its program.
 
     Returns:

@@ -16,7 +16,7 @@ from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
 from lockstep.core.process import say
 from lockstep.core.user_code.handed import handed_object, is_handed
-from lockstep.core.user_code.search_path import where_it_was_looked_for
+from lockstep.core.user_code.search_path import search_path_hint
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
@@ -69,7 +69,7 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
             f"env.id: {config.id} needs a package that isn't installed: {_needed(config, error)}"
         ) from None
     except ModuleNotFoundError as error:
-        where = where_it_was_looked_for(error, config.id.partition(":")[0]) if ":" in config.id else ""
+        where = search_path_hint(error, config.id.partition(":")[0]) if ":" in config.id else ""
         raise ValueError(f"env.id: {config.id}: {error}{where}") from None
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"env.id: {_unknown(config.id, error)}") from None

@@ -21,7 +21,7 @@ from lockstep.core.process import EXIT_USER_ERROR, adopt_orphans, kill_children,
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
-from lockstep.launch.checks import check_company, check_limits
+from lockstep.launch.checks import check_limits, check_writer_needs
 from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.request import RunRequest
 from lockstep.launch.restart import LEAST_HOURS
@@ -101,7 +101,7 @@ def start_group(request: RunRequest, group: GroupStart, command: Sequence[str] |
         config, lines = resolved_here(config, world, description)
         lines += [] if request.note is None else [request.note]
     check_limits(options, config, is_group=True)
-    check_company(config, path)
+    check_writer_needs(config, path)
     config = with_reference(config, options.runs_dir, path)
     if path is not None:
         changed, stored = changed_seeds(path, config, request.overrides, options), stored_config(path)

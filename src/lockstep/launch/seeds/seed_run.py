@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.process import ERROR_PREFIX, STOP_SIGNALS, command_that_ends_with_us, kill_session, said_error, say
+from lockstep.core.process import ERROR_PREFIX, STOP_SIGNALS, command_that_ends_with_us, failure_line, kill_session, say
 from lockstep.core.topology import without_launcher
 from lockstep.runs.directory import SUMMARY
 from lockstep.runs.listing import UnreadableError, read_object
@@ -101,7 +101,7 @@ class SeedRun:
     @property
     def error(self) -> str:
         """The reason why it failed, in a line."""
-        return said_error("".join(self.said), self.code or 0)
+        return failure_line("".join(self.said), self.code or 0)
 
     def summary(self) -> dict[str, Any] | None:
         """Reads its ``summary.json``; None if there is none, or it can't be read."""

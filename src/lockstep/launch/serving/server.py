@@ -36,7 +36,7 @@ from lockstep.core.process import (
     signal_name,
 )
 from lockstep.core.topology import LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE
-from lockstep.core.user_code.search_path import look_here_last
+from lockstep.core.user_code.search_path import search_working_directory_last
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import HOLD_SECONDS, NativeErrors
 from lockstep.launch.serving.channel import ONE_THREAD, STORE, Channel, ServerSettings
@@ -291,7 +291,7 @@ def main() -> None:
     settings = ServerSettings(**json.loads(sys.argv[2]))
     end_with_parent(settings.parent, signal.SIGTERM)
     name_process("lockstep server")
-    look_here_last()
+    search_working_directory_last()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     os.set_inheritable(channel.fileno(), False)
     adopt_orphans()

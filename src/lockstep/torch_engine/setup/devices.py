@@ -17,11 +17,11 @@ from lockstep.config.run import Config
 from lockstep.core.machine import (
     TORCH_PACKAGES,
     device_facts,
+    fix_mkl_mode,
     kernel_variables,
     one_blas_thread,
     package_versions,
     processor,
-    steady_products,
 )
 from lockstep.core.private import user_cache
 from lockstep.core.rank_variables import apply, machine_class, settings_of
@@ -75,7 +75,7 @@ COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 def set_up_torch(config: Config, topology: Topology) -> torch.device:
     """Fixes what decides the last bits (threads, TF32, autotuning) and gives this rank its device."""
-    steady_products()
+    fix_mkl_mode()
     one_blas_thread()  # for NumPy; PyTorch has its own BLAS, or the number set now
     torch.set_num_threads(config.threads)
     if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
