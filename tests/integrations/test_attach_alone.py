@@ -81,7 +81,12 @@ def test_companions_are_the_plain_formulas():
     array = x.numpy().astype(np.float64)
     assert np.allclose(lockstep.normalize(array), (array - array.mean()) / array.std(ddof=1))
     assert torch.equal(lockstep.all_mean(x), x)
+    backwards = array[::-1]
+    assert np.allclose(lockstep.normalize(backwards), (backwards - array.mean()) / array.std(ddof=1))
+    assert np.array_equal(lockstep.all_mean(backwards), backwards)
     assert lockstep.all_mean(2) == 2.0
+    of_numpy = lockstep.all_mean(np.int64(2))  # pyright: ignore[reportArgumentType]
+    assert (of_numpy, type(of_numpy)) == (2.0, float)
     assert lockstep.stop_if(1) is True
     assert lockstep.stop_if(torch.tensor(0.0)) is False
     assert lockstep.shard_seed(7) == 7

@@ -1,5 +1,8 @@
 """How Stable-Baselines3's own update is made to decide and normalise over ranks; with one rank, as it does itself."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,13 @@ from sb3_features import SMALL, cartpoles
 from stable_baselines3.common.utils import explained_variance as of_the_library
 
 from lockstep.integrations.sb3 import PPO, update
-from lockstep.integrations.sb3.update import AgreedLimit, GloballyNormalized, explained_variance, of_all_ranks
+from lockstep.integrations.sb3.update import (
+    AgreedLimit,
+    GloballyNormalized,
+    explained_variance,
+    merge_metrics,
+    of_all_ranks,
+)
 
 
 @pytest.fixture
@@ -65,3 +74,14 @@ def test_explained_variance_of_one_rank_is_the_librarys(model):
     assert found != pytest.approx(float(of_the_library(values[::-1], returns)), abs=1e-3)
     model.rollout_buffer.returns[:] = 2.0
     assert np.isnan(explained_variance(model, lambda x: x[None]))
+
+
+def test_words_that_were_logged_stay_and_numbers_are_means():
+    class TwoRanks:
+        def gather_json(self, mine):
+            return [mine, {name: value + 2.0 for name, value in mine.items()}]
+
+    logged = {"train/stage": "warm-up", "train/loss": np.float32(1.0), "train/n_updates": 4, "time/fps": 9}
+    model = SimpleNamespace(logger=SimpleNamespace(name_to_value=logged))
+    merge_metrics(cast("Any", model), cast("Any", TwoRanks()))
+    assert logged == {"train/stage": "warm-up", "train/loss": 2.0, "train/n_updates": 5.0, "time/fps": 9}

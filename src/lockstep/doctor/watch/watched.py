@@ -17,6 +17,7 @@ import os
 import pkgutil
 import runpy
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -79,12 +80,14 @@ def run_as_main(words: Sequence[str]) -> dict[str, Any]:
     Returns:
         The ``__main__`` namespace, which keeps the script's objects alive for a last look.
     """
+    takes_place = not sys.flags.safe_path  # else nothing comes before the user's own places
     if words[0] == "-m":
         sys.argv = list(words[1:])
-        sys.path[0] = os.getcwd()
+        if takes_place:
+            sys.path[0] = os.getcwd()
         return runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     sys.argv = list(words)
-    if not Path(words[0]).is_dir():
+    if takes_place and not Path(words[0]).is_dir():
         sys.path[0] = str(Path(words[0]).resolve().parent)
     if _is_text(words[0]):
         return _run_file(os.path.abspath(words[0]))
@@ -114,12 +117,21 @@ def _run_file(path: str) -> dict[str, Any]:
     return vars(module)
 
 
+def join_threads() -> None:
+    """Waits for the threads that the script has left behind, as Python does before it exits."""
+    while left := [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]:
+        for thread in left:
+            thread.join()
+
+
 def _run(watcher: Watcher, words: Sequence[str]) -> int:
     """Runs the script and returns its exit status; prints its traceback if it raised."""
     kept: dict[str, Any] | None = None
     try:
         kept = run_as_main(words)
+        join_threads()
     except SystemExit as error:
+        join_threads()
         watcher.end(None)
         if error.code is None or isinstance(error.code, int):
             return error.code or 0

@@ -40,21 +40,21 @@ def all_mean(x: Value) -> Value:
 
 
 def _floating(name: str, x: Tensor | np.ndarray | float) -> Tensor:
-    if isinstance(x, int):
+    if isinstance(x, (int, np.integer)):
         x = float(x)
-    tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x))
+    tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x).reshape(np.shape(x)))
     if not tensor.dtype.is_floating_point:
         raise ValueError(f"{name}: {tensor.dtype} values; make them floating-point first")
     return tensor
 
 
 def _like(x: Value, result: Tensor) -> Value:
-    """Converts a result to the type and dtype of ``x``; an int gives a float."""
+    """Converts a result to the type and dtype of ``x``; an integer gives a float."""
     if isinstance(x, Tensor):
         return result.to(x.dtype)
     if isinstance(x, np.ndarray):
         return result.numpy().astype(x.dtype)
-    kind = float if isinstance(x, int) else type(x)
+    kind = float if isinstance(x, (int, np.integer)) else type(x)
     return kind(result.item())
 
 

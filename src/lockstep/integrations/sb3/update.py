@@ -100,9 +100,13 @@ def of_all_ranks(model: Any) -> Iterator[None]:
 
 
 def merge_metrics(model: OnPolicyAlgorithm, communicator: Communicator) -> None:
-    """Replaces the ``train/`` metrics that this rank has logged by means over ranks; a collective."""
+    """Replaces the numbers that this rank has logged under ``train/`` by means over ranks; a collective.
+
+    Words, figures and pictures, which the logger takes too, stay each rank's own.
+    """
     values = model.logger.name_to_value
-    mine = {name: float(value) for name, value in values.items() if name.startswith("train/")}
+    numbers = {name: value for name, value in values.items() if isinstance(value, (int, float, np.number))}
+    mine = {name: float(value) for name, value in numbers.items() if name.startswith("train/")}
     everyone = communicator.gather_json(mine)
     for name, value in mine.items():
         theirs = [one[name] for one in everyone if name in one]
