@@ -6,6 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from lockstep.runs.groups import together_in_turn
 from lockstep.runs.progress import (
     PlainProgress,
     Progress,
@@ -157,6 +158,16 @@ def test_speed_and_time_left_are_of_the_last_minute_without_the_first_iteration(
     ends = [line.partition("return 187.3  ")[2] for line in stream.getvalue().splitlines()]
     assert ends[:3] == ["10 steps/s  eta –", "100 steps/s  eta 0:33:00", "100 steps/s  eta 0:32:50"]
     assert ends[-1] == "10 steps/s  eta 5:15:00"
+
+
+def test_a_speed_that_a_group_has_measured_is_left_as_it_is(clock):
+    stream = StringIO()
+    progress = PlainProgress(TOTAL, stream, clock)
+    for step in (1_000, 2_000):
+        progress.update(together_in_turn([make_record(step)], [], [], 50.0))
+        clock.now += 1_000
+    assert [line.rpartition("  ")[0][-10:] for line in stream.getvalue().splitlines()] == ["50 steps/s"] * 2
+    assert stream.getvalue().endswith("eta 1:06:00\n")
 
 
 def test_updates_without_a_step_do_not_move_the_speed(clock):

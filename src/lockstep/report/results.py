@@ -54,11 +54,10 @@ def result_of(run: RunFiles) -> Result:
 
 def _steps_per_second(run: RunFiles) -> float | None:
     """Returns steps over wall time of all sessions; ``summary.json`` has the speed of the last session only."""
-    steps = [each.row.steps for each in run.seeds or [run]]
     seconds = number(run.summary, "wall_time")
     if seconds is None or seconds <= 0:
         return None
-    return sum(each or 0 for each in steps) / seconds
+    return sum(each.row.steps or 0 for each in run.seeds or [run]) / seconds
 
 
 def _interval(ends: Any) -> str:

@@ -23,6 +23,7 @@ from lockstep.runs.curves import (
 from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.listing import object_if_any
+from lockstep.runs.progress import MEASURED
 
 INCIDENTS = ("restarts", "restarted_environments", "missing_rows")
 OWN = (
@@ -220,6 +221,7 @@ def together_in_turn(
         METRIC: _mean_return(shown),
         "return_of": f"{len(shown)} {'ended' if ended else 'running'}",
         "time/global_fps": steps_per_second,
+        MEASURED: True,
     }
 
 

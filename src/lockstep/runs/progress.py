@@ -24,6 +24,7 @@ from lockstep.core.process import say
 
 UNKNOWN = "–"
 NO_ETA = "no_eta"  # key of a record whose speed says nothing about the time left
+MEASURED = "measured"  # key of a record whose speed is measured by the wall clock already
 LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
 PACE_WINDOW = 60.0  # seconds that the speed shown is a mean of
@@ -68,7 +69,12 @@ class Pace:
         self._points: deque[tuple[float, int]] = deque()
 
     def measured(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a record with the speed measured; at the first update with its own speed and without a time left."""
+        """Returns a record with the speed measured; at the first update with its own speed and without a time left.
+
+        A group of seeds in processes measures its own, in which the start-up of later seeds counts.
+        """
+        if record.get(MEASURED):
+            return dict(record)
         points, now, step = self._points, self._clock(), record["global_step"]
         if not points or step > points[-1][1]:
             points.append((now, step))
