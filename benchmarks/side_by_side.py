@@ -26,7 +26,7 @@ from benchmarks.programs import ENVPOOL, Program, all_programs, programs_of
 from benchmarks.report import Results, markdown
 from benchmarks.steadiness import loop_seconds, steadiness
 from benchmarks.steady_rate import MeasurementError, measure, variables
-from lockstep.core.machine import instruction_set, processor
+from lockstep.core.machine import instruction_set, kernel_variables, openblas_kernel, processor
 from lockstep.runs.session_facts import commit_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,6 +94,8 @@ def facts(arguments: argparse.Namespace) -> dict[str, str]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit_of(ROOT) or "unknown",
         "machine": f"{processor()}, {instruction_set()}, {cores} cores, {platform.system()} {platform.machine()}",
+        "kernels": f"{openblas_kernel() or 'none'} of NumPy's OpenBLAS; variables that choose kernels: "
+        + (kernel_variables() or "none"),
         "load before the start (1, 5, 15 minutes)": load + "; figures taken on a busy machine mean little",
         "Lockstep's environment": f"Python {platform.python_version()}, {listed(Path(sys.executable), OUR_PACKAGES)}",
         "the peers' environment": listed(peer_environment.PYTHON, PEER_PACKAGES),

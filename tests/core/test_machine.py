@@ -7,6 +7,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from lockstep.core import machine
@@ -41,6 +42,26 @@ def test_arm_names_them_otherwise(monkeypatch, tmp_path):
     (tmp_path / "cpuinfo").write_text("Features : fp asimd sve\n")
     monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
     assert machine.instruction_set() == "sve"
+
+
+@pytest.mark.skipif(not machine.openblas_kernel(), reason="NumPy multiplies without an OpenBLAS of its own")
+def test_the_kernels_of_numpys_products_are_named():
+    code = "from lockstep.core.machine import openblas_kernel; print(openblas_kernel())"
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"OPENBLAS_CORETYPE": name}, capture_output=True, text=True
+        ).stdout.strip()
+        for name in ("Nehalem", "Haswell")
+    ]
+    assert found == ["Nehalem", "Haswell"]
+
+
+def test_no_kernel_is_named_without_numpys_own_openblas(monkeypatch, tmp_path):
+    monkeypatch.setattr(np, "__file__", str(tmp_path / "numpy" / "__init__.py"))
+    assert machine.openblas_kernel() == ""
+    (tmp_path / "numpy.libs").mkdir()
+    (tmp_path / "numpy.libs" / "libopenblas.so").write_text("no library")
+    assert machine.openblas_kernel() == ""
 
 
 def test_without_the_kernels_word_the_architecture_stands(monkeypatch, tmp_path):

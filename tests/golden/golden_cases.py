@@ -78,8 +78,8 @@ PACKAGES = ("torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco", "equinox",
 
 
 def surroundings() -> dict[str, str]:
-    """What the bits hold for: the versions and the processor that they were written down with."""
-    from lockstep.core.machine import instruction_set, processor
+    """What the bits hold for: versions, processor and kernels of NumPy's products that they were written down with."""
+    from lockstep.core.machine import instruction_set, openblas_kernel, processor
 
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return (
@@ -88,6 +88,7 @@ def surroundings() -> dict[str, str]:
         | {
             "instruction_set": instruction_set(),
             "processor": processor(),
+            "openblas": openblas_kernel(),
         }
     )
 

@@ -101,6 +101,21 @@ def instruction_set() -> str:
     return next((name for name in INSTRUCTION_SETS if name in features), platform.machine())
 
 
+def openblas_kernel() -> str:
+    """Returns which kernels NumPy's own OpenBLAS multiplies with, such as ``SkylakeX``; "" if it has another BLAS.
+
+    They follow from the processor, or from the variable ``OPENBLAS_CORETYPE``.
+    """
+    import numpy as np
+
+    for file in Path(np.__file__).parent.with_name("numpy.libs").glob("*openblas*"):
+        with contextlib.suppress(AttributeError, OSError):
+            name = ctypes.CDLL(str(file)).scipy_openblas_get_corename64_
+            name.restype = ctypes.c_char_p
+            return name().decode()
+    return ""
+
+
 def peak_resident() -> float:
     """Returns the largest resident set that this process has had so far, in MiB, without its children."""
     kilobytes = system_fact(STATUS, "VmHWM")  # getrusage would count what the launcher held when it forked this process

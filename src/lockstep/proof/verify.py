@@ -29,7 +29,7 @@ from lockstep.training.own_loss.recorded import facts_of_loss
 from lockstep.training.schedules import follows_length
 
 MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
-MACHINE += ("mujoco", "python", "lockstep", "kernel variables", "packages of environments")
+MACHINE += ("mujoco", "python", "lockstep", "kernel variables", "openblas kernel", "packages of environments")
 """Entries of ``summary.json`` that bits may depend on."""
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -108,12 +111,20 @@ def merge_counts(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         Count, mean and population standard deviation, float64 ``[…]``; 0 where nothing counts.
     """
-    count, mean, m2 = parts[0].unbind(-1)
+    if not on_host(parts.device):
+        return _merge(parts, torch.clamp, torch.sqrt)
+    count, mean, std = (torch.from_numpy(np.asarray(x)) for x in _merge(parts.numpy(), np.maximum, np.sqrt))
+    return count, mean, std
+
+
+def _merge(parts: Any, at_least: Callable[..., Any], root: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    """Does what :func:`merge_counts` does, with tensors or with arrays, whose calls cost little."""
+    count, mean, m2 = (parts[0, ..., column] for column in range(3))
     for part in parts[1:]:
-        n, its_mean, its_m2 = part.unbind(-1)
-        total = (count + n).clamp(min=1.0)
+        n, its_mean, its_m2 = (part[..., column] for column in range(3))
+        total = at_least(count + n, 1.0)
         delta = its_mean - mean
         mean = mean + delta * (n / total)
         m2 = m2 + its_m2 + delta * delta * (count * n / total)
         count = count + n
-    return count, mean, (m2 / count.clamp(min=1.0)).sqrt()
+    return count, mean, root(m2 / at_least(count, 1.0))

@@ -12,6 +12,7 @@ from small_runs import naive_gradient, policy_net, random_actions_of, random_par
 from lockstep import reference
 from lockstep.torch_engine.nets import activations, distributions, nets
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.plain import policy
 from lockstep.torch_engine.plain.layers import ACTIVATIONS
 from lockstep.torch_engine.plain.policy import PlainPolicy, derivable
 from lockstep.training.losses import TERMS, LossSettings
@@ -62,10 +63,14 @@ def minibatch_for(net: PolicyNet, parameters: dict[str, torch.Tensor], seed: int
     }
 
 
+def flat(parameters: dict[str, torch.Tensor]) -> np.ndarray:
+    return torch.cat([p.flatten() for p in parameters.values()]).numpy()
+
+
 def by_hand(
     net: PolicyNet, parameters: dict[str, torch.Tensor], settings: LossSettings, minibatch: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    plain = PlainPolicy(net, {name: p.numpy() for name, p in parameters.items()})
+    plain = PlainPolicy(net, flat(parameters))
     return torch.from_numpy(plain.gradients({name: x.numpy() for name, x in minibatch.items()}, settings).copy())
 
 
@@ -182,7 +187,7 @@ def test_what_is_plain():
 @given(policy_nets(), st.integers(0, 10_000))
 def test_outputs_values_log_probs_and_actions_are_pytorchs(net, seed):
     parameters = in_float64(net, seed)
-    plain = PlainPolicy(net, {name: p.numpy() for name, p in parameters.items()})
+    plain = PlainPolicy(net, flat(parameters))
     weights, g = nets.expand(parameters, SHARDS), seeded(seed)
     x = torch.randn((SHARDS, 5, net.observation.width), generator=g, dtype=torch.float64)
     noise = torch.randn((SHARDS, 5, net.action.outputs), generator=g, dtype=torch.float64)
@@ -200,11 +205,11 @@ def test_outputs_values_log_probs_and_actions_are_pytorchs(net, seed):
 
 def test_the_parameters_are_the_same_memory_and_float32_stays_float32():
     net = policy_net(4, 2, False, (6,))
-    parameters = random_parameters(net)
-    plain = PlainPolicy(net, {name: p.numpy() for name, p in parameters.items()})
+    parameters = flat(random_parameters(net))
+    plain = PlainPolicy(net, parameters)
     x = np.ones((1, 3, 4), np.float32)
     before = plain.output(x)
-    parameters["actor.0.weight"].add_(0.5)
+    parameters[:24] += 0.5  # the actor's first weight
     after = plain.output(x)
     assert not np.allclose(before, after, atol=1e-3)
     drawn = {"act": plain.act(x, np.ones((1, 3, 2), np.float32)), "values": plain.values(x)}
@@ -221,6 +226,28 @@ def test_a_shards_bits_do_not_depend_on_its_company(net, seed):
         alone = by_hand(net, parameters, SETTINGS, {name: x[shard : shard + 1].clone() for name, x in single.items()})
         assert torch.equal(alone[0], together[shard])
     assert not torch.equal(together[0], together[1])
+
+
+@pytest.mark.parametrize("discrete", [True, False])
+@pytest.mark.parametrize("rows", [8, 32])
+def test_networks_side_by_side_have_the_bits_of_each_alone(monkeypatch, discrete, rows):
+    net = policy_net(5, 3, discrete, (64, 64))
+    x, g = torch.randn((SHARDS, rows, 5), generator=seeded(1)), seeded(2)
+    drawn = torch.randn((4, SHARDS, rows), generator=g)
+    names = ("log_probs", "values", "advantages", "returns")
+    columns = {"observations": x, "actions": random_actions_of(net, (SHARDS, rows), 3)}
+    arrays = {name: column.numpy() for name, column in {**columns, **dict(zip(names, drawn, strict=True))}.items()}
+
+    def gradients(few_numbers: int) -> tuple[np.ndarray, int]:
+        monkeypatch.setattr(policy, "FEW_NUMBERS", few_numbers)
+        plain, calls = PlainPolicy(net, flat(random_parameters(net, 4))), []
+        monkeypatch.setattr(np, "tanh", lambda *given, **named: calls.append(given) or tanh(*given, **named))
+        return plain.gradients(arrays, SETTINGS).copy(), len(calls)
+
+    tanh = np.tanh
+    (together, few), (apart, many) = gradients(64 * rows), gradients(64 * rows - 1)
+    assert (few, many) == (2, 4)
+    assert together.tobytes() == apart.tobytes()
 
 
 # --- Activations ------------------------------------------------------------------------------------------------------

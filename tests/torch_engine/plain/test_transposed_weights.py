@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.torch_engine.plain.layers import transposed
+from lockstep.torch_engine.plain.layers import factor
 
 INPUTS = (1, 2, 3, 4, 5, 8, 11, 16, 17, 27, 31, 32, 33, 45, 64, 65, 100, 128)
 OUTPUTS = (64, 128, 192, 256, 512, 1024, 2048)
@@ -11,7 +11,7 @@ ROWS = (1, 2, 3, 4, 5, 8, 16, 20, 31, 32, 33, 37, 64, 100, 128, 250, 256, 512, 1
 
 
 def copied(outputs: int, inputs: int, rows: int) -> bool:
-    return transposed(np.zeros((outputs, inputs), np.float32), rows).flags.c_contiguous
+    return factor(np.zeros((outputs, inputs), np.float32).T, rows).flags.c_contiguous
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
@@ -23,9 +23,9 @@ def test_products_with_a_copy_have_the_same_bits(outputs: int, scale: float) -> 
         for rows in ROWS:
             if inputs > 1 and copied(outputs, inputs, rows):
                 x = scale * rng.standard_normal((2, rows, inputs)).astype(np.float32)
-                product = np.matmul(x, transposed(weight, rows))
+                product = np.matmul(x, factor(weight.T, rows))
                 np.testing.assert_array_equal(product, np.matmul(x, weight.T))
-                np.testing.assert_array_equal(product[1:], np.matmul(x[1:], transposed(weight, rows)))
+                np.testing.assert_array_equal(product[1:], np.matmul(x[1:], factor(weight.T, rows)))
                 compared += 1
     assert compared > 20
 

@@ -54,8 +54,9 @@ class CartPole(ArrayEnvironment):
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:
         """Starts every episode almost upright and at rest: all four components uniform in ±0.05."""
+        drawn = (2 * random - 1) * self.reset_range
         names = ("x", "x_dot", "theta", "theta_dot")
-        state = {name: (2 * random[:, column] - 1) * self.reset_range for column, name in enumerate(names)}
+        state = {name: drawn[:, column] for column, name in enumerate(names)}
         return state, side_by_side(xp, tuple(state.values()))
 
     def step(self, xp: Any, state: State, action: Array, random: Array) -> tuple[State, Array, Array, Array]:

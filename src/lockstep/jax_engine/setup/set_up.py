@@ -22,6 +22,7 @@ from lockstep.core.machine import (
     instruction_set,
     kernel_variables,
     one_blas_thread,
+    openblas_kernel,
     package_versions,
     processor,
 )
@@ -311,6 +312,7 @@ def machine_facts() -> dict[str, str]:
         "cpu": processor(),
         "cpu capability": instruction_set(),
         "kernel variables": kernel_variables(JAX_VARIABLES),
+        "openblas kernel": openblas_kernel(),
         "device": ", ".join(sorted({device.device_kind for device in jax.local_devices()})),
         "platform": jax.default_backend(),
         "jax": jax.__version__,

@@ -38,7 +38,7 @@ class PlainFunctions:
     """
 
     def __init__(self, net: PolicyNet, parameters: FlatParameters) -> None:
-        self.plain = PlainPolicy(net, {name: view.numpy() for name, view in parameters.views.items()})
+        self.plain = PlainPolicy(net, parameters.flat.numpy())
 
     def actor(self, plan: ShardPlan, mode: Mode) -> PlainActor:
         """See :meth:`PolicyFunctions.actor`."""

@@ -27,15 +27,6 @@ def sum_columns(x: np.ndarray) -> np.ndarray:
     return total
 
 
-def _max_columns(x: np.ndarray) -> np.ndarray:
-    if x.shape[-1] > FEW_COLUMNS:
-        return x.max(-1)
-    largest = x[..., 0]
-    for column in range(1, x.shape[-1]):
-        largest = np.maximum(largest, x[..., column])
-    return largest
-
-
 class ActionHead:
     """Makes a categorical or a diagonal Gaussian from an actor's output ``[k, rows, action outputs]``.
 
@@ -56,8 +47,7 @@ class ActionHead:
     def log_probs(self, output: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Computes log-probabilities ``[k, rows]`` of actions."""
         if self._discrete:
-            log_probs = _log_softmax(output)[0]
-            return log_probs.reshape(-1).take(_flat_index(output, actions)).reshape(actions.shape)
+            return _chosen(_log_softmax(output)[0], _flat_index(actions))
         return self._gaussian_log_prob(output, actions)[0]
 
     def _gaussian_log_prob(self, mean: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -101,20 +91,19 @@ class ActionHead:
     ) -> tuple[np.ndarray, Back]:
         """Computes log-probabilities, and a function of the gradient through them; fills ``entropy`` ``[k, rows]``."""
         log_probs, probs = _log_softmax(logits)
-        index = _flat_index(logits, actions)
-        own_entropy = -sum_columns(probs * log_probs)
+        index = _flat_index(actions)
+        own_entropy = -_sum_choices(probs * log_probs)
         entropy[...] = own_entropy
 
         def back(d_chosen: np.ndarray, _: np.ndarray, valid: np.ndarray | None) -> np.ndarray:
-            d = probs * -d_chosen[..., None]
+            d = probs * -d_chosen
             d.reshape(-1)[index] += d_chosen.reshape(-1)
             if settings.entropy_coef:
                 weight = settings.entropy_coef / settings.count
-                scale = weight if valid is None else (weight * valid)[..., None]
-                d += scale * probs * (log_probs + own_entropy[..., None])
-            return d
+                d += (weight if valid is None else weight * valid) * probs * (log_probs + own_entropy)
+            return d.transpose(1, 2, 0).copy()
 
-        return log_probs.reshape(-1).take(index).reshape(actions.shape), back
+        return _chosen(log_probs, index), back
 
     def _gaussian(
         self, mean: np.ndarray, actions: np.ndarray, settings: LossSettings, entropy: np.ndarray
@@ -134,17 +123,36 @@ class ActionHead:
         return chosen, back
 
 
+def _sum_choices(x: np.ndarray) -> np.ndarray:
+    """Sums ``[choices, k, rows]`` over the choices, in the order of :func:`sum_columns`."""
+    if len(x) > FEW_COLUMNS:
+        return x.transpose(1, 2, 0).copy().sum(-1)
+    total = x[0].copy()
+    for choice in x[1:]:
+        total += choice
+    return total
+
+
 def _log_softmax(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes log-probabilities and probabilities ``[k, rows, choices]``."""
-    shifted = logits - _max_columns(logits)[..., None]
+    """Computes log-probabilities and probabilities ``[choices, k, rows]`` of logits ``[k, rows, choices]``.
+
+    NumPy goes through arrays by their last axis, and takes long if it is short.
+    """
+    by_choice = logits.transpose(2, 0, 1).copy()
+    shifted = by_choice - by_choice.max(0)
     powers = np.exp(shifted)
-    total = sum_columns(powers)[..., None]
+    total = _sum_choices(powers)
     return shifted - np.log(total), powers / total
 
 
-def _flat_index(logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """Returns where each action's logit lies in the flattened logits."""
-    return np.arange(0, logits.size, logits.shape[-1]) + actions.reshape(-1)
+def _flat_index(actions: np.ndarray) -> np.ndarray:
+    """Returns where the number of each action ``[k, rows]`` lies in flattened ``[choices, k, rows]``."""
+    return np.arange(actions.size) + actions.reshape(-1) * actions.size
+
+
+def _chosen(x: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Takes the numbers ``[k, rows]`` of the actions from ``[choices, k, rows]``."""
+    return x.reshape(-1).take(index).reshape(x.shape[1:])
 
 
 def _policy_loss(
@@ -170,7 +178,7 @@ def _value_loss(
     squared, gradient = error * error, error
     if settings.value_clip_range is not None:
         limit, change = settings.value_clip_range, values - old
-        clipped = np.square(old + np.clip(change, -limit, limit) - returns)
+        clipped = np.square(old + np.minimum(np.maximum(change, -limit), limit) - returns)
         gradient = np.where((squared >= clipped) | (np.abs(change) <= limit), error, 0.0)
         squared = np.maximum(squared, clipped)
     np.multiply(squared, 0.5, out=term)

@@ -13,7 +13,7 @@ import numpy as np
 
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.plain.cores import CORES, Core, CoreWeights, Unrolled
-from lockstep.torch_engine.plain.layers import Mlp
+from lockstep.torch_engine.plain.layers import Mlp, layers_in, width_of
 from lockstep.torch_engine.plain.losses import ActionHead
 from lockstep.torch_engine.plain.policy import GradientRows, derivable
 from lockstep.training.losses import LossSettings
@@ -25,6 +25,23 @@ ALL, FIRST, LAST = slice(None), slice(0, 1), slice(-1, None)
 def derivable_recurrent(net: PolicyNet) -> bool:
     """Returns whether the networks have cores, and without cores and sharing would be :func:`.policy.derivable`."""
     return net.core is not None and derivable(replace(net, core=None, shared=False))
+
+
+class _Part:
+    """The layers ``name`` of a network, whose parameters ``[out, in]`` and ``[out]`` are given by name."""
+
+    def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray], name: str) -> None:
+        self._sizes = net.sizes(name)
+        self.width = width_of(self._sizes)
+        named = [
+            (parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"])
+            for layer in range(len(self._sizes) - 1)
+        ]
+        self.layers = Mlp([(w, b[None]) for w, b in named], net.activation, linear=int(name != "trunk"))
+
+    def backward(self, kept: list[np.ndarray], d: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Writes the parameters' gradients into ``out`` ``[k, width]``; returns that of the layers' input."""
+        return self.layers.backward(kept, d, layers_in(out, self._sizes), into=True)
 
 
 class RecurrentPolicy:
@@ -39,10 +56,11 @@ class RecurrentPolicy:
         core, trunks = CORES[net.core], net.trunks
         self._cores = core(parameters, trunks)
         self._acting, self._valuing = core(parameters, trunks[FIRST]), core(parameters, trunks[LAST])
-        self._trunk = Mlp(net, parameters, "trunk") if net.shared else None
-        self._actor, self._critic = (Mlp(net, parameters, name) for name in ("actor", "critic"))
+        self._trunk = _Part(net, parameters, "trunk") if net.shared else None
+        self._actor, self._critic = (_Part(net, parameters, name) for name in ("actor", "critic"))
         self._head = ActionHead(net, parameters.get("log_std"))
-        self._rows = GradientRows(parameters)
+        size = sum(p.size for p in parameters.values())
+        self._rows = GradientRows(size, next(iter(parameters.values())).dtype)
 
     def acting_weights(self) -> CoreWeights:
         """Returns the weights for :meth:`step` as they are now."""
@@ -59,7 +77,7 @@ class RecurrentPolicy:
         run = _unrolled(self._acting, weights, observations[:, None], state, FIRST, resets[:, None])
         after = state.copy()
         _by_trunk(self._acting, after)[:, :, FIRST] = run.states[:, 0].transpose(1, 3, 2, 0, 4)
-        return self._actor(self._features(run, 0)), after
+        return self._actor.layers(self._features(run, 0)), after
 
     def act(
         self, weights: CoreWeights, observations: np.ndarray, noise: np.ndarray, state: np.ndarray, resets: np.ndarray
@@ -72,7 +90,7 @@ class RecurrentPolicy:
         """Computes values ``[k, rows]`` of observations ``[k, rows, width]``, from the state before them."""
         none = np.zeros((len(state), 1, state.shape[1]), state.dtype)
         run = _unrolled(self._valuing, self._valuing.weights(), observations[:, None], state, LAST, none)
-        return self._critic(self._features(run, 0))[..., 0]
+        return self._critic.layers(self._features(run, 0))[..., 0]
 
     def unroll(
         self, observations: np.ndarray, actions: np.ndarray, state: np.ndarray, resets: np.ndarray
@@ -84,7 +102,7 @@ class RecurrentPolicy:
         k, steps, rows, _ = observations.shape
         run = _unrolled(self._cores, self._cores.weights(), observations, state, ALL, resets)
         output, values = (
-            network(self._features(run, trunk)) for network, trunk in ((self._actor, 0), (self._critic, -1))
+            network.layers(self._features(run, trunk)) for network, trunk in ((self._actor, 0), (self._critic, -1))
         )
         taken = actions.reshape(k, (steps - 1) * rows, *actions.shape[3:])
         log_probs = self._head.log_probs(output[:, : taken.shape[1]], taken).reshape(k, steps - 1, rows)
@@ -95,7 +113,7 @@ class RecurrentPolicy:
         """Computes the actor's or critic's own layers' input, ``[k, steps·n, …]``, from the trunk's hidden states."""
         hidden = run.states[0, :, :, trunk].swapaxes(0, 1)
         x = hidden.reshape(len(hidden), -1, hidden.shape[-1])
-        return x if self._trunk is None else self._trunk(x, kept)
+        return x if self._trunk is None else self._trunk.layers(x, kept)
 
     @np.errstate(all="ignore")  # the update reports what isn't finite
     def gradients(self, columns: Mapping[str, np.ndarray], settings: LossSettings) -> np.ndarray:
@@ -113,7 +131,7 @@ class RecurrentPolicy:
         run = _unrolled(self._cores, weights, observations, first, ALL, resets, graph=True)
         kept: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] = ([], [], [])
         seen = [self._features(run, trunk, kept[2]) for trunk in range(self._cores.trunks)]
-        output, values = self._actor(seen[0], kept[0]), self._critic(seen[-1], kept[1])[..., 0]
+        output, values = self._actor.layers(seen[0], kept[0]), self._critic.layers(seen[-1], kept[1])[..., 0]
         d_output, d_values = self._head.loss(output, values, samples, settings, out)
         self._backward(run, kept, d_output, d_values, out)
         return out
@@ -129,11 +147,11 @@ class RecurrentPolicy:
         """Computes the parameters' gradients from those of outputs and values, the last layer first."""
         cores, trunk = self._cores.trunks * self._cores.width, 0 if self._trunk is None else self._trunk.width
         middle, end = cores + trunk + self._actor.width, cores + trunk + self._actor.width + self._critic.width
-        d_actor = self._actor.backward(kept[0], d_output, out[:, cores + trunk : middle], into=True)
-        d_critic = self._critic.backward(kept[1], d_values[..., None], out[:, middle:end], into=True)
+        d_actor = self._actor.backward(kept[0], d_output, out[:, cores + trunk : middle])
+        d_critic = self._critic.backward(kept[1], d_values[..., None], out[:, middle:end])
         d_features = [d_actor, d_critic]
         if self._trunk is not None:
-            d_features = [self._trunk.backward(kept[2], d_actor + d_critic, out[:, cores : cores + trunk], into=True)]
+            d_features = [self._trunk.backward(kept[2], d_actor + d_critic, out[:, cores : cores + trunk])]
         d_hidden = np.empty_like(run.inner)
         steps, k, _, n, size = d_hidden.shape
         for number, d in enumerate(d_features):

@@ -20,6 +20,7 @@ from lockstep.core.machine import (
     fix_mkl_mode,
     kernel_variables,
     one_blas_thread,
+    openblas_kernel,
     package_versions,
     processor,
 )
@@ -107,6 +108,7 @@ def machine_facts(device: torch.device) -> dict[str, str]:
         "cpu": processor(),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
         "kernel variables": kernel_variables(),
+        "openblas kernel": openblas_kernel(),
         "device": accelerator.name_of(device),
         "torch": torch.__version__,
         "numpy": np.__version__,
