@@ -58,7 +58,7 @@ COMMANDS = (
 )
 """Modules of ``lockstep.commands``, loaded only when called; ``main(argv)`` of each returns the exit status."""
 
-ELSEWHERE = {
+NAMES_ELSEWHERE = {
     **{word: "train" for word in ("learn", "fit", "ppo", "grpo")},
     **{word: "train --resume RUN" for word in ("resume", "continue")},
     **{word: "play RUN" for word in ("enjoy", "watch", "render", "visualize")},
@@ -69,11 +69,11 @@ ELSEWHERE = {
 """Command names of other libraries, with the command that does the same here."""
 
 
-AT_WORK = ("train", "verify", "bench", "run", "doctor")
+STARTING_WORK = ("train", "verify", "bench", "run", "doctor")
 """Commands whose exit status reports on the work they started; others exit with 0 if their output pipe is closed."""
 
 
-USERS_OWN = ("run", "doctor")
+RUNNING_SCRIPTS = ("run", "doctor")
 """Commands whose ranks are a user's own program, whose numerics we must not change."""
 
 
@@ -86,10 +86,10 @@ def _run(words: Sequence[str]) -> int:
         return 0
     search_working_directory_last()
     name = words[0]
-    if name not in USERS_OWN:
+    if name not in RUNNING_SCRIPTS:
         fix_mkl_mode()
     if name not in COMMANDS:
-        close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, COMMANDS, 1)
+        close = [NAMES_ELSEWHERE[name]] if name in NAMES_ELSEWHERE else difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
         raise ValueError(f"{name!r} is no command; {hint}")
     return importlib.import_module(f"lockstep.commands.{name}").main(words[1:])
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(words: list[str]) -> int:
-    works = bool(words) and words[0] in AT_WORK
+    works = bool(words) and words[0] in STARTING_WORK
     try:
         code = _run(words)
         if not works:

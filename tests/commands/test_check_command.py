@@ -30,7 +30,7 @@ def said(lines, level, pattern):
 
 
 def test_a_fit_environment(check):
-    code, lines, err = check("unfit:Fit-v0", "--steps", "200")
+    code, lines, err = check("--seed", "3", "unfit:Fit-v0", "--steps", "200")
     assert (code, err, problems(lines)) == (0, "", [])
     assert said(lines, "ok", "sees vector 4; does one of 2; at most 500 steps")
     assert said(lines, "note", "no preset; .* defaults for discrete actions")

@@ -87,12 +87,12 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(trained):
     policy, observation = load_policy(trained(*LSTM).path), np.array([0.5, -1.0, 0.1, 2.0], np.float32)
     rows = policy.observation.encode(observation)[None]
     policy.native(rows)
-    first = policy._carry.copy()
+    first = policy._recurrent_state.copy()
     policy.native(rows)
-    assert not np.array_equal(policy._carry, first)
+    assert not np.array_equal(policy._recurrent_state, first)
     policy.reset()
     policy.native(rows)
-    assert np.array_equal(policy._carry, first)
+    assert np.array_equal(policy._recurrent_state, first)
 
 
 def test_a_masked_policy_never_takes_what_is_forbidden(trained):

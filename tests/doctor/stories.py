@@ -15,7 +15,7 @@ from lockstep.doctor.watch.side_store import ENDED, OPTIMIZED, SideWriter, write
 PARTS = ("parameters", "gradients", "moments", "frozen", "buffers", "normalizers", "gathered")
 PLACES = {"net.weight": "0.0", "net.bias": "0.1"}
 WHEN = {
-    "before": ("gradients", "gathered"),
+    "before": ("gradients", "gathered", "own"),
     "after": ("parameters", "moments", "frozen", "unstepped", "buffers", "normalizers"),
     "end": ("parameters", "moments"),
 }
@@ -47,6 +47,7 @@ class Story:
     buffer_names: tuple = ("norm.running_mean", "norm.running_var")
     normalizers: Callable[..., Any] = lambda rank, step: 2.0
     gathered: Callable[..., Any] | None = None
+    own: Callable[..., Any] | None = None
     inputs: Callable[..., Any] = lambda rank, step: f"data of rank {rank} at {step}"
     rates: Callable[..., Any] = lambda rank: [(0, [1e-3])]
     boundaries: Callable[..., Any] = lambda rank: [2]
@@ -67,9 +68,9 @@ class Story:
         """Write it all, as ranks do."""
         for rank in range(self.ranks):
             writer = SideWriter(directory, rank)
-            own: dict[str, Any] = {name: lambda rank, step: step + 0.1 * rank for name in ("gradients", "parameters")}
+            apart: dict[str, Any] = {name: lambda rank, step: step + 0.1 * rank for name in ("gradients", "parameters")}
             for plan in range(self.plans):
-                replace(self, **own)._train(writer, rank, plan, named=False)
+                replace(self, **apart)._train(writer, rank, plan, named=False)
             self._train(writer, rank, self.plans)
             for error in self.failures.get(rank, ()):
                 writer.add({"kind": "failure", "error": error})
@@ -126,7 +127,9 @@ class Story:
             second = np.full(2, number, np.float32) if self.everywhere else np.ones(2, np.float32)
             values = np.concatenate([values, second])
             shards = 0 if kind == "gathered" else self.sharded
-            names = PLACES.values() if kind in OPTIMIZED else self.buffer_names if kind == "buffers" else PLACES
+            names = (
+                PLACES.values() if kind in (*OPTIMIZED, "own") else self.buffer_names if kind == "buffers" else PLACES
+            )
             entries = [[name, size, size, shards, ""] for name, size in zip(names, (1, 2), strict=True)]
             parts[kind] = {"tensors": entries}
             arrays.append((parts[kind], values))

@@ -172,8 +172,21 @@ def test_the_same_data_everywhere_leave_it_open(tmp_path):
 
 
 def test_data_that_were_not_seen_leave_it_open(tmp_path):
-    found = Story(inputs=lambda rank, step: "").diagnosis(tmp_path)
+    unseen: dict[str, Any] = {"inputs": lambda rank, step: ""}
+    found = Story(**unseen).diagnosis(tmp_path)
     assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["inputs_unseen"])
+    alike = Story(**unseen, own=lambda rank, step: step).diagnosis(tmp_path / "alike")
+    assert (alike.verdict, kinds(alike)) == ("UNDETERMINED", ["inputs_unseen"])
+
+
+def test_unless_gradients_that_differed_are_equal_at_the_step(tmp_path):
+    unseen: dict[str, Any] = {"inputs": lambda rank, step: "", "own": lambda rank, step: step + rank}
+    found = Story(**unseen).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("IN SYNC", [])
+    assert "they are reduced" in found.reason
+    apart: dict[str, Any] = {name: lambda rank, step: step + rank for name in ("gradients", "parameters")}
+    never = Story(**unseen, **apart).diagnosis(tmp_path / "never")
+    assert (never.verdict, kinds(never, "fault")) == ("NOT IN SYNC", ["gradients"])
 
 
 def test_gradients_of_zero_prove_nothing(tmp_path):

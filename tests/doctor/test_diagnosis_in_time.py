@@ -9,7 +9,8 @@ from lockstep.doctor.judge.advice import CAUSES
 
 ANNEALED: dict[str, Any] = {"rates": lambda rank: [(0, [4e-3]), (2 - rank, [3e-3]), (4 - rank, [2e-3])], "steps": 6}
 LOGGED: dict[str, Any] = {"boundaries": lambda rank: [4, 8] if rank else [1, 2, 3, 4, 5, 6, 7, 8], "steps": 9}
-CROSSING: dict[str, Any] = {"boundaries": lambda rank: [4, 8] if rank else [1, 2, 3, 5, 6, 7], "steps": 9}
+CROSSING: dict[str, Any] = {"boundaries": lambda rank: [4, 8] if rank else [3, 7], "steps": 9}
+VARYING: dict[str, Any] = {"boundaries": lambda rank: [4, 6, 8] if rank else [1, 3, 6, 7], "steps": 9}
 
 
 def test_what_one_rank_loads_after_its_last_compared_step_is_no_fault(tmp_path):
@@ -93,6 +94,26 @@ def test_ranks_that_fail_because_they_wait_are_accused(tmp_path):
 def test_it_is_accused_of_other_steps_if_it_took_fewer_or_phases_cross(tmp_path, story):
     found = Story(**story).diagnosis(tmp_path)
     assert (found.verdict, kinds(found, "fault")) == ("NOT IN SYNC", ["steps"])
+
+
+def test_phases_that_each_ranks_data_begin_leave_the_verdict_open(tmp_path):
+    found = Story(**VARYING).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["phases"])
+    assert "between different optimiser steps: 4 (rank 0), 3 (rank 1) times" in found.reason
+    assert found.findings[0].cause == CAUSES["varying_phases"]
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        {"taken": lambda rank: 9 + rank},
+        {"ends": {0: None, 1: None}, "codes": {0: None, 1: None}},
+        {"parameters": lambda rank, step: 1.0 + step + rank * (step > 5)},
+        {"inputs": lambda rank, step: f"data at {step}"},
+    ],
+)
+def test_but_only_if_all_else_is_alike_and_gradients_are_reduced(tmp_path, story):
+    assert "steps" in kinds(Story(**VARYING | story).diagnosis(tmp_path), "fault")
 
 
 def test_learning_rates_of_other_steps_are_not_compared(tmp_path):

@@ -115,6 +115,15 @@ def test_gradients_that_are_summed_are_a_note(tmp_path):
     assert "averaged or only summed" not in " ".join(found.ended.stdout.split())
 
 
+def test_a_gradient_that_one_rank_sends_is_not_called_reduced(tmp_path):
+    found = examined("sent_by_one_rank", tmp_path)
+    assert found.json["verdict"] == "UNDETERMINED"
+    (doubt,) = [finding for finding in found.json["findings"] if finding["level"] == "doubt"]
+    assert (doubt["kind"], doubt["details"]["optimizer"], doubt["details"]["rank"]) == ("alone", 0, 1)
+    assert "gradients are those of rank 1 alone, on every rank" in doubt["text"]
+    assert "all_reduce" in doubt["fix"]
+
+
 @pytest.mark.long
 def test_whether_hooks_within_backward_sum_or_average_was_not_seen(tmp_path):
     found = examined("summed_in_hooks", tmp_path)

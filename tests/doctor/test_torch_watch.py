@@ -16,6 +16,7 @@ from watching import trace_of
 
 from lockstep.doctor.judge.traces import Moment
 from lockstep.doctor.watch.schedule import Schedule
+from lockstep.doctor.watch.torch import checks
 from lockstep.doctor.watch.torch import hooks as torch_hooks
 from lockstep.doctor.watch.torch.checks import was_made
 from lockstep.doctor.watch.torch.inspection import bare, look_around
@@ -166,6 +167,29 @@ def test_data_belong_to_the_optimizers_whose_parameters_they_went_through(watch,
     inputs = [trace.checks[Moment(o, 1, "before")].facts["inputs"] for o in range(3)]
     assert len(set(inputs)) == 3
     assert "" not in inputs
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_many_optimizers_are_not_each_a_reason_to_look_at_all_objects(watch, tmp_path, monkeypatch, known):
+    agents, looks, optimizers = [Agent() for _ in range(10)], [], []
+
+    def make(agent):
+        for parameter in agent.parameters():
+            optimizers.append(torch.optim.SGD([parameter], lr=0.1))
+            yield optimizers[-1]
+
+    monkeypatch.setattr(checks, "look_around", lambda before=None: looks.append(before) or look_around(before))
+    made = [list(make(agent)) for agent in agents] if known else []
+    for number, agent in enumerate(agents):
+        agent.act(torch.ones(2, 3)).sum().backward()
+        for optimizer in made[number] if known else make(agent):
+            optimizer.step()
+    trace = trace_of(watch, tmp_path)
+    assert len(trace.steps) == 40
+    assert len(looks) == (checks.FEW_LOOKS if known else checks.MANY_LOOKS + 2)
+    names = [name for optimizer in range(checks.MANY_LOOKS) for name in trace.names[optimizer].values()]
+    assert [name.split("actor.")[-1] for name in names[:4]] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert len(names) == checks.MANY_LOOKS
 
 
 def test_parameters_of_optimizers_whose_steps_are_not_seen_are_kept_until_one_is(watch, tmp_path):

@@ -69,7 +69,7 @@ def second_rank(monkeypatch):
     monkeypatch.setattr(files, "place", lambda: (1, 2))
     monkeypatch.setattr(files, "is_writer", lambda: False)
     monkeypatch.setattr(files, "joined", lambda: True)
-    monkeypatch.setattr(files, "counted", lambda key: count[0])
+    monkeypatch.setattr(files, "count_so_far", lambda key: count[0])
     monkeypatch.setattr(files, "WAIT", 0.05)
     monkeypatch.setattr(files, "_saved", files.Counter())
     return count
@@ -91,7 +91,9 @@ def test_a_rank_waits_for_its_nth_file_only(second_rank):
 
     second_rank[0] = 1
     save_on_one_rank("model", written)
-    with pytest.raises(RunError, match=r"rank 1 waited 0\.05 s for rank 0 to save model; call save on every rank"):
+    with pytest.raises(
+        RunError, match=r"rank 1 waited 0\.05 s for rank 0 to save model; call save on every rank with the same"
+    ):
         save_on_one_rank("model", written)
     save_on_one_rank("another", written)
 

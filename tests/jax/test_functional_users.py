@@ -390,6 +390,11 @@ def test_functions_in_pytrees_stay_what_they_are(tmp_path):
     assert ljax.load_checkpoint(tmp_path / "c", tree, replicate_to=2)["act"] is jax.nn.relu
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    gravity: float = 9.8
+
+
 def test_default_parameters_are_an_attribute_and_a_call():
     env, params = ljax.make("CartPole-v1")
     wrapped = ljax.AutoResetWrapper(env)
@@ -402,6 +407,8 @@ def test_default_parameters_are_an_attribute_and_a_call():
     assert default_params(Method()) == 3
     assert default_params(object()) is None
     assert that_may_be_called(3) == 3
+    slotted = Slotted()
+    assert that_may_be_called(slotted) is slotted
 
 
 def test_default_parameters_of_gymnax_are_too():

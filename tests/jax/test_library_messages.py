@@ -284,6 +284,7 @@ def test_errors_are_in_the_configs_names(settings, words):
         ("eager_constant_folding", True, False),
         ("jax_numpy_rank_promotion", "raise", "allow"),
         ("jax_numpy_dtype_promotion", "strict", "standard"),
+        ("jax_legacy_prng_key", "error", "allow"),
     ],
 )
 def test_settings_of_jaxs_own_that_make_another_agent_are_refused(setting, value, needed):

@@ -197,6 +197,13 @@ def test_first_episodes_begin_with_states_of_ones_own():
     assert not np.asarray(carried(plain).state).any()
 
 
+class Unweighed:
+    weight = None
+
+    def get_reward(self, transition):
+        return 0.0
+
+
 @pytest.mark.parametrize(
     ("hook", "result", "words"),
     [
@@ -205,6 +212,7 @@ def test_first_episodes_begin_with_states_of_ones_own():
         ("get_rewards", lambda *_: [abs, abs], "two rewards are named 'abs'"),
         ("get_rewards", lambda *_: {"x": 3}, "get_rewards: 'x' is 3"),
         ("get_rewards", lambda *_: {"x": (1.0, 3)}, "reward_terms: 'x' must be a tuple"),
+        ("get_rewards", lambda *_: [Unweighed()], "reward_terms: the weight of 'unweighed' is None"),
         ("get_initial_model", lambda *_: 3, "get_initial_model: int was returned"),
         (
             "get_initial_model",

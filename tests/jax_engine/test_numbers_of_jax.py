@@ -43,6 +43,7 @@ OTHERS = {
     "jax_use_shardy_partitioner": False,
     "jax_numpy_rank_promotion": "raise",
     "jax_numpy_dtype_promotion": "strict",
+    "jax_legacy_prng_key": "error",
     set_up.PRECISION: "bfloat16",
 }
 """Another value of each setting that is settled."""
@@ -86,6 +87,14 @@ def promoted():
     return made
 
 
+def raw_keys():
+    """Whether JAX draws with a key of plain words."""
+    try:
+        return bool(jax.random.bits(jnp.array([1, 2], jnp.uint32)).dtype == np.uint32)
+    except (ValueError, TypeError):
+        return False
+
+
 def drawn_and_traced():
     """What JAX makes of a user's program, in which each of the settings shows."""
     seen = []
@@ -108,7 +117,7 @@ def drawn_and_traced():
         rows = jax.NamedSharding(jax.make_mesh((2,), ("rows",)), jax.P("rows"))
         text += jax.jit(jnp.sin, in_shardings=rows).lower(x).as_text()
     words = np.asarray(jax.random.key_data(key)).tolist()
-    return str((promoted(), words, np.asarray(draws), np.asarray(gumbel), str(wide), seen[0], text, traced))
+    return str((promoted(), raw_keys(), words, np.asarray(draws), np.asarray(gumbel), str(wide), seen[0], text, traced))
 
 
 def test_variables_of_jaxs_and_cores_change_no_number():

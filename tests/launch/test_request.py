@@ -1,5 +1,6 @@
-"""Settings for an environment without a preset, by its spaces, and the line that says which nobody gave."""
+"""Settings for an environment without a preset, by its spaces, and the line that says which nobody gave; targets."""
 
+import re
 import types
 
 import gymnasium
@@ -11,7 +12,7 @@ from lockstep.config.command_line import read_request
 from lockstep.config.presets import preset_for
 from lockstep.config.run import Config
 from lockstep.launch import request as request_module
-from lockstep.launch.request import request_of
+from lockstep.launch.request import request_of, split_target
 
 
 @pytest.fixture
@@ -161,3 +162,34 @@ def test_what_was_seen_is_handed_on(unknown):
     assert description is not None
     assert description.observation.vector_size == 3
     assert request_of(["CartPole-v1"]).description is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("CartPole-v1", "--seed", "3", "--log.no-tensorboard"),
+        ("--seed", "3", "CartPole-v1", "--log.no-tensorboard"),
+        ("--seed", "3", "--log.no-tensorboard", "CartPole-v1"),
+        ("--seed", "3", "--log.no-tensorboard", "--config", "CartPole-v1"),
+        ("--log.no-tensorboard", "CartPole-v1", "--seed", "3"),
+    ],
+)
+def test_what_a_command_is_about_stands_anywhere_among_options(words):
+    target, rest = split_target("verify", words)
+    assert target == "CartPole-v1"
+    assert sorted(rest) == ["--log.no-tensorboard", "--seed", "3"]
+    assert rest.index("3") == rest.index("--seed") + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "a config file or an environment id is needed, e.g. lockstep verify CartPole-v1"),
+        (("--seed", "3"), "a config file or an environment id is needed"),
+        (("CartPole-v1", "--seed", "3", "Acrobot-v1"), "'Acrobot-v1': one config file or environment id is enough"),
+        (("CartPole-v1", "--sede", "3"), "--sede: unknown option; did you mean --seed"),
+    ],
+)
+def test_a_command_is_about_one_thing(words, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        split_target("verify", words)

@@ -671,6 +671,18 @@ def summed():
     train(agent, optimizer, data, before_step=reduce_without_dividing)
 
 
+def sent_by_one_rank():
+    data, agent = Data(join()), Agent()
+    optimizer = torch.optim.SGD(agent.parameters(), 0.01)
+
+    def send():
+        for parameter in agent.parameters():
+            assert parameter.grad is not None
+            dist.broadcast(parameter.grad, 1)
+
+    train(agent, optimizer, data, before_step=send)
+
+
 def summed_in_hooks():
     data, agent = Data(join()), Agent()
     for parameter in agent.parameters():

@@ -24,7 +24,7 @@ from lockstep.torch_engine.minibatches import advantage_moments, minibatch_indic
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.plain.functions import PlainFunctions
 from lockstep.torch_engine.session import Session, open_session
-from lockstep.torch_engine.statistics import explained_variance, fit_moments, normalizer_moments, sample_counts
+from lockstep.torch_engine.statistics import explained_variance, moments_of_values, normalizer_moments, sample_counts
 from lockstep.training.losses import loss_settings
 
 LATE: dict[str, Any] = {"id": "Late-v0", "backend": "envpool"}
@@ -153,7 +153,7 @@ def test_statistics_are_of_the_steps_that_count():
     assert batch.valid is not None
     counted = advantage_moments(batch, minibatch_indices(session.config, plan, 0))
     np.testing.assert_array_equal(counted[:, :, :, 0].sum(2), np.tile(sample_counts(rollout, plan), (4, 1)).T)
-    ours = explained_variance(fit_moments(batch), sample_counts(rollout, plan))
+    ours = explained_variance(moments_of_values(batch), sample_counts(rollout, plan))
     keep = batch.valid.flatten() > 0
     returns, values = batch.returns.flatten()[keep].double(), batch.values.flatten()[keep].double()
     assert ours == pytest.approx(float(1 - (returns - values).var() / returns.var()), abs=1e-6)

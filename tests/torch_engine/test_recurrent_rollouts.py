@@ -131,17 +131,17 @@ def test_a_rollout_is_valued_as_if_seen_step_by_step(core, shared, activation):
 def test_what_a_simulator_tells_nothing_of_has_the_value_of_the_step_itself(core, activation):
     """The observation before the step isn't given to the core twice; what is told of is valued as ever."""
     config, plan, state, rollout = made(core, False, activation)
-    rollout.untold = untold = rollout.truncated & (np.arange(config.num_steps) == 5)[:, None]
-    assert 0 < untold.sum() < len(rollout.final)
-    seen_before = untold[rollout.truncated]
-    rollout.final[seen_before] = rollout.observations[:-1][untold]
+    rollout.final_missing = final_missing = rollout.truncated & (np.arange(config.num_steps) == 5)[:, None]
+    assert 0 < final_missing.sum() < len(rollout.final)
+    seen_before = final_missing[rollout.truncated]
+    rollout.final[seen_before] = rollout.observations[:-1][final_missing]
     values, finals, _ = one_by_one(state, rollout)
     expected = values[1:].copy()
     for where in final_of(rollout):
-        expected[where] = values[where] if untold[where] else finals[where]
+        expected[where] = values[where] if final_missing[where] else finals[where]
     found = bootstrap_values(state, rollout, outputs_of(state, rollout, plan), plan)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert all(abs(finals[where] - values[where]) > 1e-4 for where in zip(*np.nonzero(untold), strict=True))
+    assert all(abs(finals[where] - values[where]) > 1e-4 for where in zip(*np.nonzero(final_missing), strict=True))
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def test_without_memory_that_is_valued_in_a_pass_of_its_own_as_ever():
     state, rollout = small_state(config, described(), plan), made_rollout(config, plan, ENDS)
     outputs = outputs_of(state, rollout, plan)
     before = bootstrap_values(state, rollout, outputs, plan)
-    rollout.untold = rollout.truncated
+    rollout.final_missing = rollout.truncated
     assert torch.equal(bootstrap_values(state, rollout, outputs, plan), before)
 
 

@@ -12,17 +12,19 @@ from lockstep.config.run import Config
 from lockstep.core.normalizers import RunningMoments
 from lockstep.core.shards import ShardPlan
 from lockstep.core.spaces import ActionLayout, observation_layout
-from lockstep.envs.gymnasium.random_policy import draw_replacements
+from lockstep.envs.gymnasium.random_policy import (
+    allowed_actions,
+    draw_replacements,
+    random_actions,
+    random_replacements,
+)
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
 from lockstep.torch_engine.rollout import (
     Rollout,
     action_noise,
-    allowed_actions,
     collect,
     collect_random,
-    random_actions,
-    random_replacements,
     record_replay,
 )
 from lockstep.torch_engine.state import TrainState, make_net
@@ -167,7 +169,9 @@ def test_an_end_is_one_of_the_two_and_only_truncated_ones_keep_their_final_obser
 
 def test_a_rollout_keeps_copies_of_buffers_that_environments_use_again():
     _, envs, rollout = collected(small_config())
-    before = {f.name: np.copy(getattr(rollout, f.name)) for f in dataclasses.fields(rollout) if f.name != "untold"}
+    before = {
+        f.name: np.copy(getattr(rollout, f.name)) for f in dataclasses.fields(rollout) if f.name != "final_missing"
+    }
     for name in ("observations", "final_observations", "rewards", "actions"):
         getattr(envs.buffers, name)[:] = 99
     for name in ("terminated", "truncated"):

@@ -31,10 +31,10 @@ from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup.clock import Laps, RankTimes
 from lockstep.torch_engine.state import make_net
 from lockstep.torch_engine.statistics import (
-    Shared,
-    fit_moments,
+    SharedStatistics,
     initial_statistics,
     merge_normalizers,
+    moments_of_values,
     normalizer_moments,
     share,
     share_metrics,
@@ -118,7 +118,7 @@ def test_what_is_shared_is_the_same_for_every_number_of_ranks(normalize):
     config = small_config(num_shards=4, normalize=normalize)
     batch = random_batch(config, small_state(config, described(size=2)).net)
 
-    def rank(plan: ShardPlan, communicator: Communicator) -> Shared:
+    def rank(plan: ShardPlan, communicator: Communicator) -> SharedStatistics:
         state, mine = small_state(config, described(size=2), plan), of_rank(batch, plan)
         moments = advantage_moments(mine, minibatch_indices(config, plan, 0))
         finished, stop = of_plan(EPISODES, plan), 15 if plan.rank == plan.world_size - 1 else 0
@@ -129,7 +129,7 @@ def test_what_is_shared_is_the_same_for_every_number_of_ranks(normalize):
     assert expected.advantage_moments.shape == (4, 2, 2, 3)
     for world_size in (2, 3, 4):
         for ours in run_ranks(config, world_size, rank):
-            for field in dataclasses.fields(Shared):
+            for field in dataclasses.fields(SharedStatistics):
                 a, b = (np.asarray(getattr(shared, field.name)) for shared in (ours, expected))
                 np.testing.assert_array_equal(a, b, err_msg=f"{field.name}, {world_size} ranks")
 
@@ -222,7 +222,7 @@ def test_moments_of_all_shards_at_once_have_the_bits_of_each_alone(monkeypatch, 
         some = slice(None) if shard is None else slice(shard * rows, (shard + 1) * rows)
         batch = batch_of_shards({name: x[:, some] for name, x in columns.items()}, shards if shard is None else 1)
         own = indices if shard is None else indices[:, :, shard : shard + 1]
-        return advantage_moments(batch, own), fit_moments(batch)
+        return advantage_moments(batch, own), moments_of_values(batch)
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     together = moments_of(None)

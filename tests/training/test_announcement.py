@@ -8,7 +8,7 @@ from fake_session import FakeSession
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import DesyncError
 from lockstep.core.fingerprint import sha256_of
-from lockstep.training.announcement import counted, grpo_notes, start_lines
+from lockstep.training.announcement import grpo_notes, quantity, start_lines
 
 
 def said_of(session, set_up=(), own=(), **options):
@@ -18,7 +18,7 @@ def said_of(session, set_up=(), own=(), **options):
 def test_the_line_names_the_set_up_and_the_parameters_that_all_ranks_hold():
     session = FakeSession()
     digest = sha256_of({"policy/w": session.weights})[:8]
-    set_up = ["torch", f"{counted(2, 'rank')} × {counted(1, 'shard')}"]
+    set_up = ["torch", f"{quantity(2, 'rank')} × {quantity(1, 'shard')}"]
     expected = [f"lockstep/CartPole-v1 · torch · 2 ranks × 1 shard · parameters in sync ({digest})"]
     assert said_of(session, set_up) == expected
     session.weights = session.weights + 1

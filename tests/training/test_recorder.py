@@ -96,10 +96,10 @@ def test_without_an_interval_only_the_end_is_saved(recorder_of, tmp_path):
 def test_without_evaluations_the_last_episodes_are_the_score(recorder_of):
     session = FakeSession()
     recorder = recorder_of(session)
-    assert recorder.past.score is None
+    assert recorder.history.score is None
     recorder.log(session.advance(returns=4.0))
     recorder.log(session.advance(returns=8.0))
-    assert recorder.past.score == 6.0
+    assert recorder.history.score == 6.0
     assert not recorder.evaluation_due()
 
 
@@ -107,20 +107,20 @@ def test_an_evaluation_is_the_score_until_the_next_one(recorder_of):
     session = FakeSession(eval={"interval": 2, "episodes": 2})
     recorder = recorder_of(session)
     recorder.log(session.advance(returns=100.0))
-    assert (recorder.past.score, recorder.evaluation_due()) == (None, False)
+    assert (recorder.history.score, recorder.evaluation_due()) == (None, False)
     session.advance()
     assert recorder.evaluation_due()
     record = recorder.evaluated(episodes(1.0, 3.0), lambda: pytest.fail("no video is wanted"))
-    assert record["eval/return_mean"] == recorder.past.score == 2.0
+    assert record["eval/return_mean"] == recorder.history.score == 2.0
     recorder.log(session.advance(returns=100.0))
-    assert recorder.past.score == 2.0
+    assert recorder.history.score == 2.0
 
 
 def test_a_resumed_run_begins_with_its_checkpoints_score_and_says_its_config_once(recorder_of, monkeypatch):
     session = FakeSession(eval={"interval": 5})
     session.remembered = {"score": 7.5}
     resumed = recorder_of(session, checkpoint=Checkpoint({}, {}, {"score": 7.5}))
-    assert resumed.past.score == 7.5
+    assert resumed.history.score == 7.5
     new = recorder_of(session)
     for recorder, texts in ((resumed, []), (new, ["config"])):
         said = []

@@ -8,7 +8,6 @@ from fake_session import FakeSession
 
 from lockstep.config.run import Config
 from lockstep.runs.directory import RunDirectory
-from lockstep.training.past import Past
 from lockstep.training.recorder import Recorder
 from lockstep.training.reference_policy import (
     check_same_networks,
@@ -18,6 +17,7 @@ from lockstep.training.reference_policy import (
     reference_digest,
     with_reference,
 )
+from lockstep.training.run_history import RunHistory
 from lockstep.training.stop import FINISHED
 
 SHAPES = {"w": (3,)}
@@ -158,11 +158,11 @@ def test_another_policy_in_the_references_place_is_refused(finished, tmp_path):
 
 
 def test_a_checkpoint_says_what_the_reference_was(finished):
-    assert Past.of(None, "2030-01-01").to_json()["reference_sha256"] is None
-    past = Past.of(None, "2030-01-01")
-    past.record_reference(grpo(finished))
-    assert past.to_json()["reference_sha256"] == reference_digest(grpo(finished))
-    assert Past.of(past.to_json(), "").reference_sha256 == past.reference_sha256
+    assert RunHistory.of(None, "2030-01-01").to_json()["reference_sha256"] is None
+    history = RunHistory.of(None, "2030-01-01")
+    history.record_reference(grpo(finished))
+    assert history.to_json()["reference_sha256"] == reference_digest(grpo(finished))
+    assert RunHistory.of(history.to_json(), "").reference_sha256 == history.reference_sha256
 
 
 def test_a_run_that_isnt_there_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.commands.parser import CommandParser, from_home
+from lockstep.commands.parser import CommandParser, add_target, from_home
 from lockstep.config.engines import engine_module
 from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
@@ -18,13 +18,13 @@ from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.jax_start import look_with_cpu
-from lockstep.launch.request import described_run
+from lockstep.launch.request import described_run, split_target
 from lockstep.runs.curves import MISSING_PLOT, can_plot
 from lockstep.scaling.ledger import Ledger, locked_directory, measure_job, open_ledger, sweep_directory, write_results
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
 from lockstep.scaling.summarize import Row, run_row
-from lockstep.training.announcement import counted
+from lockstep.training.announcement import quantity
 
 INTERRUPTED = 130
 
@@ -64,7 +64,7 @@ def _parser() -> CommandParser:
         "RUNS_DIR/NAME: logs/*.jsonl, per_run.csv and .json, summary.csv and .json, plots.png. "
         "Exit status: 0, 1 (a run failed; its row says why), 2 (bad input).",
     )
-    parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
+    add_target(parser, "CONFIG_FILE_OR_ENV_ID", "of the run that is measured")
     parser.add_argument(
         "--world-sizes",
         default="1,2,4",
@@ -93,8 +93,8 @@ def _parser() -> CommandParser:
 
 def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     """Reads the sweep that a command line asks for, and checks what can be checked without starting it."""
-    options, rest = _parser().parse_known_args(list(argv))
-    config = described_run("bench", options.config, rest)
+    options, words = _parser().parse_known_args(list(argv))
+    config = described_run("bench", *split_target("bench", words))
     validate(RunOptions, {"name": options.name, "runs_dir": options.runs_dir}, "command line")
     plan = Plan(
         config,
@@ -123,7 +123,7 @@ def _announce(plan: Plan, ledger: Ledger) -> None:
     if plan.config.device == "cpu" and threads > cores:
         most = plan.world_sizes[-1]
         print(
-            f"note: {counted(most, 'rank')} want{'' if most > 1 else 's'} {threads} cores and "
+            f"note: {quantity(most, 'rank')} want{'' if most > 1 else 's'} {threads} cores and "
             f"there {'are' if cores > 1 else 'is'} {cores}; see the ceiling"
         )
     if not can_plot():

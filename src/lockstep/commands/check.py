@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.commands.parser import CommandParser, at_least_one
+from lockstep.commands.parser import CommandParser, add_target, at_least_one
 from lockstep.config.engines import engine_module
 from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, enable_fault_handler
 from lockstep.core.topology import Topology
 from lockstep.envs.examine import examine
 from lockstep.launch.jax_start import start_jax
-from lockstep.launch.request import described_run
+from lockstep.launch.request import described_run, split_target
 
 WORDS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs ``lockstep check ENV``: exit status 0, or 1 if there is a problem that a run would meet."""
-    options, rest = _parser().parse_known_args(list(argv))
-    config = described_run("check", options.env, rest, starts_others=False)
+    options, words = _parser().parse_known_args(list(argv))
+    config = described_run("check", *split_target("check", words), starts_others=False)
     start_jax(config, RunOptions(), Topology())
     if config.env.backend == "tensor":
         engine = engine_module("torch")
@@ -43,6 +43,6 @@ def _parser() -> CommandParser:
         epilog="Every option of lockstep train that describes the environment is accepted too, e.g. --env.frame-stack "
         "4, --env.kwargs '{\"g\": 9.8}', --seed 3.",
     )
-    parser.add_argument("env", metavar="ENV_ID_OR_CONFIG_FILE")
+    add_target(parser, "ENV_ID_OR_CONFIG_FILE", "the environment, or a file that names it")
     parser.add_argument("--steps", type=at_least_one, default=1000, help="random actions in each of two environments")
     return parser

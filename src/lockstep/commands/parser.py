@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     from lockstep.policies.policy import Policy
 
 
+def add_target(parser: argparse.ArgumentParser, metavar: str, said: str) -> None:
+    """Documents what a command is about, which stands anywhere among its options and those of ``lockstep train``.
+
+    The parser can't take it: it doesn't know which options of ``lockstep train`` have values. See
+    :func:`lockstep.launch.request.split_target`.
+    """
+    parser.usage = f"{parser.prog} [options] {metavar}"
+    parser.add_argument_group(metavar, said)
+
+
 def at_least_one(text: str) -> int:
     """Parses a count of at least 1; for ``type=``."""
     try:

@@ -13,13 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from lockstep import __version__
-from lockstep.commands.parser import CommandParser, at_least_one, from_home
+from lockstep.commands.parser import CommandParser, add_target, at_least_one, from_home
 from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
 from lockstep.core.files import check_writable, replace_text
 from lockstep.core.machine import cpu_model
 from lockstep.core.topology import available_cores
-from lockstep.launch.request import described_run
+from lockstep.launch.request import described_run, split_target
 from lockstep.planning.hardware import TABLE, parse_rate, parse_target
 from lockstep.planning.outlook import outlooks
 from lockstep.planning.plot import write_plot
@@ -56,7 +56,7 @@ def _parser() -> CommandParser:
         epilog="Every option of lockstep train that describes the run is accepted too, e.g. --num-envs 4096. Written "
         "to RUNS_DIR/NAME: plan.json, plan.png.",
     )
-    parser.add_argument("config", metavar="CONFIG_FILE_OR_ENV_ID")
+    add_target(parser, "CONFIG_FILE_OR_ENV_ID", "of the run that is planned")
     parser.add_argument(
         "--on",
         action="append",
@@ -93,13 +93,13 @@ def _parser() -> CommandParser:
 
 def _read_request(argv: Sequence[str]) -> tuple[PlanRequest, Path]:
     """Reads what a command line asks for, and checks what can be checked without measuring or compiling."""
-    options, rest = _parser().parse_known_args(list(argv))
+    options, words = _parser().parse_known_args(list(argv))
     targets = tuple(parse_target(text) for text in options.on)
     if options.mode not in MODES:
         raise ValueError(f"mode: {options.mode!r} is none of {', '.join(MODES)}")
     validate(RunOptions, {"name": options.name, "runs_dir": options.runs_dir}, "command line")
     request = PlanRequest(
-        config=described_run("plan", options.config, rest),
+        config=described_run("plan", *split_target("plan", words)),
         targets=targets,
         sizes=world_sizes(options.world_sizes),
         mode=options.mode,

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lockstep.commands.parser import CommandParser
+from lockstep.commands.parser import CommandParser, add_target
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import parse_arguments
 from lockstep.config.engines import check_processes_here
 from lockstep.config.run import Config
 from lockstep.core.process import EXIT_FAILURE
 from lockstep.core.user_code.handed import is_handed
-from lockstep.launch.request import described_run
+from lockstep.launch.request import described_run, split_target
 from lockstep.proof.kept import keep, run_of
 from lockstep.proof.lengths import first_length, most_iterations
 from lockstep.proof.setup import setup_of
@@ -36,12 +36,13 @@ def main(argv: Sequence[str]) -> int:
 
     If a run was given, the result is written to its ``verify.json``.
     """
-    options, rest = _parser().parse_known_args(list(argv))
+    options, words = _parser().parse_known_args(list(argv))
+    target, rest = split_target("verify", words)
     if options.iterations is not None and options.iterations < 1:
         raise ValueError(f"iterations: {options.iterations} is below 1")
-    run = run_of(options.config)
-    named = run is not None and Path(options.config).name != CONFIG
-    config = described_run("verify", str(run) if named else options.config, rest)
+    run = run_of(target)
+    named = run is not None and Path(target).name != CONFIG
+    config = described_run("verify", str(run) if named else target, rest)
     _check_names(config)
     worlds = parse_worlds(options.world_sizes, config.engine)
     check_processes_here(config.device, max(processes for _, processes in worlds))
@@ -124,10 +125,10 @@ def _parser() -> CommandParser:
         allow_abbrev=False,
         epilog="Every option of lockstep train that describes the run is accepted too, e.g. --seed 3 --num-envs 64.",
     )
-    parser.add_argument(
-        "config",
-        metavar="CONFIG_FILE_OR_ENV_ID_OR_RUN",
-        help="of a run the result is kept in its verify.json, for lockstep report",
+    add_target(
+        parser,
+        "CONFIG_FILE_OR_ENV_ID_OR_RUN",
+        "what is trained; of a run the result is kept in its verify.json, for lockstep report",
     )
     parser.add_argument(
         "--world-sizes",

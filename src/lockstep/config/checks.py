@@ -18,7 +18,7 @@ def resolve(config: Config, world_size: int = 1) -> Config:
         ValueError: one line with the key, the value and the nearest values that work.
     """
     num_envs, num_shards = envs_and_shards(config, world_size)
-    size, config = config.ppo.batch_size, counted(config, num_envs, num_shards)
+    size, config = config.ppo.batch_size, in_steps_and_minibatches(config, num_envs, num_shards)
     if config.num_shards is None:
         _check_enough(config, world_size, num_envs, num_shards)
     check_world_size(world_size, num_shards, *(("devices", "devices") if config.engine == "jax" else ()))
@@ -51,7 +51,7 @@ def _check_enough(config: Config, world_size: int, num_envs: int, num_shards: in
     )
 
 
-def counted(config: Config, num_envs: int, num_shards: int = 1) -> Config:
+def in_steps_and_minibatches(config: Config, num_envs: int, num_shards: int = 1) -> Config:
     """Replaces ``total_iterations`` by ``total_steps`` and ``ppo.batch_size`` by ``ppo.num_minibatches``.
 
     ``num_envs`` is the number of environments of the whole run, and ``num_shards`` that of the shards which share the

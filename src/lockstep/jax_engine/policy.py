@@ -62,22 +62,24 @@ class PolicyFunction:
         self._compile()
 
     def __call__(
-        self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
+        self, observations: np.ndarray, noise: np.ndarray | None, recurrent_state: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns actions for normalised observation rows ``[rows, width]``, and the recurrent state after them.
 
-        ``noise`` is float32 ``[rows, action outputs]``, Gumbel or normal; None: the most likely actions. ``carry`` is
-        the recurrent state, float32 ``[rows, carry_size]``. Actions are rows as
+        ``noise`` is float32 ``[rows, action outputs]``, Gumbel or normal; None: the most likely actions. The
+        recurrent state is float32 ``[rows, carry_size]``. Actions are rows as
         :class:`lockstep.envs.host_envs.Buffers` takes them.
         """
         with jax.default_device(self._device):
-            actions, after = self._act(self._weights, observations, noise, carry)
+            actions, after = self._act(self._weights, observations, noise, recurrent_state)
         return np.array(actions, self.action.row_dtype), np.array(after)
 
     def outputs(
-        self, observations: np.ndarray, carry: np.ndarray, actions: np.ndarray | None = None
+        self, observations: np.ndarray, recurrent_state: np.ndarray, actions: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Computes what actor and critic output for normalised rows ``[rows, width]``; ``carry`` is ``[rows, size]``.
+        """Computes what actor and critic output for normalised rows ``[rows, width]``.
+
+        ``recurrent_state`` is the state before them ``[rows, size]``.
 
         Returns:
             ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` if there
@@ -85,18 +87,18 @@ class PolicyFunction:
             if they are given, those of a squashed Gaussian before the tanh.
         """
         with jax.default_device(self._device):
-            out = self._evaluate(self._weights, observations, carry, actions)
+            out = self._evaluate(self._weights, observations, recurrent_state, actions)
         return {name: np.array(x) for name, x in out.items()}
 
     def _outputs(
-        self, weights: dict[str, Array], observations: Array, carry: Array, actions: Array | None
+        self, weights: dict[str, Array], observations: Array, recurrent_state: Array, actions: Array | None
     ) -> dict[str, Array]:
         net, out = self._net, {}
         if net.core is None:
             output, values = nets.actor_critic(net, weights, observations)
         else:
             none = jnp.zeros((1, len(observations)))
-            unrolled, unrolled_values, carries = nets.unroll(net, weights, observations[None], carry, none)
+            unrolled, unrolled_values, carries = nets.unroll(net, weights, observations[None], recurrent_state, none)
             output, values = unrolled[0], None if unrolled_values is None else unrolled_values[0]
             out["next_state"] = carries[0]
         if net.discrete:
@@ -111,20 +113,20 @@ class PolicyFunction:
         return out
 
     def _actions(
-        self, weights: dict[str, Array], observations: Array, noise: Array | None, carry: Array
+        self, weights: dict[str, Array], observations: Array, noise: Array | None, recurrent_state: Array
     ) -> tuple[Array, Array]:
         net = self._net
         if net.core is None:
             output = nets.actor(net, weights, observations)
         else:
             none = jnp.zeros((1, len(observations)))
-            unrolled, _, carries = nets.unroll(net, weights, observations[None], carry, none, actor_only=True)
-            output, carry = unrolled[0], carries[0]
+            unrolled, _, carries = nets.unroll(net, weights, observations[None], recurrent_state, none, actor_only=True)
+            output, recurrent_state = unrolled[0], carries[0]
         if noise is None:
             actions = distributions.mode(net, output)
         else:
             actions = distributions.sample(net, weights, output, noise)
-        return distributions.squash(net, actions), carry
+        return distributions.squash(net, actions), recurrent_state
 
 
 def _cpu() -> Any:

@@ -19,7 +19,7 @@ from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import Parameters, PolicyNet
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.normalizers import Scale, normalized
-from lockstep.jax_engine.shards.words import Words
+from lockstep.jax_engine.shards.packing import PackedLayout
 from lockstep.jax_engine.state import EnvCarry
 
 
@@ -204,7 +204,7 @@ class Collector:
         layout: of :attr:`Kept.words`; known once a step has been traced.
     """
 
-    layout: Words
+    layout: PackedLayout
 
     def __init__(self, policy: Actor | RandomActor, env: JaxEnvironment, scale: Scale | None, clip: float) -> None:
         self.policy, self.env, self.scale, self.clip = policy, env, scale, clip
@@ -240,7 +240,7 @@ class Collector:
         images = {"observations": seen, "final": self.seen(rows)} | ({} if self.scale is None else {"raw": carry.rows})
         if not net.observation.image_bytes:
             kept, images = kept | images, {}
-        self.layout = Words.of(kept)
+        self.layout = PackedLayout.of(kept)
         return following, Kept(self.layout.pack(kept), images, {k: term.mean() for k, term in stepped.terms.items()})
 
 

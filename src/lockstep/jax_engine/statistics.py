@@ -25,14 +25,14 @@ class Statistics(NamedTuple):
 
     Attributes:
         advantage_moments: ``[shards, num_epochs, num_minibatches, 3]``: count, mean and M2.
-        fit: moments of returns and of returns minus values, ``[blocks, 2, 3]``; None without a critic.
+        value_moments: moments of returns and of returns minus values, ``[blocks, 2, 3]``; None without a critic.
         observation_moments: ``[blocks, size, 3]``, or None.
         return_moments: of discounted returns ``[blocks, 1, 3]``, or None.
         terms: means of named reward terms ``[blocks, n]``, or None.
     """
 
     advantage_moments: Array
-    fit: Array | None
+    value_moments: Array | None
     observation_moments: Array | None
     return_moments: Array | None
     terms: Array | None
@@ -45,7 +45,7 @@ class NormalizerMoments(NamedTuple):
     returns: Array | None
 
 
-def fit_moments(batch: Batch) -> Array | None:
+def moments_of_values(batch: Batch) -> Array | None:
     """Computes count, mean and M2 of a block's returns and of returns minus values: float64 ``[2, 3]``."""
     if batch.returns is None or batch.values is None:
         return None
@@ -104,13 +104,13 @@ def mean_terms(names: list[str], terms: Array | None) -> dict[str, Array]:
     return {f"reward/{name}": means[number] for number, name in enumerate(names)}
 
 
-def explained_variance(fit: Array) -> Array:
+def explained_variance(value_moments: Array) -> Array:
     """Computes 1 - Var(returns - values) / Var(returns) over all samples, float32.
 
     Returns NaN if returns vary by no more than float32 rounds them; they are made of residuals and values.
     """
     with jax.enable_x64(True):
-        _, mean, std = merge_counts(fit)
+        _, mean, std = merge_counts(value_moments)
         varies = std[0] > RETURN_ROUNDING * (jnp.abs(mean).sum() + std[1])
         variance = jnp.square(std)
         ratio = 1.0 - variance[1] / jnp.where(varies, variance[0], 1.0)

@@ -17,7 +17,7 @@ from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Held, Named, ParameterLayout
 from lockstep.jax_engine.shards.blocks import Blocks
 from lockstep.jax_engine.shards.keys import keyed
-from lockstep.jax_engine.shards.words import Words
+from lockstep.jax_engine.shards.packing import PackedLayout
 from lockstep.jax_engine.state import adam
 from lockstep.training.limits import (
     CLIP_EPSILON,
@@ -191,7 +191,7 @@ class Gradients:
     net: PolicyNet
     layout: ParameterLayout
     blocks: Blocks
-    words: Words
+    words: PackedLayout
     devices: int
     platform: str
     coefficients: dict[str, Array] | None = None

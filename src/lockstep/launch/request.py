@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.command_line import Request, base_settings, parse_arguments, read_request
+from lockstep.config.command_line import Request, base_settings, parse_arguments, parts_of, read_request
 from lockstep.config.engines import engine_module
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import SERVICES
+from lockstep.config.switches import Switch
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.topology import Topology
 from lockstep.envs.batched.twins import with_array_twin
@@ -174,20 +175,36 @@ def _as_begun(request: Request, options: RunOptions) -> dict[str, Any]:
     return overrides
 
 
+def split_target(command: str, argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Takes the config file, run or environment id out of a command line of options of ``lockstep train``.
+
+    Raises:
+        ValueError: there is none, or a second one, or an option is wrong; one line.
+    """
+    targets, rest = list[str](), list[str]()
+    for part in parts_of(argv):
+        if part.path or isinstance(part.value, Switch):
+            rest += part.words
+        else:
+            targets.append(part.value)
+    if not targets:
+        raise ValueError(f"a config file or an environment id is needed, e.g. lockstep {command} CartPole-v1")
+    if len(targets) > 1:
+        raise ValueError(f"{targets[1]!r}: one config file or environment id is enough")
+    return targets[0], rest
+
+
 def described_run(command: str, target: str, rest: Sequence[str], starts_others: bool = True) -> Config:
     """Reads the config of a run that ``command`` starts itself, from a config file or environment id, and options.
 
     ``starts_others``: whether the run gets processes of its own; else this one steps the environment.
 
     Raises:
-        ValueError: an option isn't about the config, or there is a second file or id; one line.
+        ValueError: an option isn't about the config; one line.
     """
-    positional, settings = parse_arguments(rest)
-    for key in settings:
+    for key in parse_arguments(rest)[1]:
         if key in RunOptions.model_fields and key != "trust":
             raise ValueError(f"{key}: {command} starts its own runs; give only what describes the run")
-    if positional:
-        raise ValueError(f"{positional[0]!r}: one config file or environment id is enough, before the options")
     return request_of([target, *rest], starts_others=starts_others).config
 
 

@@ -31,7 +31,7 @@ from lockstep.runs.checkpoint_writer import sync_records, write_directory
 from lockstep.runs.directory import BEGUN, CHECKPOINTS, RECORDS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import last_global_step_of
-from lockstep.training.past import with_restarts
+from lockstep.training.run_history import with_restarts
 
 OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 """Files in which the kernel counts the processes that it killed for memory."""

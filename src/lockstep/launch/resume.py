@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.checks import counted
+from lockstep.config.checks import in_steps_and_minibatches
 from lockstep.config.files import merge
 from lockstep.config.keys import FREE, validate
 from lockstep.config.redact import shown_value
@@ -78,7 +78,7 @@ def _under(overrides: dict[str, Any], stored: Config) -> Config:
     if not overrides:
         return stored
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
-    changed = counted(changed, stored.envs, stored.num_shards or 1)
+    changed = in_steps_and_minibatches(changed, stored.envs, stored.num_shards or 1)
     if changed.env.id != stored.env.id:  # may be the id with which the run was asked for
         changed, _ = with_array_twin(changed)
     return changed

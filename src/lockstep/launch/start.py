@@ -44,8 +44,8 @@ from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS, Mirror
 from lockstep.runs.session_facts import SessionFacts, commit_of
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in, remember_names
-from lockstep.training.past import utc_date
 from lockstep.training.reference_policy import with_reference
+from lockstep.training.run_history import utc_date
 from lockstep.training.stop import stop_requests
 
 INTERRUPTED = 130

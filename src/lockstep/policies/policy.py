@@ -72,14 +72,14 @@ class Policy:
 
     def reset(self, seed: int | None = None) -> None:
         """Begins an episode: clears the recurrent state; with a seed also restarts the noise of sampled actions."""
-        self._carry = self._zeros(0)
+        self._recurrent_state = self._zeros(0)
         if seed is not None:
             self._noise = keyed_generator(seed, "policy")
 
     def forget(self, rows: np.ndarray) -> None:
         """Clears the recurrent state of some rows of the last batch, bool ``[rows]``."""
-        if len(self._carry) == len(rows):
-            self._carry[rows] = 0.0
+        if len(self._recurrent_state) == len(rows):
+            self._recurrent_state[rows] = 0.0
 
     def __call__(self, observation: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
         """Returns the action for one observation, or the actions for a batch of observations.
@@ -110,7 +110,7 @@ class Policy:
         actions = self.native(rows, deterministic)
         own = carry_size(self.config.network.recurrent, self.config.network.recurrent_size)
         if own and before.shape[1] > own:  # the critic's memory, which the actor alone doesn't update
-            self._carry[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
+            self._recurrent_state[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
         return actions
 
     def predict(
@@ -135,11 +135,11 @@ class Policy:
         """
         recurrent = self._function.carry_size > 0
         if recurrent:
-            self._carry = self._zeros(0) if state is None else np.array(state)
+            self._recurrent_state = self._zeros(0) if state is None else np.array(state)
             if episode_start is not None:
                 self.forget(np.atleast_1d(np.asarray(episode_start, bool)))
         actions = np.asarray(self(observation, deterministic, action_masks))
-        return actions, self._carry.copy() if recurrent else None
+        return actions, self._recurrent_state.copy() if recurrent else None
 
     def value(self, observation: Any, action_mask: Any = None) -> Any:
         """Returns the critic's estimate of the return from here, with rewards scaled as in training.
@@ -231,7 +231,7 @@ class Policy:
 
     def recurrent_state(self, count: int) -> np.ndarray:
         """Returns the recurrent state, float32 ``[count, size]``; zeros unless the last batch had ``count`` rows."""
-        return self._carry if len(self._carry) == count else self._zeros(count)
+        return self._recurrent_state if len(self._recurrent_state) == count else self._zeros(count)
 
     def _zeros(self, count: int) -> np.ndarray:
         """Returns the recurrent state of a batch of ``count`` at the start of episodes."""
@@ -270,14 +270,14 @@ class Policy:
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Returns actions, as :class:`lockstep.envs.host_envs.Buffers` holds them, for rows ``[rows, width]``."""
         if not len(observations):
-            self._carry = self._zeros(0)
+            self._recurrent_state = self._zeros(0)
             return self._function(self.observation.zeros(1), None, self._zeros(1))[0][:0]
         rows = self._normalized(observations)
         noise, shape = None, (len(rows), self.action.outputs)
         if not deterministic:
             drawn = self._noise.gumbel(size=shape) if self.action.discrete else self._noise.standard_normal(shape)
             noise = drawn.astype(np.float32)
-        actions, self._carry = self._function(rows, noise, self.recurrent_state(len(rows)))
+        actions, self._recurrent_state = self._function(rows, noise, self.recurrent_state(len(rows)))
         return actions
 
     def _normalized(self, rows: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.training.own_loss.fingerprint import difference, fingerprint_in
 from lockstep.training.own_loss.recorded import facts_of_loss
-from lockstep.training.past import utc_date
+from lockstep.training.run_history import utc_date
 from lockstep.training.schedules import follows_length
 
 

@@ -29,7 +29,7 @@ from lockstep.report.timing import Times, times_of
 from lockstep.report.videos import ROOM, Video, video_of
 from lockstep.report.words import date, duration, in_digits, percent, setting, size, typed
 from lockstep.runs.listing import printable
-from lockstep.training.past import utc_date
+from lockstep.training.run_history import utc_date
 
 ASSETS = Path(__file__).parent / "assets"
 TEMPLATES = Path(__file__).parent / "templates"

@@ -15,7 +15,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.topology import available_cores
 from lockstep.runs.trackers.service import flattened
-from lockstep.training.announcement import counted
+from lockstep.training.announcement import quantity
 
 Mode = Literal["weak", "strong"]
 MODES = ("weak", "strong")
@@ -71,9 +71,9 @@ class Plan:
     def __str__(self) -> str:
         """Describes environment, mode, numbers of ranks, repeats and iterations in words."""
         *others, most = self.world_sizes
-        ranks = ", ".join([*map(str, others), counted(most, "rank")])
+        ranks = ", ".join([*map(str, others), quantity(most, "rank")])
         repeats = f"{self.repeats} repeats" if self.repeats > 1 else "once"
-        iterations = f"{self.warmup_iters} + {counted(self.iters, 'iteration')}"
+        iterations = f"{self.warmup_iters} + {quantity(self.iters, 'iteration')}"
         return f"{self.config.env.id} · {self.mode} scaling on {ranks} · {repeats}, {iterations} each"
 
     def check(self) -> None:

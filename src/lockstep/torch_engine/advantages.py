@@ -113,7 +113,9 @@ def merge_counts(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     if not on_host(parts.device):
         return _merge(parts, torch.clamp, torch.sqrt)
-    count, mean, std = (torch.from_numpy(np.asarray(x)) for x in _merge(parts.numpy(), np.maximum, np.sqrt))
+    with np.errstate(all="ignore"):  # as PyTorch; the update reports what isn't finite
+        merged = _merge(parts.numpy(), np.maximum, np.sqrt)
+    count, mean, std = (torch.from_numpy(np.asarray(x)) for x in merged)
     return count, mean, std
 
 

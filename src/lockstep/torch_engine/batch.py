@@ -84,16 +84,16 @@ def bootstrap_values(state: TrainState, rollout: Rollout, outputs: PolicyOutputs
     """Computes V of what followed each step, ``[T, E]``; of the final observation where an episode was truncated.
 
     Final observations are evaluated in blocks of ``envs_per_shard`` rows of one shard, however many there are. Where a
-    simulator gave none (``rollout.untold``), the observation before the step stands in for it. A recurrent policy must
-    not see that one twice, so its value is taken from the first pass.
+    simulator gave none (``rollout.final_missing``), the observation before the step stands in for it. A recurrent
+    policy must not see that one twice, so its value is taken from the first pass.
     """
     assert outputs.values is not None
     rows, told = plan.envs_per_shard, rollout.truncated
     ordinary = from_shards(outputs.values.flatten(1), len(rollout.rewards) + 1)
     out = ordinary[1:].clone()
-    if rollout.untold is not None and state.net.core is not None:
-        told = told & ~rollout.untold
-        steps, envs = (to_device(index, out.device) for index in np.nonzero(rollout.untold))
+    if rollout.final_missing is not None and state.net.core is not None:
+        told = told & ~rollout.final_missing
+        steps, envs = (to_device(index, out.device) for index in np.nonzero(rollout.final_missing))
         out[steps, envs] = ordinary[steps, envs]
     if not len(rollout.final) or not told.any():
         return out

@@ -114,36 +114,40 @@ class PolicyFunction:
 
     @torch.inference_mode()
     def __call__(
-        self, observations: np.ndarray, noise: np.ndarray | None, carry: np.ndarray
+        self, observations: np.ndarray, noise: np.ndarray | None, recurrent_state: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows of actions, as :class:`lockstep.envs.host_envs.Buffers` takes them, and the next carry.
+        """Returns actions, rows as :class:`lockstep.envs.host_envs.Buffers` takes them, and the next recurrent state.
 
         Takes normalised observation rows ``[rows, width]``, Gumbel or normal noise, float32 ``[rows, action outputs]``
-        (None: the most likely actions are returned), and the recurrent state ``carry``, float32 ``[rows, carry_size]``.
+        (None: the most likely actions are returned), and the recurrent state before, float32 ``[rows, carry_size]``.
         """
         with as_in_training(self._threads):
-            return self._act(torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0), noise, carry)
+            return self._act(torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0), noise, recurrent_state)
 
-    def _act(self, rows: Tensor, noise: np.ndarray | None, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _act(
+        self, rows: Tensor, noise: np.ndarray | None, recurrent_state: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         net = self._net
         if net.core is None:
             output = nets.actor(net, self._weights, rows)
         else:
             none = torch.zeros((1, 1, rows.shape[1]))
-            before = torch.from_numpy(carry).unsqueeze(0)
+            before = torch.from_numpy(recurrent_state).unsqueeze(0)
             unrolled, _, carries = nets.unroll(net, self._weights, rows.unsqueeze(1), before, none, actor_only=True)
-            output, carry = unrolled[:, 0], carries[0, 0].numpy()
+            output, recurrent_state = unrolled[:, 0], carries[0, 0].numpy()
         if noise is None:
             actions = distributions.mode(net, output)
         else:
             actions = distributions.sample(net, self._weights, output, torch.from_numpy(noise).unsqueeze(0))
-        return net.squash(actions[0].numpy()), carry
+        return net.squash(actions[0].numpy()), recurrent_state
 
     @torch.inference_mode()
     def outputs(
-        self, observations: np.ndarray, carry: np.ndarray, actions: np.ndarray | None = None
+        self, observations: np.ndarray, recurrent_state: np.ndarray, actions: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Computes the outputs of actor and critic for normalised rows ``[rows, width]`` and a carry ``[rows, size]``.
+        """Computes the outputs of actor and critic for normalised rows ``[rows, width]``.
+
+        ``recurrent_state`` is the state before them ``[rows, size]``.
 
         Returns:
             ``logits`` ``[rows, choices]`` or ``mean`` and ``std`` ``[rows, components]``; ``value`` ``[rows]`` if there
@@ -151,11 +155,11 @@ class PolicyFunction:
             if they are given, those of a squashed Gaussian as they are before the tanh.
         """
         with as_in_training(self._threads):
-            return self._outputs(torch.from_numpy(np.ascontiguousarray(observations)), carry, actions)
+            return self._outputs(torch.from_numpy(np.ascontiguousarray(observations)), recurrent_state, actions)
 
-    def _outputs(self, rows: Tensor, carry: np.ndarray, actions: np.ndarray | None) -> dict[str, np.ndarray]:
+    def _outputs(self, rows: Tensor, recurrent_state: np.ndarray, actions: np.ndarray | None) -> dict[str, np.ndarray]:
         net = self._net
-        output, values, after = forward(net, self._weights, rows, torch.from_numpy(carry))
+        output, values, after = forward(net, self._weights, rows, torch.from_numpy(recurrent_state))
         out = named_output(net, self._weights, output)
         if values is not None:
             out["value"] = values

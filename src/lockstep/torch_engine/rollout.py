@@ -15,7 +15,6 @@ from lockstep.core.life import life
 from lockstep.core.normalizers import ObservationNormalizer
 from lockstep.core.shards import ShardPlan, keyed_generator
 from lockstep.core.spaces import ObservationLayout
-from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions, random_replacements
 from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.numbers import check_acted, check_numbers, check_rows
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
@@ -23,7 +22,7 @@ from lockstep.envs.rewards import RewardShaping
 from lockstep.torch_engine.nets.functions import Actor
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.state import TrainState
-from lockstep.training.host_rollout import first_episodes
+from lockstep.training.host_rollout import first_episodes, random_steps
 
 
 @dataclass
@@ -46,8 +45,8 @@ class Rollout:
         dead: bool ``[T, E]``, steps that only began an episode, in back ends that reset late; None: there are none.
         moments: mean and M2 of the raw vectors by shard, float64 ``[k, 2·size]``, if an accelerator computed them; else
             None.
-        untold: bool ``[T, E]``, truncations whose row in ``final`` is the observation before the step, because the
-            simulator gave no other; None: there are none.
+        final_missing: bool ``[T, E]``, truncations whose row in ``final`` is the observation before the step, because
+            the simulator gave no other; None: there are none.
         stated: the environments' own metrics of episodes that ended, by step and environment.
     """
 
@@ -64,7 +63,7 @@ class Rollout:
     over: np.ndarray | None = None
     dead: np.ndarray | None = None
     moments: np.ndarray | None = None
-    untold: np.ndarray | None = None
+    final_missing: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.stated: dict[tuple[int, int], dict[str, float]] = {}
@@ -319,22 +318,9 @@ def check_rollout(rollout: Rollout, envs: HostEnvs, iteration: int) -> None:
 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: Rollout) -> None:
     """Fills ``out`` with random actions, for the normalisers' first statistics; then starts new episodes."""
-    buffers = envs.buffers
-    observation, action = envs.description.observation, envs.description.action
-    actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
-    for t in range(config.num_steps):
-        out.raw[t] = buffers.observations
-        buffers.actions[...] = allowed_actions(observation, action, buffers.observations, actions[t], replacements[t])
-        try:
-            envs.step()
-        except EnvironmentFailureError:
-            check_acted(envs.description, envs.env_ids, out.raw[: t + 1], -1, dead=out.dead)
-            raise
-        life.progressed()
-        out.take(t, buffers)
+    for t in random_steps(config, plan, envs, out.raw, out.dead):
+        out.take(t, envs.buffers)
     out.shape_rewards(envs.description.rewards)
-    buffers.episodes += 1
-    envs.reset()
 
 
 def record_replay(replay: ReplayLog, envs: HostEnvs, out: Rollout) -> None:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Shared:
+class SharedStatistics:
     """Holds every shard's statistics of one iteration, the same on all ranks.
 
     Attributes:
         advantage_moments: float64 ``[num_shards, num_epochs, num_minibatches, 3]``, count, mean and M2.
-        fit: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values; with an accelerator it
-            is on the host once the update has been read.
+        value_moments: float64 ``[num_shards, 2, 2]``, mean and M2 of returns and of returns minus values; with an
+            accelerator it is on the host once the update has been read.
         observations: float64 ``[num_shards, 2, size]``, mean and M2, or empty.
         returns: float64 ``[num_shards, 2, 1]``, mean and M2 of discounted returns, or empty.
         episodes: the largest number of episodes that ended in one shard.
@@ -41,7 +41,7 @@ class Shared:
     """
 
     advantage_moments: Tensor
-    fit: Tensor
+    value_moments: Tensor
     observations: np.ndarray
     returns: np.ndarray
     episodes: int
@@ -93,7 +93,7 @@ def split_normalizer_moments(state: TrainState, rows: np.ndarray) -> tuple[np.nd
     return observations, returns
 
 
-def fit_moments(batch: Batch) -> Tensor:
+def moments_of_values(batch: Batch) -> Tensor:
     """Computes mean and M2 of returns and of returns minus values by shard: float64 ``[k, 2, 2]``; 0: no critic."""
     if batch.returns is None or batch.values is None:
         return torch.zeros((len(batch.advantages), 2, 2), dtype=torch.float64, device=batch.advantages.device)
@@ -119,7 +119,7 @@ def share(
     stop: int,
     plan: ShardPlan,
     communicator: Communicator,
-) -> Shared:
+) -> SharedStatistics:
     """Gathers every shard's statistics and the ranks' stop codes, once, in shard order.
 
     ``advantage_moments`` are those of the local shards. What was computed on an accelerator stays there, and is
@@ -131,16 +131,16 @@ def share(
     stated = np.full(k, float(bool(rollout.stated)))
     flags = np.stack([counts, np.full(k, float(stop)), sample_counts(rollout, plan), stated], 1)
     normal = normalizer_moments(state, rollout, plan)
-    fit = fit_moments(batch).reshape(k, -1)
-    computed = torch.cat([advantage_moments.reshape(k, -1), fit], 1)
+    value_moments = moments_of_values(batch).reshape(k, -1)
+    computed = torch.cat([advantage_moments.reshape(k, -1), value_moments], 1)
     known = torch.from_numpy(np.concatenate([flags, normal], 1))
     computed, known = _gathered(computed, known, communicator)
-    adv, fits = torch.split(computed, [advantage_moments[0].numel(), fit.shape[1]], 1)
+    adv, all_value_moments = torch.split(computed, [advantage_moments[0].numel(), value_moments.shape[1]], 1)
     flag, norm = torch.split(known, [flags.shape[1], normal.shape[1]], 1)
     observations, returns = split_normalizer_moments(state, norm.numpy())
-    return Shared(
+    return SharedStatistics(
         advantage_moments=adv.reshape(-1, *advantage_moments.shape[1:]),
-        fit=fits.reshape(-1, 2, 2),
+        value_moments=all_value_moments.reshape(-1, 2, 2),
         observations=observations,
         returns=returns,
         episodes=int(flag[:, 0].max()),
@@ -159,13 +159,13 @@ def _gathered(computed: Tensor, known: Tensor, communicator: Communicator) -> tu
     return first, second
 
 
-def explained_variance(fit: Tensor, counts: np.ndarray) -> float | None:
+def explained_variance(value_moments: Tensor, counts: np.ndarray) -> float | None:
     """Computes 1 - Var(returns - values) / Var(returns) over all samples; each shard has ``counts`` of them.
 
     Returns None if returns vary by no more than float32 rounds them; they are made of residuals and values.
     """
     each = torch.from_numpy(counts.astype(np.float64)).view(-1, 1, 1).expand(-1, 2, 1)
-    _, mean, std = merge_counts(torch.cat([each, fit], -1))
+    _, mean, std = merge_counts(torch.cat([each, value_moments], -1))
     if std[0] <= RETURN_ROUNDING * (mean.abs().sum() + std[1]):
         return None
     returns, residuals = std.square().tolist()

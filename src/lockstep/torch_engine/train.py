@@ -34,7 +34,7 @@ from lockstep.torch_engine.setup.clock import Clock, RankTimes
 from lockstep.torch_engine.start.announcement import start_lines
 from lockstep.torch_engine.state import gather_parameters, release_parameters
 from lockstep.torch_engine.statistics import (
-    Shared,
+    SharedStatistics,
     explained_variance,
     merge_normalizers,
     share,
@@ -159,7 +159,7 @@ class Trainer:
 
     def share(
         self, batch: Batch, indices: np.ndarray | Tensor, finished: np.ndarray
-    ) -> tuple[Shared, MinibatchStatistics]:
+    ) -> tuple[SharedStatistics, MinibatchStatistics]:
         """Gathers every shard's statistics and stop code; a collective."""
         local = advantage_moments(batch, indices)
         asked = max(stop_code(self.request, self.options, self.recorder.started), self.recorder.asks())
@@ -167,7 +167,7 @@ class Trainer:
         return shared, minibatch_statistics(self.config, local, shared.advantage_moments)
 
     def update(
-        self, batch: Batch, indices: np.ndarray | Tensor, statistics: MinibatchStatistics, shared: Shared
+        self, batch: Batch, indices: np.ndarray | Tensor, statistics: MinibatchStatistics, shared: SharedStatistics
     ) -> UpdateResult | AwaitedUpdate:
         """Takes the optimiser steps, which combine the ranks at each step or only at every ``sync_period``-th."""
         state, config, plan, source = self.state, self.config, self.plan, self.session.source
@@ -180,14 +180,14 @@ class Trainer:
             return update(state, batch, indices, statistics, config, plan, source)
         return update_periodically(state, batch, indices, statistics, config, plan, source, self.communicator)
 
-    def advance(self, shared: Shared) -> None:
+    def advance(self, shared: SharedStatistics) -> None:
         """Merges the iteration's moments into the normalisers, and advances the counters."""
         merge_normalizers(self.state, shared.observations, shared.returns, shared.samples)
         self.state.iteration += 1
         self.state.global_step += self.config.steps_per_iteration
         self.clock.lap("learn")
 
-    def gather_episodes(self, finished: np.ndarray, shared: Shared) -> RankTimes:
+    def gather_episodes(self, finished: np.ndarray, shared: SharedStatistics) -> RankTimes:
         """Adds the episodes of all ranks to the last hundred; returns the times of all ranks. A collective."""
         laps, durations = self.clock.finish()
         episodes, times = share_metrics(finished, shared.episodes, laps, durations, self.plan, self.communicator)
@@ -197,7 +197,9 @@ class Trainer:
             self.recorder.timing.log(times.by_rank(self.state.iteration, self.config.steps_per_iteration))
         return times
 
-    def metrics(self, result: UpdateResult | AwaitedUpdate, shared: Shared, times: RankTimes) -> Callable[[], Record]:
+    def metrics(
+        self, result: UpdateResult | AwaitedUpdate, shared: SharedStatistics, times: RankTimes
+    ) -> Callable[[], Record]:
         """Returns a function that makes the metrics record of the iteration; it waits until the update is over."""
         state = self.state
         episodes = episode_metrics(state.iteration, state.global_step, state.recent)
@@ -205,7 +207,7 @@ class Trainer:
         def record() -> Record:
             out = episodes | result.result().metrics(self.config, state.learning_rate)
             if state.net.critic:
-                out["train/explained_variance"] = explained_variance(shared.fit, shared.samples)
+                out["train/explained_variance"] = explained_variance(shared.value_moments, shared.samples)
             return out | times.metrics(self.config.steps_per_iteration)
 
         return record

@@ -17,7 +17,7 @@ FAST = "reduction fast: repeatable at this number of {unit}; others agree up to 
 APART = "sync_period {period}: {unit} train apart between synchronisations; the agent depends on their number"
 
 
-def counted(number: int, noun: str) -> str:
+def quantity(number: int, noun: str) -> str:
     """Returns ``1 shard``, ``2 shards``."""
     return f"{number} {noun}{'s' if number > 1 else ''}"
 
@@ -25,7 +25,7 @@ def counted(number: int, noun: str) -> str:
 def shards_each(tree: Tree) -> str:
     """Returns how many shards a rank owns: ``2 shards``, ``3 or 2 shards``."""
     most, least = len(tree.owned[0]), len(tree.owned[-1])
-    return counted(most, "shard") if most == least else f"{most} or {least} shards"
+    return quantity(most, "shard") if most == least else f"{most} or {least} shards"
 
 
 def start_lines(

@@ -27,7 +27,7 @@ from lockstep.training.announcement import unread_settings
 from lockstep.training.audience import Audience
 from lockstep.training.due import Keeper, comes_due, evaluation_due
 from lockstep.training.metrics import WORLD_SIZE, Record
-from lockstep.training.past import Past, rows_of, summary_before, utc_date, with_facts_before
+from lockstep.training.run_history import RunHistory, rows_of, summary_before, utc_date, with_facts_before
 from lockstep.training.session import TrainingSession
 from lockstep.training.stop import KEEP, RUNNING, SAVE, TrainResult, status_of
 
@@ -61,13 +61,13 @@ class Recorder:
         self.world_size: int = session.facts()["world_size"]
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
-        self.past = Past.of(session.remembered, run.facts.started or utc_date(time.monotonic() - started))
-        self.past.record_length(config, session.counted.global_step)
-        self.past.record_reference(config)
+        self.history = RunHistory.of(session.remembered, run.facts.started or utc_date(time.monotonic() - started))
+        self.history.record_length(config, session.counted.global_step)
+        self.history.record_reference(config)
         self.before = before or {}
         if self.before.get("global_step") == self.steps_before:  # otherwise it covers steps that are cut off
-            self.past.add_restarts(rows_of(self.before))
-        self.past.add_restarts(run.facts.restarts)
+            self.history.add_restarts(rows_of(self.before))
+        self.history.add_restarts(run.facts.restarts)
         self.saved_iteration: int | None = None
         self._compared: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
@@ -115,7 +115,7 @@ class Recorder:
     def _log(self, records: Sequence[Record]) -> None:
         told = [self._told({**record, WORLD_SIZE: self.world_size}) for record in records]
         if not self.config.eval.interval:
-            self.past.score = told[-1]["rollout/episode_return_mean"]
+            self.history.score = told[-1]["rollout/episode_return_mean"]
         try:
             self.trackers.log_all(told)
         except OSError as error:
@@ -157,7 +157,7 @@ class Recorder:
         summary = summarize(episodes)
         life.begin(Part.VIDEO)
         self.videos.record(policy, self.counted.global_step)
-        self.past.evaluated(self.counted.global_step, summary["return_mean"])
+        self.history.evaluated(self.counted.global_step, summary["return_mean"])
         return {f"eval/{name}": value for name, value in summary.items()}
 
     def trace(self) -> None:
@@ -193,18 +193,18 @@ class Recorder:
         are compared first, because a state that differs would become every rank's after a resume.
         """
         iteration, step, config = self.counted.iteration, self.counted.global_step, self.config
-        best = config.checkpoint.keep_best and self.evaluation_due() and self.past.is_best_at(step)
+        best = config.checkpoint.keep_best and self.evaluation_due() and self.history.is_best_at(step)
         due = force or best or comes_due(config.checkpoint.interval, iteration) or asked == SAVE
         if self.saved_iteration == iteration or not (due or asked == KEEP):
             return
         started = time.monotonic()
         self.compare(f"after iteration {iteration}")
         life.begin(Part.CHECKPOINT)
-        files = self.session.checkpoint_files({"wall_time": self.wall_time(), **self.past.to_json()})
+        files = self.session.checkpoint_files({"wall_time": self.wall_time(), **self.history.to_json()})
         facts = {"rows": iteration, "config": config.model_dump(mode="json")}
         if due:
-            score = self.past.score_at(step, config.eval.interval > 0)
-            evaluated = self.past.was_evaluated_at(step)
+            score = self.history.score_at(step, config.eval.interval > 0)
+            evaluated = self.history.was_evaluated_at(step)
             planned = best or comes_due(config.checkpoint.interval, iteration) or iteration >= config.num_iterations
             self.checkpoints.save(step, files, score, {**facts, "planned": planned, "evaluated": evaluated})
             self.saved_iteration = iteration
@@ -238,7 +238,7 @@ class Recorder:
         facts, steps = session.facts(), counted.global_step - self.steps_before
         summary = {
             "status": status,
-            "started": self.past.started,
+            "started": self.history.started,
             "command": None if self.run.facts.command is None else list(self.run.facts.command),
             "commit": self.run.facts.commit,
             "environment": config.env.id,
@@ -248,8 +248,8 @@ class Recorder:
             "final_return": episodes["rollout/episode_return_mean"],
             **({"final_success_rate": episodes[SUCCESS_RATE]} if SUCCESS_RATE in episodes else {}),
             "episodes": counted.recent.total,
-            "best_evaluation": self.past.best_evaluation,
-            "last_evaluation": self.past.last_evaluation,
+            "best_evaluation": self.history.best_evaluation,
+            "last_evaluation": self.history.last_evaluation,
             "best_checkpoint": None if best is None else step_of(best),
             "params_sha256": sha256_of({k: v for k, v in arrays.items() if k.startswith(POLICY)}),
             "state_sha256": sha256_of(arrays),
@@ -259,8 +259,8 @@ class Recorder:
             "reduction": config.reduction,
             "restarted_environments": session.restarted_before + session.restarted,
             "missing_rows": self.missing_rows,
-            "restarts": self.past.restarts,
-            "lengths": self.past.lengths,
+            "restarts": self.history.restarts,
+            "lengths": self.history.lengths,
             "lockstep": __version__,
             **facts,
         }

@@ -104,7 +104,7 @@ def checkpoint_facts(session: TrainingSession, recorded: Mapping[str, Any]) -> d
     Args:
         session: the session to save.
         recorded: the recorder's part: ``wall_time`` in seconds, including earlier sessions, and the run's
-            :class:`~lockstep.training.past.Past`.
+            :class:`~lockstep.training.run_history.RunHistory`.
     """
     own_loss = {} if session.own_loss is None else {KEY: session.own_loss.to_json()}
     return counters(session.counted) | {

@@ -51,6 +51,25 @@ def test_it_is_made_by_the_seed_of_the_run():
         assert not np.array_equal(value, other[name])
 
 
+def test_networks_that_compute_the_same_are_one_kind_of_pytree():
+    first, other, wider = made("Tiny", {"units": 4}), made("Tiny", {"units": 4}, seed=1), made("Tiny", {"units": 5})
+    assert first == other
+    assert hash(first.custom) == hash(other.custom)
+    assert first != wider
+    assert first.custom != made("OfParts", case=PARTS).custom
+    traced = []
+
+    def output(net, weights, rows):
+        traced.append(net)
+        return nets.actor(net, weights, rows)
+
+    of = jax.jit(output, static_argnums=0)
+    rows = rows_of(SMALL, 6)
+    alone, beside = (np.asarray(of(net, arrays_of(net, seed), rows)) for net, seed in ((first, 0), (other, 1)))
+    assert len(traced) == 1
+    assert not np.array_equal(alone, beside)
+
+
 def test_it_computes_with_the_parameters_that_it_is_given():
     net = made("Tiny", {"units": 4})
     weights, rows = arrays_of(net), rows_of(SMALL, 6)

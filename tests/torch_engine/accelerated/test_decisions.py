@@ -29,7 +29,7 @@ from lockstep.torch_engine.gradients import Gradient, data_parallel_gradient, ex
 from lockstep.torch_engine.minibatches import minibatch_indices
 from lockstep.torch_engine.setup.accelerator import CaptureError
 from lockstep.torch_engine.state import TrainState
-from lockstep.torch_engine.statistics import Shared
+from lockstep.torch_engine.statistics import SharedStatistics
 from lockstep.torch_engine.update import UpdateResult, update
 from lockstep.torch_engine.update import adapted_learning_rate as on_host
 from lockstep.training.losses import TERMS
@@ -56,10 +56,10 @@ def placed(indices: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(indices))
 
 
-def shared_of(config: Any) -> Shared:
+def shared_of(config: Any) -> SharedStatistics:
     empty: Any = np.zeros(0)
     fit = torch.zeros((config.shards, 2, 2), dtype=torch.float64)
-    return Shared(torch.zeros(0), fit, empty, empty, 0, 0, empty, False)
+    return SharedStatistics(torch.zeros(0), fit, empty, empty, 0, 0, empty, False)
 
 
 def both(

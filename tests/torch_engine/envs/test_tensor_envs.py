@@ -269,8 +269,8 @@ def test_a_simulator_without_final_observations_bootstraps_from_the_one_before()
     kept = before.clone()
     step = ours.step(torch.zeros(3, 2))
     assert torch.equal(step.final, kept)  # although the simulator used its buffer again
-    assert step.untold is not None
-    assert step.untold.tolist() == [1, 1, 1]
+    assert step.final_missing is not None
+    assert step.final_missing.tolist() == [1, 1, 1]
     assert step.success is None
 
 
@@ -281,7 +281,7 @@ def test_final_observations_and_success_are_taken_where_they_are_given():
     step = ours.step(torch.zeros(3, 2))
     assert step.truncated.all()
     assert step.final[:, 2].tolist() == [7.0] * 3
-    assert step.untold is None
+    assert step.final_missing is None
     assert step.observation[:, 2].tolist() == [0.0] * 3
     assert step.success is not None
     assert torch.equal(step.success, step.terminated)
@@ -301,7 +301,7 @@ def test_groups_that_say_nothing_of_success_are_joined_with_those_that_do():
     first = joined([told, silent], rows).successes
     assert first is not None
     assert first.tolist() == [1, -1, 0, 0]
-    marked = joined([told, silent._replace(untold=torch.ones(2, dtype=torch.int8))], rows).untold
+    marked = joined([told, silent._replace(final_missing=torch.ones(2, dtype=torch.int8))], rows).final_missing
     assert marked is not None
     assert marked.tolist() == [0, 0, 1, 1]
     assert joined([silent, silent], rows)[5:] == (None, None)
@@ -375,6 +375,7 @@ def test_a_simulator_that_raises_is_named(monkeypatch):
 def test_one_that_cannot_be_made_for_an_evaluation_has_failed(monkeypatch):
     """It was made for training, by the same call."""
     monkeypatch.setattr(importlib.import_module("simulators"), "MADE", [])
+    monkeypatch.setattr(life, "trains", False)
     made({"id": "simulators:once"}, shard_size=8)
     with pytest.raises(ValueError, match=r"^env\.id: simulators:once can't be made, 8 on cpu: RuntimeError: one app a"):
         made({"id": "simulators:once"}, shard_size=8, purpose="eval")

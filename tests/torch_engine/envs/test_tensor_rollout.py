@@ -49,9 +49,9 @@ def test_truncations_of_which_a_simulator_says_nothing_are_marked(name, told):
     for _ in range(2):
         session.collect()
         assert rollout.truncated.any()
-        assert (rollout.untold is None) == told
+        assert (rollout.final_missing is None) == told
         if not told:
-            np.testing.assert_array_equal(rollout.untold, rollout.truncated)
+            np.testing.assert_array_equal(rollout.final_missing, rollout.truncated)
             np.testing.assert_array_equal(rollout.final, rollout.observations[:-1][rollout.truncated])
     session.close()
 

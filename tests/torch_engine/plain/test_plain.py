@@ -245,7 +245,7 @@ def test_networks_side_by_side_have_the_bits_of_each_alone(monkeypatch, discrete
         return plain.gradients(arrays, SETTINGS).copy(), len(calls)
 
     tanh = np.tanh
-    (together, few), (apart, many) = gradients(64 * rows), gradients(64 * rows - 1)
+    (together, few), (apart, many) = gradients(64 * SHARDS * rows), gradients(64 * SHARDS * rows - 1)
     assert (few, many) == (2, 4)
     assert together.tobytes() == apart.tobytes()
 

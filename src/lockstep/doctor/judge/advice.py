@@ -92,6 +92,11 @@ CAUSES = {
         " from then on ranks pair different minibatches, and in the end one waits for a step that never comes"
     ),
     "phases": "that rank evaluates or logs, which is no mistake; or it always ends its epochs before the others do",
+    "alone": "all ranks step with one rank's gradient, and what the others computed from their own data is lost",
+    "varying_phases": (
+        "each rank's data decide when it makes such a pass (an action that explores, a value where an episode goes on),"
+        " which is no mistake; or ranks end their epochs by their own values"
+    ),
     "normalizers": (
         "each rank normalises by statistics of its own environments: the same observation is another input on"
         " every rank, and only one rank's statistics are saved"
@@ -164,6 +169,7 @@ FIXES = {
         "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag)"
     ),
     "phases": "let the script come to its end, after fewer steps: then it shows",
+    "varying_phases": "none if data decide; else all-reduce the value before it is compared (lockstep.all_mean)",
     "normalizers": (
         "merge counts, means and squares of all ranks after each rollout; lockstep.integrations.sb3 does it "
         "for VecNormalize"
@@ -171,6 +177,7 @@ FIXES = {
     "buffers": "torch.nn.SyncBatchNorm for BatchNorm; all-reduce other statistics after each rollout",
     "own_buffers": "all-reduce what all ranks should share; keep a rank's own data in plain attributes, not in buffers",
     "passing": "none if these are the rank's own; else reduce their gradients, too",
+    "alone": "torch.distributed.all_reduce(p.grad) in place of the broadcast, then divide by the number of ranks",
     "data": "initialise alike, then seed environments and sampling by rank (lockstep.shard_seed(seed))",
     "lost": "give --directory DIR with more room, or a larger --interval",
     "still": "if that call may take so long, a larger --time-limit; else look where the stacks stand",

@@ -180,14 +180,21 @@ def comparisons(traces: Sequence[RankTrace], unmatched: set[str]) -> Iterator[Co
 def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
     """Returns whether the ranks' data before a step are ``equal``, ``differ``, or were ``unseen`` on some rank.
 
+    If they weren't seen, they differ where ``backward`` left different gradients, which the script then reduced.
+
     They count as equal if one rank's are a subsequence of another's: additional passes (the graph for a log, an
     evaluation with gradients) are no training data. They also do in another order, which gives equal gradients.
     """
     words = [list(filter(None, trace.checks[moment].facts.get("inputs", "").split(BETWEEN_WORDS))) for trace in traces]
     if not all(words):
-        return "unseen"
+        return "differ" if _own_gradients_differ(traces, moment) else "unseen"
     words.sort(key=len)
     return "equal" if all(_among(fewer, more) for fewer, more in itertools.pairwise(words)) else "differ"
+
+
+def _own_gradients_differ(traces: Sequence[RankTrace], moment: Moment) -> bool:
+    first, *others = (trace.checks[moment].parts.get("own", {}) for trace in traces)
+    return any(not same(kept, other[place]) for other in others for place, kept in first.items() if place in other)
 
 
 def _among(fewer: Sequence[str], more: Sequence[str]) -> bool:

@@ -42,7 +42,7 @@ from lockstep.doctor.judge.others import (
     unstepped_finding,
 )
 from lockstep.doctor.judge.passing import passing_optimizers, set_aside
-from lockstep.doctor.judge.sums import summed_finding, sums_seen
+from lockstep.doctor.judge.sums import alone_finding, summed_finding, sums_seen
 from lockstep.doctor.judge.traces import RankTrace
 
 IN_SYNC, NOT_IN_SYNC, UNDETERMINED = "IN SYNC", "NOT IN SYNC", "UNDETERMINED"
@@ -130,7 +130,8 @@ def _findings(
     found += [frozen_finding(before), normalizer_finding(before), *buffer_findings(before), *endings, server]
     found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
     found += [unstepped_finding(evidence)]
-    found += [step_reduction_finding(evidence), summed_finding(evidence), phases_finding(evidence, cut)]
+    found += [step_reduction_finding(evidence), summed_finding(evidence), alone_finding(evidence)]
+    found.append(phases_finding(evidence, cut))
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
 
 

@@ -1,14 +1,14 @@
-"""Tells gradients that are summed over ranks from those that are averaged."""
+"""Tells gradients that are summed over ranks from those that are averaged, and from those of one rank alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from lockstep.doctor.judge.advice import FIXES
-from lockstep.doctor.judge.evidence import NOTE, Evidence, Finding, of_optimizer
-from lockstep.doctor.judge.traces import Kept, Moment, Part, RankTrace
+from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.evidence import DOUBT, NOTE, Evidence, Finding, of_optimizer
+from lockstep.doctor.judge.traces import Moment, RankTrace
 
 CLOSE = 1e-3
 """The largest relative deviation that is taken for rounding."""
@@ -29,6 +29,22 @@ def summed_finding(evidence: Evidence) -> Finding | None:
     return None
 
 
+def alone_finding(evidence: Evidence) -> Finding | None:
+    """Finds gradients that are one rank's own at every step, so that what the others computed is lost."""
+    for optimizer in evidence.optimizers:
+        found = [
+            _whose(evidence.traces, *samples)
+            for moment in _reduced(evidence, optimizer)
+            if (samples := _samples(evidence.traces, moment)) is not None
+        ]
+        if found and found[0] is not None and len(set(found)) == 1:
+            text = f"gradients{of_optimizer(evidence, optimizer)} are those of rank {found[0]} alone, on every rank: "
+            text += "they were sent, not reduced"
+            details = {"optimizer": optimizer, "rank": found[0], "steps": len(found)}
+            return Finding("alone", DOUBT, text, CAUSES["alone"], FIXES["alone"], details)
+    return None
+
+
 def sums_seen(evidence: Evidence) -> bool:
     """Returns whether it is known of every optimiser if its gradients are averaged or summed (DDP and FSDP average)."""
     wrapped = all(set(trace.names[o]) == trace.wrapped[o] for trace in evidence.traces for o in trace.names)
@@ -38,42 +54,56 @@ def sums_seen(evidence: Evidence) -> bool:
 def _judged(evidence: Evidence) -> dict[int, tuple[int, int]]:
     """Counts, by optimiser, the steps at which reduced gradients were the ranks' mean, and those with their sum."""
     ranks = len(evidence.traces)
-    reduced = [c for c in evidence.of("gradients") if c.equal and c.nonzero and evidence.inputs[c.moment] == "differ"]
     out = {}
     for optimizer in evidence.optimizers:
-        moments = [c.moment for c in reduced if c.moment.optimizer == optimizer]
-        found = [x for moment in moments if (x := _multiple(evidence.traces, moment)) is not None]
+        moments = _reduced(evidence, optimizer)
+        samples = [_samples(evidence.traces, moment) for moment in moments]
+        found = [_multiple(np.mean(own, axis=0), stepped) for own, stepped in filter(None, samples)]
         if moments:
-            mean, total = (sum(1 for x in found if abs(x / size - 1) < CLOSE) for size in (1, ranks))
+            mean, total = (sum(abs(x / size - 1) < CLOSE for x in found if x is not None) for size in (1, ranks))
             out[optimizer] = (mean, total)
     return out
 
 
-def _multiple(traces: Sequence[RankTrace], moment: Moment) -> float | None:
-    """Returns the factor between the ranks' mean gradient and the stepped one; None if unseen or changed otherwise."""
+def _reduced(evidence: Evidence, optimizer: int) -> list[Moment]:
+    """Returns the moments at which an optimiser's gradients were equal on all ranks, but not their data."""
+    alike = (c for c in evidence.of("gradients") if c.equal and c.nonzero and evidence.inputs[c.moment] == "differ")
+    return [c.moment for c in alike if c.moment.optimizer == optimizer]
+
+
+def _samples(traces: Sequence[RankTrace], moment: Moment) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns samples of the ranks' own gradients ``[ranks, n]`` and of what the step was given ``[n]``, in float64.
+
+    Gradients that are equal on all ranks are left out: the script's own hooks have reduced them within ``backward``.
+    None if nothing is left.
+    """
     parts = [trace.checks[moment].parts for trace in traces]
     if not all("own" in part and "stepped" in part for part in parts):
         return None
-    pairs = list(_pairs([part["own"] for part in parts], parts[0]["stepped"]))
-    if not pairs:
-        return None
-    mean, stepped = (np.concatenate(each) for each in zip(*pairs, strict=True))
-    size = float(mean @ mean)
+    own, stepped = [], []
+    for place, kept in parts[0]["stepped"].items():
+        each = [part["own"][place].numbers for part in parts if place in part["own"]]
+        if len(each) != len(parts) or all(np.array_equal(numbers, each[0]) for numbers in each):
+            continue
+        if all(numbers.shape == kept.numbers.shape for numbers in each):
+            own.append(np.asarray(each, np.float64))
+            stepped.append(kept.numbers.astype(np.float64))
+    return (np.concatenate(own, axis=1), np.concatenate(stepped)) if own else None
+
+
+def _multiple(of: np.ndarray, stepped: np.ndarray) -> float | None:
+    """Returns the factor between a gradient and the stepped one; None if they aren't multiples, or not finite."""
+    size = float(of @ of)
     if not (np.isfinite(size) and size > 0 and np.isfinite(stepped).all()):
         return None
-    multiple = float(mean @ stepped) / size
-    off = np.linalg.norm(stepped - multiple * mean)
+    multiple = float(of @ stepped) / size
+    off = np.linalg.norm(stepped - multiple * of)
     return multiple if off <= CLOSE * np.linalg.norm(stepped) else None
 
 
-def _pairs(own: Sequence[Part], stepped: Mapping[str, Kept]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields, for each gradient that every rank has, the ranks' mean and what the step was given.
-
-    Gradients that are equal on all ranks are left out: the script's own hooks have reduced them within ``backward``.
-    """
-    for place, kept in stepped.items():
-        each = [part[place].numbers for part in own if place in part]
-        if len(each) != len(own) or all(np.array_equal(numbers, each[0]) for numbers in each):
-            continue
-        if all(numbers.shape == kept.numbers.shape for numbers in each):
-            yield np.mean(np.asarray(each, np.float64), axis=0), kept.numbers.astype(np.float64)
+def _whose(traces: Sequence[RankTrace], own: np.ndarray, stepped: np.ndarray) -> int | None:
+    """Returns the rank of whose gradient the stepped one is a multiple, if no other rank's gradient is 0; else None."""
+    if not own.any(axis=1).all():
+        return None
+    found = [trace.rank for trace, mine in zip(traces, own, strict=True) if _multiple(mine, stepped)]
+    return found[0] if len(found) == 1 else None

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.core.errors import UnreducedGradientError
 from lockstep.integrations.attach.agreement import broadcast_tensors, check_alike
 from lockstep.integrations.attach.ddp_forward import DDPForward
-from lockstep.integrations.attach.increments import Increments
+from lockstep.integrations.attach.increments import Increments, current_pass
 from lockstep.integrations.attach.phases import Phases
 from lockstep.integrations.attach.process_group import Same, communicator, join, meet
 from lockstep.torch_engine.distributed.scripts import parallel_wrapper, unwrapped
@@ -174,7 +174,7 @@ class Attached:
 
     def _queue(self) -> None:
         """Queues one callback of the autograd engine for the end of this backward pass."""
-        task = torch._C._current_graph_task_id()
+        task = current_pass()
         if task in self._queued:
             return
         self._queued.add(task)
@@ -182,7 +182,7 @@ class Attached:
         def end() -> None:
             self._queued.discard(task)
             self._passes += 1
-            self._increments.pass_ends()
+            self._increments.pass_ends(task)
             if self._syncing:
                 self._reduce()
 

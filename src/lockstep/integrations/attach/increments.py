@@ -29,6 +29,11 @@ class _Added(NamedTuple):
     version: int
 
 
+def current_pass() -> int:
+    """Returns the number of the backward pass whose hooks run in this thread; a nested pass has its own."""
+    return torch._C._current_graph_task_id()
+
+
 class Increments:
     """Hooks parameters and records in ``added`` what was added to their gradients and isn't reduced yet.
 
@@ -42,7 +47,7 @@ class Increments:
         self.parameters, self.names = parameters, names
         self.added: dict[int, _Added] = {}
         self._bases: dict[int, Tensor] = {}
-        self._in_this_pass: set[int] = set()
+        self._passes: dict[int, int] = {}  # by parameter, the pass that added last
         self._notify = added
         self._handles: list[RemovableHandle] = []
         for index, parameter in enumerate(parameters):
@@ -92,27 +97,29 @@ class Increments:
         known = self.added.get(index)
         base = known.base if known else self._bases.pop(index, None)
         self.added[index] = _Added(base, grad, grad._version)
-        self._in_this_pass.add(index)
+        self._passes[index] = current_pass()
         self._notify()
 
     def outstanding(self, index: int) -> bool:
         """Returns whether a parameter's gradient exists and holds something that isn't reduced."""
         return index in self.added and self.parameters[index].grad is not None
 
-    def pass_ends(self) -> None:
+    def pass_ends(self, number: int) -> None:
         """Ends a backward pass: forgets additions to gradients that the script has since set to None.
+
+        What a pass that failed has added is no mistake of this one.
 
         Raises:
             UnreducedGradientError: a gradient was set to None within the pass.
         """
         for index in [index for index in self.added if self.parameters[index].grad is None]:
-            if index in self._in_this_pass:
+            if self._passes.get(index) == number:
                 raise UnreducedGradientError(
                     f"the gradient of {self.names[index]} was taken away before the backward pass ended (by an "
                     "optimiser that steps inside of it?): step when it is done"
                 )
             del self.added[index]
-        self._in_this_pass.clear()
+        self._passes = {index: other for index, other in self._passes.items() if other != number}
 
     def increment(self, index: int) -> Tensor:
         """Returns what was added to a gradient; zeros if nothing was."""

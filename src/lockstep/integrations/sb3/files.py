@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize, VecVid
 
 from lockstep.core.errors import RunError
 from lockstep.integrations.attach.process_group import is_writer, joined, place
-from lockstep.torch_engine.distributed.scripts import count_up, counted
+from lockstep.torch_engine.distributed.scripts import count_so_far, count_up
 
 TIMEOUT = 7200.0
 """Seconds that ranks wait for one that evaluates in a callback; they notice at once if it has ended."""
@@ -139,10 +139,10 @@ def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
 
 def _wait_for(key: str, number: int, path: Any) -> None:
     deadline = time.monotonic() + WAIT
-    while counted(key) < number:
+    while count_so_far(key) < number:
         if time.monotonic() > deadline:
             raise RunError(
-                f"rank {place()[0]} waited {WAIT:g} s for rank 0 to save {path}; call save on every rank, or on rank 0 "
-                "only (lockstep.is_writer())"
+                f"rank {place()[0]} waited {WAIT:g} s for rank 0 to save {path}; call save on every rank with the same "
+                "path (one with the time in it differs), or on rank 0 only (lockstep.is_writer())"
             )
         time.sleep(POLL)

@@ -58,7 +58,7 @@ def _term(name: str, reward: Any) -> tuple[float, Callable[[Transition], Any]]:
         raise ValueError(
             f"get_rewards: {name!r} is {reward!r}; give an object with get_reward(transition) or a function"
         )
-    return float(getattr(reward, "weight", getattr(reward, "scale", 1.0))), function
+    return getattr(reward, "weight", getattr(reward, "scale", 1.0)), function  # checked with the other terms
 
 
 def _name(reward: Any) -> str:

@@ -18,9 +18,10 @@ def default_params(env: Any) -> Any:
 def that_may_be_called(params: Any) -> Any:
     """Makes another library's parameters callable: returns an instance of a subclass that returns itself when called.
 
-    It is the same pytree. Parameters that aren't a dataclass, or are callable already, are returned as they are.
+    It is the same pytree. Parameters that aren't a dataclass, have slots, or are callable already, are returned as they
+    are.
     """
-    if callable(params) or not hasattr(params, "__dataclass_fields__"):
+    if callable(params) or not hasattr(params, "__dataclass_fields__") or not hasattr(params, "__dict__"):
         return params
     out = object.__new__(_callable_class(type(params)))
     out.__dict__.update(params.__dict__)

@@ -12,10 +12,10 @@ from lockstep.config.run import Config
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.shards import ShardPlan
-from lockstep.envs.gymnasium.random_policy import allowed_actions, random_actions, random_replacements
 from lockstep.envs.host_envs import Buffers, HostEnvs
 from lockstep.envs.numbers import check_acted
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
+from lockstep.training.host_rollout import random_steps
 
 Infer = Callable[[int, int, np.ndarray], Array]
 """From a part, a step and its rows ``[n, width]`` as the environments gave them, starts computing the actions."""
@@ -127,20 +127,8 @@ def collect(
 
 def collect_random(config: Config, plan: ShardPlan, envs: HostEnvs, out: HostRollout) -> None:
     """Collects a rollout of random actions for the normalisers' first statistics, then resets all environments."""
-    observation, action, b = envs.description.observation, envs.description.action, envs.buffers
-    actions, replacements = random_actions(config, plan, action), random_replacements(config, plan, action)
-    out.raw[0] = b.observations
-    for t in range(config.num_steps):
-        b.actions[...] = allowed_actions(observation, action, b.observations, actions[t], replacements[t])
-        try:
-            envs.step()
-        except EnvironmentFailureError:
-            check_acted(envs.description, envs.env_ids, out.raw[: t + 1], -1)
-            raise
-        life.progressed()
-        out.take(t, slice(None), b)
-    b.episodes += 1
-    envs.reset()
+    for t in random_steps(config, plan, envs, out.raw):
+        out.take(t, slice(None), envs.buffers)
     out.rewards[...] = envs.description.rewards(out.scores)
 
 

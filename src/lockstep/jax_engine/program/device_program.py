@@ -18,7 +18,7 @@ from lockstep.jax_engine.rollout import Actor, Draws, RandomActor, Rollout, begi
 from lockstep.jax_engine.shards.blocks import each_shard, traced_once
 from lockstep.jax_engine.shards.keys import keyed
 from lockstep.jax_engine.shards.normalizers import frozen
-from lockstep.jax_engine.shards.words import Words
+from lockstep.jax_engine.shards.packing import PackedLayout
 from lockstep.jax_engine.state import EnvCarry, TrainState
 from lockstep.jax_engine.statistics import NormalizerMoments, merge_normalizers, normalizer_moments
 
@@ -33,7 +33,7 @@ class DeviceProgram:
         metrics: layout of the metrics in a call's outputs; known once a call has been traced.
     """
 
-    metrics: Words
+    metrics: PackedLayout
 
     def __init__(self, program: Program) -> None:
         assert program.env is not None, "its environment is stepped on the host"
@@ -182,7 +182,7 @@ class DeviceProgram:
         iterations that follow, int32 ``[n]``, so that the host needn't place them for the next call.
         """
         state, outputs = self.call(state, inputs, stop, owned, count)
-        self.metrics = Words.of(outputs.metrics)
+        self.metrics = PackedLayout.of(outputs.metrics)
         packed = self.metrics.pack(outputs.metrics)
         return state, outputs._replace(metrics=packed), inputs.iteration + count
 

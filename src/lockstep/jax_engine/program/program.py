@@ -34,16 +34,16 @@ from lockstep.jax_engine.rollout import Actor, Rollout
 from lockstep.jax_engine.shards.blocks import Blocks, each_shard, shards_together
 from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
 from lockstep.jax_engine.shards.normalizers import Scale, frozen
+from lockstep.jax_engine.shards.packing import PackedLayout
 from lockstep.jax_engine.shards.rows import ShardRows
-from lockstep.jax_engine.shards.words import Words
 from lockstep.jax_engine.state import EnvCarry, TrainState
 from lockstep.jax_engine.statistics import (
     NormalizerMoments,
     Statistics,
     explained_variance,
-    fit_moments,
     mean_terms,
     merge_normalizers,
+    moments_of_values,
     normalizer_moments,
     share,
 )
@@ -215,13 +215,13 @@ class Program:
         after = merge_normalizers(state, merged)._replace(**learner._asdict())
         metrics = {**result._asdict(), "stop": asked, "learning_rate": learner.learning_rate}
         metrics |= mean_terms(list(rollout.terms), everyone.terms)
-        if everyone.fit is not None:
-            metrics["explained_variance"] = explained_variance(everyone.fit)
+        if everyone.value_moments is not None:
+            metrics["explained_variance"] = explained_variance(everyone.value_moments)
         return after, metrics, carried
 
     def _evaluated(
         self, state: TrainState, rollout: Rollout, discounted: Array, iteration: Array, owned: Array
-    ) -> tuple[Array, Words, tuple[Array, Statistics, Carried]]:
+    ) -> tuple[Array, PackedLayout, tuple[Array, Statistics, Carried]]:
         """Makes batches and local statistics of a rollout by block.
 
         Returns:
@@ -232,16 +232,16 @@ class Program:
         parameters = self.layout.named(state.parameters)
         reference = None if state.reference is None else self.layout.named(state.reference)
         indices, scale = self._indices(iteration, owned), frozen(state.return_normalizer)
-        layouts: list[Words] = []
+        layouts: list[PackedLayout] = []
 
         def one(rollout: Rollout, discounted: Array, index: Array) -> tuple[Array, Statistics, Carried]:
             batch, recurrent_state = make_batch(net, parameters, reference, rollout, config, scale, platform)
             moments, after = normalizer_moments(config, net, rollout, discounted)
             advantages = self._advantage_moments(batch, index)
             terms = jnp.stack(list(rollout.terms.values())) if rollout.terms else None
-            statistics = Statistics(advantages, fit_moments(batch), moments.observations, moments.returns, terms)
+            statistics = Statistics(advantages, moments_of_values(batch), moments.observations, moments.returns, terms)
             columns = batch.columns()
-            layouts.append(Words.of(columns))
+            layouts.append(PackedLayout.of(columns))
             return layouts[-1].pack(columns), statistics, Carried(recurrent_state, after)
 
         evaluated = self.blocks.each(one, owned, rollout, discounted, indices)

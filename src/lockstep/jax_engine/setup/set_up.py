@@ -118,15 +118,16 @@ NUMBERS = {
     "jax_use_shardy_partitioner": True,
     "jax_numpy_rank_promotion": "allow",
     "jax_numpy_dtype_promotion": "standard",
+    "jax_legacy_prng_key": "allow",
 }
 """JAX's settings that decide an agent's numbers or make JAX refuse our code; a user's variables might set them
 otherwise."""
 NEEDED = (
     *("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "eager_constant_folding"),
-    *("jax_numpy_rank_promotion", "jax_numpy_dtype_promotion"),
+    *("jax_numpy_rank_promotion", "jax_numpy_dtype_promotion", "jax_legacy_prng_key"),
 )
 """Settings without which ``lockstep.jax`` fails, or trains another agent."""
-ONLY_WARNS = {"jax_numpy_rank_promotion": "warn"}
+ONLY_WARNS = {"jax_numpy_rank_promotion": "warn", "jax_legacy_prng_key": "warn"}
 PRECISION = "jax_default_matmul_precision"
 PRECISIONS = {"cuda": "highest", "tpu": "highest"}
 """Precision of matrix products by platform: no TF32, no bfloat16. On CPUs JAX chooses."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lockstep.config.run import RunOptions
 from lockstep.jax_engine.distributed.mesh import device_line
 from lockstep.training import announcement
-from lockstep.training.announcement import counted, shards_each
+from lockstep.training.announcement import quantity, shards_each
 
 if TYPE_CHECKING:
     from lockstep.jax_engine.session import Session
@@ -20,7 +20,7 @@ def start_lines(session: Session, options: RunOptions) -> list[str]:
 
 def _set_up(session: Session) -> list[str]:
     program = session.program
-    shards, environments = shards_each(program.tree), counted(program.blocks.rows, "environment")
+    shards, environments = shards_each(program.tree), quantity(program.blocks.rows, "environment")
     where = "in the program" if program.env is not None else "on the host"
     return ["jax", f"{device_line(program.mesh)} × {shards} × {environments} ({where})", session.config.reduction]
 

@@ -28,13 +28,13 @@ from lockstep.training.limits import minibatch_name, non_finite
 from lockstep.training.losses import loss_settings
 
 if TYPE_CHECKING:
-    from lockstep.torch_engine.statistics import Shared
+    from lockstep.torch_engine.statistics import SharedStatistics
 
 
 class AwaitedUpdate:
     """Holds an update that was launched; :meth:`result` waits for it."""
 
-    def __init__(self, update: AcceleratedUpdate, shared: Shared, coefficients: Mapping[str, float]) -> None:
+    def __init__(self, update: AcceleratedUpdate, shared: SharedStatistics, coefficients: Mapping[str, float]) -> None:
         self._update, self._shared, self._iteration = update, shared, update.state.iteration + 1
         self._coefficients = coefficients
         self._copy = update.report.send()
@@ -48,7 +48,7 @@ class AwaitedUpdate:
         config, state, report = self._update.config, self._update.state, self._update.report
         sent = Sent(self._copy.wait(), report.size)
         numbers = sent.numbers
-        self._shared.fit = sent.more.view(self._shared.fit.shape)
+        self._shared.value_moments = sent.more.view(self._shared.value_moments.shape)
         if numbers["failed"] >= 0:
             where = minibatch_name(config, int(numbers["failed"]))
             names, custom = loss_settings(config).terms, config.network.custom
@@ -88,7 +88,9 @@ class AcceleratedUpdate:
         self._held: dict[str, Tensor] = {}
         self._replay: Callable[[], None] | None = None
 
-    def __call__(self, batch: Batch, indices: Tensor, statistics: MinibatchStatistics, shared: Shared) -> AwaitedUpdate:
+    def __call__(
+        self, batch: Batch, indices: Tensor, statistics: MinibatchStatistics, shared: SharedStatistics
+    ) -> AwaitedUpdate:
         """Launches the optimiser steps on one rollout, and waits for nothing.
 
         The indices are those of :func:`.minibatches.minibatch_indices`, on the device.
@@ -110,7 +112,7 @@ class AcceleratedUpdate:
             for number in range(total):
                 self._step(number) if self._replay is None else self._replay()
                 life.progressed()
-            self.report.more.copy_(shared.fit.flatten())
+            self.report.more.copy_(shared.value_moments.flatten())
         return AwaitedUpdate(self, shared, coefficients)
 
     def _hold(self, batch: Batch, indices: Tensor, statistics: MinibatchStatistics) -> None:

@@ -90,7 +90,7 @@ def count_up(key: str) -> int:
     return dist.distributed_c10d._get_default_store().add(key, 1)
 
 
-def counted(key: str) -> int:
+def count_so_far(key: str) -> int:
     """Returns how often :func:`count_up` was called for a key on any rank so far."""
     return dist.distributed_c10d._get_default_store().add(key, 0)
 

@@ -75,7 +75,7 @@ class Step(NamedTuple):
         reward: ``[E]``; ``terminated``, ``truncated`` bool ``[E]``.
         final: last observations of ended episodes, rows ``[E, width]``.
         success: whether each task is solved, bool ``[E]``, or int8 as ``successes``; None: nothing is said.
-        untold: where ``final`` is the observation before the step, int8 ``[E]``; None: nowhere.
+        final_missing: where ``final`` is the observation before the step, int8 ``[E]``; None: nowhere.
     """
 
     observation: Tensor
@@ -84,7 +84,7 @@ class Step(NamedTuple):
     truncated: Tensor
     final: Tensor
     success: Tensor | None
-    untold: Tensor | None = None
+    final_missing: Tensor | None = None
 
     @property
     def successes(self) -> Tensor | None:
@@ -98,9 +98,11 @@ def joined(parts: Sequence[Step], observation: Tensor) -> Step:
     """Joins the steps of groups of environments; ``observation`` has all rows. Some may say nothing of success."""
     if len(parts) == 1:
         return parts[0]._replace(observation=observation)
-    success, untold = (_joined(parts, marks) for marks in ([x.successes for x in parts], [x.untold for x in parts]))
+    success, final_missing = (
+        _joined(parts, marks) for marks in ([x.successes for x in parts], [x.final_missing for x in parts])
+    )
     reward, terminated, truncated, final = (torch.cat(x) for x in zip(*(part[1:5] for part in parts), strict=True))
-    return Step(observation, reward, terminated, truncated, final, success, untold)
+    return Step(observation, reward, terminated, truncated, final, success, final_missing)
 
 
 def _joined(parts: Sequence[Step], marks: Sequence[Tensor | None]) -> Tensor | None:
@@ -222,7 +224,7 @@ class Simulator:
         if self.env.num_envs != count:
             text = f"env.id: {config.id} made {self.env.num_envs} environments where {count} were asked for"
             raise (EnvironmentFailureError if life.trains else ValueError)(text)
-        self._before, self._untold = torch.zeros(0), torch.ones(count, dtype=torch.int8, device=device)
+        self._before, self._final_missing = torch.zeros(0), torch.ones(count, dtype=torch.int8, device=device)
 
     def reset(self, seed: int) -> Tensor:
         """Begins every episode anew; returns observation rows."""
@@ -243,8 +245,8 @@ class Simulator:
         final = self._before if last is None else last
         self._before = self._rows(observation)
         terminated, truncated = (ends.reshape(-1).bool() for ends in (terminated, truncated))
-        untold = self._untold if last is None else None
-        return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info), untold)
+        final_missing = self._final_missing if last is None else None
+        return Step(self._before, reward.reshape(-1), terminated, truncated, final, _success(info), final_missing)
 
     def _last(self, info: Mapping[str, Any]) -> Tensor | None:
         """Returns the last observations of ended episodes from ``info``, as rows; None if it has none."""

@@ -43,8 +43,8 @@ class TensorRollout(Rollout):
         device_ends: int8 ``[4, T, E]``: terminated, truncated, successes, where ``last`` is the observation before the
             step.
         shards: number of local shards; ``normalized``: whether ``raw`` has memory of its own.
-        fit: whether the sum over all observations and rewards is finite, observations are :func:`usable`, and so are
-            the indices in observations that no action was taken on.
+        all_finite: whether the sum over all observations and rewards is finite, observations are :func:`usable`, and so
+            are the indices in observations that no action was taken on.
         marked: whether a simulator ever gave no last observation; until then no step is marked.
     """
 
@@ -53,7 +53,7 @@ class TensorRollout(Rollout):
     device_ends: Any = field(default=None)
     shards: int = field(default=1)
     normalized: bool = field(default=False)
-    fit: bool = field(default=True)
+    all_finite: bool = field(default=True)
     marked: bool = field(default=False)
 
     @classmethod
@@ -96,8 +96,8 @@ class TensorRollout(Rollout):
         self.device_ends[1, t] = step.truncated
         successes = step.successes
         self.device_ends[2, t] = 0 if successes is None else successes
-        if step.untold is not None or self.marked:
-            self.marked, self.device_ends[3, t] = True, 0 if step.untold is None else step.untold
+        if step.final_missing is not None or self.marked:
+            self.marked, self.device_ends[3, t] = True, 0 if step.final_missing is None else step.final_missing
         self.last[t] = step.final
 
     def take(self, t: int, one: TensorRollout) -> None:
@@ -122,7 +122,7 @@ class TensorRollout(Rollout):
         for fit in usable(layout, action, raw) + self._unacted(layout):
             total = torch.where(fit, total, torch.nan)
         if on_host(self.last.device):
-            scores, ends, self.fit = (
+            scores, ends, self.all_finite = (
                 self.device_scores.numpy(),
                 self.device_ends.numpy(),
                 bool(torch.isfinite(total)),
@@ -130,13 +130,13 @@ class TensorRollout(Rollout):
         else:
             sums = device_moments(vectors if self.normalized else vectors[..., :0], self.shards)
             scores, ends, total, sums = accelerator.read_at_once(self.device_scores, self.device_ends, total, sums)
-            self.fit, self.moments = bool(np.isfinite(total)), sums if self.normalized else None
+            self.all_finite, self.moments = bool(np.isfinite(total)), sums if self.normalized else None
         self.scores[...] = scores
         self.terminated[...] = ends[0]
         np.greater(ends[1], ends[0], out=self.truncated)
         self.successes[...] = ends[2]
-        untold = self.truncated & (ends[3] != 0)
-        self.untold = untold if untold.any() else None
+        final_missing = self.truncated & (ends[3] != 0)
+        self.final_missing = final_missing if final_missing.any() else None
         rows = self.last[0, :0]
         if self.truncated.any():
             steps, envs = (to_device(index, self.last.device) for index in np.nonzero(self.truncated))
@@ -288,7 +288,7 @@ class TensorCollector:
 
     def _check_numbers(self, iteration: int) -> None:
         out, envs = self._buffers, self._envs
-        if not out.fit:
+        if not out.all_finite:
             check_numbers(envs.description, envs.env_ids, out.raw_rows(), out.scores, iteration)
             out.check_finals(envs, iteration)
             check_rows(envs.description, envs.env_ids, envs.observations.cpu().numpy(), iteration, len(out.scores))

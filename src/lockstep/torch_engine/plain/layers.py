@@ -141,7 +141,7 @@ class Mlp:
             if kept is not None:
                 kept.append(x)
             x = np.matmul(x, factor(transposed, x.shape[-2]))
-            if x.size >= MANY_ROWS * bias.size > MANY_ROWS and bias.ndim == 2:
+            if bias.ndim == 2 and bias.size > 1 and x.size >= MANY_ROWS * bias.size:
                 add_bias(x, bias)
             else:
                 x += bias

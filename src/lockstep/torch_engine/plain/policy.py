@@ -17,7 +17,7 @@ from lockstep.torch_engine.plain.layers import ACTIVATIONS, Layer, Mlp, layers_i
 from lockstep.torch_engine.plain.losses import ActionHead
 from lockstep.training.losses import TERMS, LossSettings
 
-FEW_NUMBERS = 1 << 12  # of a shard's rows in a layer; with more, those of two networks leave the cache between calls
+FEW_NUMBERS = 1 << 14  # of all rows in a layer; with more, those of two networks leave the cache between calls
 
 
 def derivable(net: PolicyNet) -> bool:
@@ -26,7 +26,7 @@ def derivable(net: PolicyNet) -> bool:
 
 
 class GradientRows:
-    """Holds memory for each shard's gradient and loss terms ``[k, P + T]``; with several shards it is reused."""
+    """Holds memory for each shard's gradient and loss terms ``[k, P + T]``, which the next call uses again."""
 
     def __init__(self, parameters: int, dtype: np.dtype) -> None:
         self._size, self._dtype = parameters + len(TERMS), dtype
@@ -34,11 +34,14 @@ class GradientRows:
 
     def __call__(self, k: int) -> np.ndarray:
         """Returns rows for ``k`` shards, to be filled."""
-        if k == 1:
-            return np.empty((1, self._size), self._dtype)
         if k not in self._rows:
             self._rows[k] = np.empty((k, self._size), self._dtype)
         return self._rows[k]
+
+    @staticmethod
+    def kept(rows: np.ndarray) -> np.ndarray:
+        """Returns the rows themselves, or a copy of a lone one: several calls may each compute one shard's."""
+        return rows.copy() if len(rows) == 1 else rows
 
 
 class PlainLayers:
@@ -94,7 +97,7 @@ class PlainPolicy:
         self._few_rows = FEW_NUMBERS // max(net.hidden_sizes) if net.hidden_sizes else 0
         self._head = ActionHead(net, None if net.discrete else flat[sum(map(width_of, self._sizes)) :])
         self._rows = GradientRows(len(flat), flat.dtype)
-        self._gradients: tuple[np.ndarray, PlainLayers] | None = None
+        self._gradients: dict[int, PlainLayers] = {}
 
     def output(self, observations: np.ndarray) -> np.ndarray:
         """Computes logits or means ``[k, rows, action outputs]``."""
@@ -123,7 +126,7 @@ class PlainPolicy:
         out = self._rows(len(observations))
         layers = self._layers_of(out)
         kept: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] = ([], [], [])
-        together = observations.shape[1] <= self._few_rows
+        together = observations.shape[0] * observations.shape[1] <= self._few_rows
         if together:
             features = self._both(observations, kept[2])
             output, values = self._actor_last(features[0], kept[0]), self._critic_last(features[1], kept[1])
@@ -138,10 +141,10 @@ class PlainPolicy:
         else:
             self._actor.backward(kept[0], d_output, layers.alone[0])
             self._critic.backward(kept[1], d_values[..., None], layers.alone[1])
-        return out
+        return self._rows.kept(out)
 
     def _layers_of(self, rows: np.ndarray) -> PlainLayers:
         """Returns where each layer's gradients go in ``rows`` ``[k, P + T]``."""
-        if self._gradients is None or self._gradients[0] is not rows:
-            self._gradients = rows, PlainLayers(rows, *self._sizes)
-        return self._gradients[1]
+        if len(rows) not in self._gradients:
+            self._gradients[len(rows)] = PlainLayers(rows, *self._sizes)
+        return self._gradients[len(rows)]

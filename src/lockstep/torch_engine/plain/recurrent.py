@@ -134,7 +134,7 @@ class RecurrentPolicy:
         output, values = self._actor.layers(seen[0], kept[0]), self._critic.layers(seen[-1], kept[1])[..., 0]
         d_output, d_values = self._head.loss(output, values, samples, settings, out)
         self._backward(run, kept, d_output, d_values, out)
-        return out
+        return self._rows.kept(out)
 
     def _backward(
         self,

@@ -33,7 +33,7 @@ from lockstep.torch_engine.nets.functions import DROPOUT_SEED
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
 from lockstep.torch_engine.nets.shards import Mode, parts_of, to_shards
-from lockstep.torch_engine.planning.traced import StillActor, counted, in_bf16, scaled, written
+from lockstep.torch_engine.planning.traced import StillActor, in_bf16, kernels_of, scaled, written
 from lockstep.torch_engine.setup.accelerator import BRANCHES
 from lockstep.torch_engine.setup.choose_mode import expected_modes, takes_few_operations
 from lockstep.torch_engine.start.own_loss import check_own_loss
@@ -144,8 +144,8 @@ class _Traced:
         steps = config.ppo.num_epochs * config.ppo.num_minibatches
         evaluations, shards, grows = self._calls(self.modes.mode)
         with torch.no_grad():
-            evaluate = counted(lambda: self._evaluate(shards), evaluations)
-        of_calls = (counted(partial(self._gradient, n), steps * times) for n, times in self.gradient_calls.items())
+            evaluate = kernels_of(lambda: self._evaluate(shards), evaluations)
+        of_calls = (kernels_of(partial(self._gradient, n), steps * times) for n, times in self.gradient_calls.items())
         gradients = merged(kernel for kernels in of_calls for kernel in kernels)
         size = self.parameters.flat.numel()
         optimizer = (
@@ -153,8 +153,8 @@ class _Traced:
             Kernel(0.0, 2.0 * FLOAT * size, steps),  # the copy to where Adam reads it
         )
         with torch.no_grad():
-            batch = counted(self._batch)
-            taken, decided = counted(self._take, steps), counted(self._decide, steps)
+            batch = kernels_of(self._batch)
+            taken, decided = kernels_of(self._take, steps), kernels_of(self._decide, steps)
         return (
             *self._rollout(),
             Part("evaluate", evaluate, grows),
@@ -170,7 +170,7 @@ class _Traced:
         shards, size = self.config.shards, self.parameters.flat.numel() + len(self.settings.terms)
         if self.config.reduction != "exact" or shards == 1:
             return ()
-        return (Part("optimizer", counted(lambda: tree_sum(self._empty(shards, size)), steps), "additions", shards),)
+        return (Part("optimizer", kernels_of(lambda: tree_sum(self._empty(shards, size)), steps), "additions", shards),)
 
     def _observations(self, shards: int, *shape: int) -> Tensor:
         return torch.empty((shards, *shape, self.net.observation.width), dtype=self.dtype, device=META)
@@ -193,7 +193,7 @@ class _Traced:
         still = StillActor(self._actions(1, envs.num_envs)[0])
         with torch.no_grad():
             envs.begin()
-            step = counted(lambda: take_step(0, envs, still, self._empty(0), rollout, normalize, squash))
+            step = kernels_of(lambda: take_step(0, envs, still, self._empty(0), rollout, normalize, squash))
         return scaled(step, config.num_steps)
 
     def _rollout(self) -> tuple[Part, ...]:
@@ -213,7 +213,7 @@ class _Traced:
         if self.net.core is not None:
             actor.begin(np.zeros((envs, self.net.carry_size), np.float32))
         rows, noise = self._observations(1, envs)[0], self._empty(envs, self.net.action.outputs)
-        return counted(lambda: actor.tensors(rows, noise))
+        return kernels_of(lambda: actor.tensors(rows, noise))
 
     def _forgotten(self) -> Part:
         """Counts the resets of all recurrent states: after each step, but not after the last if the host steps."""
@@ -221,7 +221,7 @@ class _Traced:
         actor, ended = self.policy.actor(plan, "batched"), self._empty(plan.local_num_envs, dtype=torch.bool)
         actor.begin(np.zeros((plan.local_num_envs, self.net.carry_size), np.float32))
         with torch.no_grad():
-            return Part("rollout", counted(lambda: actor.forget(ended), steps), "size", sampling=False)
+            return Part("rollout", kernels_of(lambda: actor.forget(ended), steps), "size", sampling=False)
 
     def _evaluate(self, shards: int) -> None:
         """Computes log-probabilities and values of the rollout of ``shards`` shards."""

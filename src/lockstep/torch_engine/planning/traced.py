@@ -98,7 +98,7 @@ def _kernel(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: An
     return Kernel(float(sum(x.numel() for x in results)), moved, 1.0)
 
 
-def counted(function: Callable[[], Any], times: float = 1.0) -> tuple[Kernel, ...]:
+def kernels_of(function: Callable[[], Any], times: float = 1.0) -> tuple[Kernel, ...]:
     """Counts what a call launches, multiplied by ``times``."""
     with CountingMode() as mode:
         function()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lockstep.config.run import RunOptions
 from lockstep.torch_engine.setup.choose_mode import shards_that_fit
 from lockstep.training import announcement
-from lockstep.training.announcement import counted, shards_each
+from lockstep.training.announcement import quantity, shards_each
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.session import Session
@@ -22,9 +22,9 @@ def _set_up(session: Session) -> list[str]:
     plan = session.plan
     devices = session.communicator.gather_json(str(session.state.parameters.flat.device))
     spread = (
-        counted(plan.world_size, "rank"),
+        quantity(plan.world_size, "rank"),
         shards_each(plan.tree),
-        counted(plan.envs_per_shard, "environment"),
+        quantity(plan.envs_per_shard, "environment"),
     )
     return [
         "torch",

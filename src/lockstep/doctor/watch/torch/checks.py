@@ -101,6 +101,10 @@ def was_made(cls: type[Optimizer] = Optimizer) -> bool:
     return hasattr(cls.step, "hooked") or any(was_made(derived) for derived in cls.__subclasses__())
 
 
+FEW_LOOKS, MANY_LOOKS = 4, 16
+"""Looks at all objects, which take up to a second each, that any new optimiser is worth, and that an unknown one is."""
+
+
 class StepRecorder:
     """Writes what one rank holds at checked steps.
 
@@ -113,13 +117,16 @@ class StepRecorder:
         self._writer, self._schedule = writer, schedule
         self.own_gradients = OwnGradients()
         self.inventory = Inventory()
+        self._looks = 0
         self._whole: tuple[Callable[[], Any], set[int], dict[str, Taken]] = (lambda: None), set(), {}
 
     def first_seen(self, watch: OptimizerWatch) -> None:
         """Looks for models and normalisers before an optimiser's first step, and writes what the optimiser holds."""
-        self.inventory = look_around(self.inventory)
-        if self.inventory.unplaced:
-            gc.collect()  # unreachable normalisers would be compared, too
+        if self._worth_a_look(watch):
+            self._looks += 1
+            self.inventory = look_around(self.inventory)
+            if self.inventory.unplaced:
+                gc.collect()  # unreachable normalisers would be compared, too
         optimizer, inventory = watch.optimizer, self.inventory
         if inventory.by_parts and optimizer is not None and holds_vectors(optimizer, inventory.owners):
             watch.part = frozenset(map(id, tensors_of(optimizer)))
@@ -139,6 +146,13 @@ class StepRecorder:
             "unplaced": sorted(name for name in inventory.unplaced if inventory.normalizers[name]() is not None),
         }
         self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
+
+    def _worth_a_look(self, watch: OptimizerWatch) -> bool:
+        """Returns whether to look for models again: rarely if a script has an optimiser for each parameter or plan."""
+        if self._looks < FEW_LOOKS:
+            return True
+        known = watch.optimizer in self.inventory.optimizers
+        return not known and (self._looks < MANY_LOOKS or watch.index & (watch.index - 1) == 0)
 
     def listen(self, watches: Iterable[OptimizerWatch]) -> None:
         """Samples these optimisers' gradients, and no others', as ``backward`` leaves them.

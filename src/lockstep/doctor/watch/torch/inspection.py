@@ -36,6 +36,7 @@ class Inventory:
         broadcast: ids of buffers that DDP sends from rank 0 to all before each forward pass.
         wrapped: ids of parameters whose gradients DDP reduces.
         sharded: ids of parameters of FSDP1 modules, which keep a part on every rank, and of tensors that are parts.
+        optimizers: those there were.
         optimized: ids of parameters that some optimiser updates, wholly or in part.
         by_parts: ids of parameters of which an optimiser holds only this rank's part.
         owners: by ``id`` of a tensor, module and name of each base class of the outermost module that holds it.
@@ -50,6 +51,7 @@ class Inventory:
     broadcast: set[int] = field(default_factory=set)
     wrapped: set[int] = field(default_factory=set)
     sharded: set[int] = field(default_factory=set)
+    optimizers: weakref.WeakSet[Optimizer] = field(default_factory=weakref.WeakSet)
     optimized: set[int] = field(default_factory=set)
     by_parts: set[int] = field(default_factory=set)
     owners: dict[int, list[str]] = field(default_factory=dict)
@@ -152,6 +154,7 @@ def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _note_optimizers(found: Inventory, roots: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+    found.optimizers = weakref.WeakSet(optimizers)
     found.optimized = {id(tensor) for optimizer in optimizers for tensor in tensors_of(optimizer)}
     owned = {id(tensor) for root in roots for tensor in (*root.parameters(), *root.buffers())}
     ranks = group_facts().get("size", 1)

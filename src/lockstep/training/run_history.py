@@ -23,7 +23,7 @@ PLACE = ("iteration", "global_step")
 
 
 @dataclass
-class Past:
+class RunHistory:
     """Facts that checkpoints carry on; training reads none of them.
 
     Attributes:
@@ -46,7 +46,7 @@ class Past:
     restarts: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, state: Mapping[str, Any] | None, started: str) -> Past:
+    def of(cls, state: Mapping[str, Any] | None, started: str) -> RunHistory:
         """Reads the facts from a checkpoint's ``state.json``; without one the run begins at ``started``."""
         if state is None:
             return cls(started)

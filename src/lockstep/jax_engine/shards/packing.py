@@ -16,14 +16,14 @@ WIDE = {"bool": jnp.int32, "int8": jnp.int32, "int16": jnp.int32}
 
 
 @dataclass(frozen=True)
-class Words:
+class PackedLayout:
     """The layout of arrays ``[n, …]`` in a matrix ``[n, words]``: shape of one row and dtype of each, by name."""
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, np.dtype]
 
     @classmethod
-    def of(cls, arrays: Mapping[str, Array]) -> Words:
+    def of(cls, arrays: Mapping[str, Array]) -> PackedLayout:
         """Makes the layout of arrays (or of their shapes); a row's bytes (uint8) must be a multiple of four."""
         named = arrays.items()
         return cls({name: tuple(x.shape[1:]) for name, x in named}, {name: np.dtype(x.dtype) for name, x in named})

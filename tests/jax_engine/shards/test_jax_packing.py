@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from lockstep.jax_engine.shards.words import Words
+from lockstep.jax_engine.shards.packing import PackedLayout
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def same(found, expected):
 
 
 def test_words_give_back_every_bit_in_a_program_and_on_the_host(arrays):
-    layout = Words.of({name: jnp.asarray(x) for name, x in arrays.items()})
+    layout = PackedLayout.of({name: jnp.asarray(x) for name, x in arrays.items()})
     words = np.asarray(jax.jit(layout.pack)(arrays))
     assert (words.dtype, words.shape) == (np.uint32, (2, 8))
     same(layout.on_host(words), arrays)
@@ -36,6 +36,6 @@ def test_words_give_back_every_bit_in_a_program_and_on_the_host(arrays):
 
 
 def test_words_of_part_of_the_rows_give_those(arrays):
-    layout = Words.of(arrays)
+    layout = PackedLayout.of(arrays)
     words = np.asarray(layout.pack({name: jnp.asarray(x) for name, x in arrays.items()}))
     same(layout.on_host(words[1:]), {name: x[1:] for name, x in arrays.items()})
