@@ -44,7 +44,10 @@ def test_arm_names_them_otherwise(monkeypatch, tmp_path):
     assert machine.instruction_set() == "sve"
 
 
-@pytest.mark.skipif(not machine.openblas_kernel(), reason="NumPy multiplies without an OpenBLAS of its own")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not machine.openblas_kernel(),
+    reason="NumPy has no OpenBLAS for x86-64",
+)
 def test_the_kernels_of_numpys_products_are_named():
     code = "from lockstep.core.machine import openblas_kernel; print(openblas_kernel())"
     found = [

@@ -14,8 +14,9 @@ def words(engine, reward, *more):
 
 
 @ENGINES
-@pytest.mark.parametrize("reward", [1e25, 1e300])
-@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize(
+    ("reward", "normalized"), [(1e25, False), (1e25, True), (1e38, False), (8e307, False), (8e307, True)]
+)
 def test_one_line_names_what_is_done_about_rewards(tmp_path, engine, reward, normalized):
     more = ("--normalize.returns",) if normalized else ()
     if normalized and reward == 1e25:  # which float64 can square

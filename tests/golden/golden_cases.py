@@ -93,11 +93,21 @@ def surroundings() -> dict[str, str]:
     )
 
 
-def fitting(written: list[dict[str, Any]], here: dict[str, str]) -> list[dict[str, Any]]:
-    """The bits for these surroundings; without any those for a processor of which only the name was kept."""
-    exact = [each for each in written if each["holds_for"] == here]
+def fitting(written: list[dict[str, Any]], here: dict[str, str], case: str) -> list[dict[str, Any]]:
+    """The bits of a case for these surroundings; without any those for a processor of which only the name was kept.
+
+    Engine jax doesn't multiply by NumPy, so the kernels of NumPy's products decide nothing there.
+    """
+
+    def facts(holds_for: dict[str, str]) -> dict[str, str]:
+        return {name: fact for name, fact in holds_for.items() if name != "openblas" or not case.startswith("jax")}
+
     named = {**here, "processor": here["processor"].partition(" (")[0]}
-    return exact or [each for each in written if each["holds_for"] == named]
+    exact, alike = (
+        [each for each in written if case in each["bits"] and facts(each["holds_for"]) == facts(wanted)]
+        for wanted in (here, named)
+    )
+    return exact or alike
 
 
 def bits_of(words: tuple, directory: Path, name: str) -> dict[str, str]:

@@ -10,33 +10,28 @@ pytestmark = pytest.mark.optimized
 
 GOLD = json.loads(GOLDEN.read_text())
 HERE = surroundings()
-FITTING = fitting(GOLD["written"], HERE)
 ALIKE = [
     [case for case in CASES if case.startswith(f"{engine} CartPole")] for engine in ("torch", "jax")
 ]  # fmt: skip
 
-holds_here = pytest.mark.skipif(not FITTING, reason=f"no bits are written down for {HERE}")
-EXACT = any(written["holds_for"] == HERE for written in FITTING)
 
-
-@holds_here
 @pytest.mark.parametrize("case", CASES)
 def test_bits_are_those_that_were_written_down(case, tmp_path):
-    known = [written["bits"][case] for written in FITTING if case in written["bits"]]
-    if not known:
-        pytest.skip(f"no bits of this case are written down for {HERE['processor']}")
-    summary = train(tmp_path, *CASES[case]).summary
+    found = fitting(GOLD["written"], HERE, case)
+    if not found:
+        pytest.skip(f"no bits of this case are written down for {HERE}")
+    summary, known = train(tmp_path, *CASES[case]).summary, [written["bits"][case] for written in found]
     bits = {key: summary[key] for key in ("params_sha256", "state_sha256")}
-    if not EXACT and bits not in known:
+    exact = any(written["holds_for"]["processor"] == HERE["processor"] for written in found)
+    if not exact and bits not in known:
         pytest.skip(f"no bits are written down for {HERE['processor']}")
     assert bits in known
 
 
-@holds_here
 def test_another_seed_has_other_bits(tmp_path):
     case = "torch CartPole, 1 rank"
     summary = train(tmp_path, *CASES[case], "--seed", 8).summary
-    for written in FITTING:
+    for written in GOLD["written"]:
         assert summary["params_sha256"] != written["bits"][case]["params_sha256"]
         assert summary["state_sha256"] != written["bits"][case]["state_sha256"]
 
@@ -44,10 +39,18 @@ def test_another_seed_has_other_bits(tmp_path):
 def test_bits_of_this_processor_come_first_and_those_of_its_name_next():
     here = {"torch": "2.13", "processor": "EPYC (family 25, model 17)"}
     exact, other, old = ({**here, "processor": p} for p in (here["processor"], "EPYC (family 26, model 2)", "EPYC"))
-    written = [{"holds_for": holds_for} for holds_for in (old, other, exact)]
-    assert fitting(written, here) == written[2:]
-    assert fitting(written[:2], here) == written[:1]
-    assert fitting(written, {**here, "torch": "2.14"}) == []
+    written = [{"holds_for": holds_for, "bits": {"torch": {}, "jax": {}}} for holds_for in (old, other, exact)]
+    assert fitting(written, here, "torch") == written[2:]
+    assert fitting(written[:2], here, "torch") == written[:1]
+    assert fitting(written, {**here, "torch": "2.14"}, "torch") == []
+    assert fitting(written, here, "torch images") == []
+
+
+def test_kernels_of_products_decide_bits_of_engine_torch_alone():
+    haswell, skylake = ({"processor": "EPYC", "openblas": name} for name in ("Haswell", "SkylakeX"))
+    written = [{"holds_for": haswell, "bits": {"torch": {}, "jax": {}}}]
+    assert fitting(written, skylake, "torch") == []
+    assert fitting(written, skylake, "jax") == written
 
 
 @pytest.mark.parametrize("cases", ALIKE, ids=["torch", "jax"])

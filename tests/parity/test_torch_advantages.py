@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from lockstep import reference
-from lockstep.torch_engine.advantages import counted_moments, gae, group_advantages, merge_counts, moments
+from lockstep.torch_engine.advantages import _merge, counted_moments, gae, group_advantages, merge_counts, moments
 from lockstep.torch_engine.statistics import explained_variance
 
 KINDS = ("runs on", "terminated", "truncated", "both")
@@ -116,6 +116,14 @@ def test_shards_merge_to_the_mean_and_deviation_of_their_union(parts):
     np.testing.assert_allclose(mean.numpy(), expected.mean, rtol=1e-14, atol=1e-14)
     np.testing.assert_allclose(std.numpy(), np.sqrt(expected.m2 / expected.count), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(std.numpy(), whole.std(0), rtol=1e-6, atol=1e-6)
+
+
+def test_arrays_are_merged_to_the_bits_of_tensors():
+    drawn = np.random.default_rng(0).standard_normal((5, 50_000, 3))
+    parts = torch.from_numpy(np.abs(drawn) * [100.0, 1.0, 10.0] // [1.0, 1e-9, 1e-9])
+    count, mean, variance = _merge(parts, torch.clamp)
+    for ours, expected in zip(merge_counts(parts), (count, mean, variance.sqrt()), strict=True):
+        assert torch.equal(ours, expected)
 
 
 def test_merging_by_hand_is_not_averaging_the_shards():

@@ -177,6 +177,14 @@ def test_a_loss_that_is_not_finite_on_one_rank_ends_both_at_the_synchronisation(
     trained(config_of(4, ppo={"advantage_normalization": "off"}), 2)
 
 
+def test_a_gradient_whose_norm_is_too_large_ends_both_though_its_numbers_are_finite():
+    def spoil(plan, batch):
+        batch.advantages.mul_(1e22)
+
+    with pytest.raises(NonFiniteError, match=r"iteration 1, epoch 1, the 4 minibatches up to 4"):
+        trained(config_of(4, ppo={"advantage_normalization": "off"}), 2, spoil)
+
+
 def test_scheduled_coefficients_are_those_of_the_iteration():
     """Half of the run is left; the record says so, and the update is that of the coefficients it says."""
     ppo, states = {"entropy_coef": 0.02, "clip_range": 0.1, "learning_rate": 0.01}, []

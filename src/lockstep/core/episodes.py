@@ -29,6 +29,7 @@ class EpisodeCounter:
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, np.int64)
 
+    @np.errstate(over="ignore", invalid="ignore")  # a return too large for any number is infinite
     def finished(
         self,
         rewards: np.ndarray,

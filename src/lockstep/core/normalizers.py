@@ -112,6 +112,7 @@ class RewardNormalizer:
         """Normalises float64 rewards ``[…]``."""
         return np.clip(rewards / np.sqrt(self.moments.variance[0] + EPSILON), -self._clip, self._clip)
 
+    @np.errstate(over="ignore", invalid="ignore")
     def discounted_returns(self, rewards: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Returns the discounted return after each step, ``[T, num_envs]``; it restarts after a step that is done."""
         out = np.empty_like(rewards)

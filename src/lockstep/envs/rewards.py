@@ -30,6 +30,7 @@ class RewardShaping:
         """Whether rewards stay as they are."""
         return not self.sign and self.scale == 1.0 and self.clip is None
 
+    @np.errstate(over="ignore", invalid="ignore")
     def __call__(self, rewards: Any, xp: Any = np) -> Any:
         """Returns the shaped rewards ``[…]``, arrays of the namespace ``xp``."""
         out: Any = xp.sign(rewards) if self.sign else rewards

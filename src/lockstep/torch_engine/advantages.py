@@ -41,6 +41,7 @@ def gae(
     return advantages, advantages + values
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of numbers too large for any; the update reports what isn't finite
 def _accumulate(deltas: np.ndarray, carried: np.ndarray, out: np.ndarray) -> None:
     """Computes ``out[t] = deltas[t] + carried[t] * out[t + 1]`` in NumPy, whose calls cost little."""
     if not len(deltas):
@@ -112,15 +113,19 @@ def merge_counts(parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         Count, mean and population standard deviation, float64 ``[…]``; 0 where nothing counts.
     """
     if not on_host(parts.device):
-        return _merge(parts, torch.clamp, torch.sqrt)
+        count, mean, variance = _merge(parts, torch.clamp)
+        return count, mean, variance.sqrt()
     with np.errstate(all="ignore"):  # as PyTorch; the update reports what isn't finite
-        merged = _merge(parts.numpy(), np.maximum, np.sqrt)
-    count, mean, std = (torch.from_numpy(np.asarray(x)) for x in merged)
-    return count, mean, std
+        merged = _merge(parts.numpy(), np.maximum)
+    count, mean, variance = (torch.from_numpy(np.asarray(x)) for x in merged)
+    return count, mean, variance.sqrt()  # PyTorch's and NumPy's roots differ in the last bit
 
 
-def _merge(parts: Any, at_least: Callable[..., Any], root: Callable[..., Any]) -> tuple[Any, Any, Any]:
-    """Does what :func:`merge_counts` does, with tensors or with arrays, whose calls cost little."""
+def _merge(parts: Any, at_least: Callable[..., Any]) -> tuple[Any, Any, Any]:
+    """Returns count, mean and population variance of :func:`merge_counts`, as tensors or as arrays.
+
+    Calls on arrays cost less.
+    """
     count, mean, m2 = (parts[0, ..., column] for column in range(3))
     for part in parts[1:]:
         n, its_mean, its_m2 = (part[..., column] for column in range(3))
@@ -129,4 +134,4 @@ def _merge(parts: Any, at_least: Callable[..., Any], root: Callable[..., Any]) -
         mean = mean + delta * (n / total)
         m2 = m2 + its_m2 + delta * delta * (count * n / total)
         count = count + n
-    return count, mean, root(m2 / at_least(count, 1.0))
+    return count, mean, m2 / at_least(count, 1.0)

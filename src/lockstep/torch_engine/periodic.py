@@ -7,6 +7,7 @@ latest: the last one of an update may be shorter, so that rollouts, fingerprints
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,7 +87,7 @@ def update_periodically(
         for number, columns in enumerate(epoch_minibatches(state, batch, indices, statistics, epoch, config, plan)):
             local = source(columns, int(statistics.counts[epoch, number]))
             period.terms = period.terms + local.terms.cpu()
-            period.broken += not bool(torch.isfinite(local.vector).all() and torch.isfinite(local.terms).all())
+            period.broken += not (math.isfinite(float(local.norm)) and bool(torch.isfinite(local.terms).all()))
             period.norm += float(local.norm)
             clip_and_step(state, local, ppo.max_grad_norm, state.learning_rate)
             period.steps += 1
