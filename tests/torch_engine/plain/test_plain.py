@@ -228,26 +228,36 @@ def test_a_shards_bits_do_not_depend_on_its_company(net, seed):
     assert not torch.equal(together[0], together[1])
 
 
-@pytest.mark.parametrize("discrete", [True, False])
-@pytest.mark.parametrize("rows", [8, 32])
-def test_networks_side_by_side_have_the_bits_of_each_alone(monkeypatch, discrete, rows):
-    net = policy_net(5, 3, discrete, (64, 64))
-    x, g = torch.randn((SHARDS, rows, 5), generator=seeded(1)), seeded(2)
-    drawn = torch.randn((4, SHARDS, rows), generator=g)
+@given(
+    st.booleans(),
+    st.sampled_from([1, 8, 32, 600]),
+    st.sampled_from([(64, 64), (1,), (64, 1), (1, 64), (6,)]),
+    st.sampled_from(sorted(ACTIVATIONS)),
+    st.sampled_from([1, 2, 9]),
+    st.booleans(),
+    st.sampled_from([1, 3]),
+)
+def test_networks_side_by_side_have_the_bits_of_each_alone(discrete, rows, hidden, activation, actions, masked, shards):
+    net = policy_net(5, actions, discrete, hidden, activation)
+    shape, g = (shards, rows), seeded(2)
     names = ("log_probs", "values", "advantages", "returns")
-    columns = {"observations": x, "actions": random_actions_of(net, (SHARDS, rows), 3)}
-    arrays = {name: column.numpy() for name, column in {**columns, **dict(zip(names, drawn, strict=True))}.items()}
+    columns = {"observations": torch.randn((*shape, 5), generator=g), "actions": random_actions_of(net, shape, 3)}
+    columns |= dict(zip(names, torch.randn((4, *shape), generator=g), strict=True))
+    if masked:
+        columns["valid"] = (torch.rand(shape, generator=g) < 0.7).float()
+    arrays = {name: column.numpy() for name, column in columns.items()}
 
     def gradients(few_numbers: int) -> tuple[np.ndarray, int]:
-        monkeypatch.setattr(policy, "FEW_NUMBERS", few_numbers)
-        plain, calls = PlainPolicy(net, flat(random_parameters(net, 4))), []
-        monkeypatch.setattr(np, "tanh", lambda *given, **named: calls.append(given) or tanh(*given, **named))
-        return plain.gradients(arrays, SETTINGS).copy(), len(calls)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(policy, "FEW_NUMBERS", few_numbers)
+            plain, calls = PlainPolicy(net, flat(random_parameters(net, 4))), []
+            product = np.matmul
+            patch.setattr(np, "matmul", lambda *given, **named: calls.append(given) or product(*given, **named))
+            return plain.gradients(arrays, SETTINGS).copy(), len(calls)
 
-    tanh = np.tanh
-    (together, few), (apart, many) = gradients(64 * SHARDS * rows), gradients(64 * SHARDS * rows - 1)
-    assert (few, many) == (2, 4)
-    assert together.tobytes() == apart.tobytes()
+    (together, few), (apart, many) = gradients(1 << 30), gradients(0)
+    assert few < many
+    np.testing.assert_array_equal(together, apart)
 
 
 # --- Activations ------------------------------------------------------------------------------------------------------
