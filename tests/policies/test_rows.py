@@ -54,3 +54,39 @@ def test_a_list_of_arrays_is_an_array_for_each_observation_however_many_there_ar
     np.testing.assert_array_equal(masks_of(list(FIRST)), FLAT[[0, 0]])  # one for all
     with pytest.raises(ValueError, match=r"^action_mask: 2 masks for 3 observations; give one for all"):
         masks_of([part[[0, 1, 0]] for part in OF_EACH_INDEX], 3)
+
+
+FOUR = np.array([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]], np.float32)
+BOTH = {"tuple": tuple, "list": list}
+
+
+def rows_of(space, observation):
+    return observation_rows(observation_layout(space), PAIR, observation, None)
+
+
+@pytest.mark.parametrize("kind", BOTH.values(), ids=BOTH)
+def test_a_tuple_or_list_of_observations_is_a_batch_of_them(kind):
+    vectors, indices = gymnasium.spaces.Box(-99, 99, (4,)), gymnasium.spaces.Discrete(9)
+    for batch in (FOUR, FOUR[:3], FOUR[:1]):
+        rows, single = rows_of(vectors, kind(batch))
+        np.testing.assert_array_equal(rows, batch)
+        assert not single
+    rows, single = rows_of(vectors, kind(FOUR[0].tolist()))
+    np.testing.assert_array_equal(rows, FOUR[:1])
+    assert single
+    assert rows_of(indices, kind([3, 1, 2]))[0].tolist() == [[3], [1], [2]]
+    rows, _ = rows_of(gymnasium.spaces.Dict({"a": vectors, "b": indices}), {"a": kind(FOUR), "b": kind([3, 1, 2, 0])})
+    np.testing.assert_array_equal(rows, np.concatenate([FOUR, [[3], [1], [2], [0]]], -1))
+
+
+@pytest.mark.parametrize("kind", BOTH.values(), ids=BOTH)
+def test_the_parts_of_a_tuple_space_come_first_in_a_tuple_or_a_list(kind):
+    part = gymnasium.spaces.Box(-99, 99, (2,))
+    space = gymnasium.spaces.Tuple([part, gymnasium.spaces.Dict({"a": part})])
+    first, second = FOUR[:2, :2], FOUR[2:, 2:]
+    rows, single = rows_of(space, kind([first, {"a": second}]))
+    np.testing.assert_array_equal(rows, np.concatenate([first, second], -1))
+    assert not single
+    rows, single = rows_of(space, kind([first[0], {"a": kind(second[0])}]))
+    np.testing.assert_array_equal(rows, [[*first[0], *second[0]]])
+    assert single

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.spaces import ActionLayout, ObservationLayout, descend
+from lockstep.core.spaces import ActionLayout, ObservationLayout, descend, nested
 from lockstep.envs.numbers import nothing
 
 EDGE = 1.0 - 1e-6
@@ -84,21 +84,21 @@ def random_masks(choices: tuple[int, ...], count: int, generator: np.random.Gene
     return np.concatenate(masks, -1)
 
 
-def part_shapes(layout: ObservationLayout, observation: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of an observation's parts by their paths, for one observation or a batch.
+def parts_of(layout: ObservationLayout, observation: Any) -> dict[str, np.ndarray]:
+    """Returns an observation's parts by their paths, for one observation or a batch; the space says what is a part.
 
     Raises:
         ValueError: it lacks a part, or has another structure; one line.
     """
-    shapes = {}
+    parts = {}
     for leaf in layout.leaves:
         if leaf.apart:
             continue
         try:
-            shapes[leaf.name] = np.shape(descend(observation, leaf.name))
+            parts[leaf.name] = np.asarray(on_host(descend(observation, leaf.name)))
         except (KeyError, IndexError, TypeError, ValueError):
             raise ValueError(_misfit(layout, observation)) from None
-    return shapes
+    return parts
 
 
 def observation_rows(
@@ -116,19 +116,23 @@ def observation_rows(
     Raises:
         ValueError: it isn't what the environment gives, or parts or masks of a batch differ in number; one line.
     """
-    count = _batch_size(layout, observation)
-    observation, masks = on_host(observation), _masks(action, mask, count)
+    parts = parts_of(layout, observation)
+    count = _batch_size(layout, parts)
+    masks = _masks(action, mask, count)
     if count is None:
-        return checked_rows(layout, action, layout.encode(observation, masks)[None]), True
+        return checked_rows(layout, action, layout.encode(nested(parts), masks)[None]), True
     if count == 0:
         return layout.zeros(0), False
-    encoded = [layout.encode(item_of(observation, n), masks if masks.ndim == 1 else masks[n]) for n in range(count)]
+    encoded = [
+        layout.encode(nested({name: part[n] for name, part in parts.items()}), masks if masks.ndim == 1 else masks[n])
+        for n in range(count)
+    ]
     return checked_rows(layout, action, np.stack(encoded)), False
 
 
-def _batch_size(layout: ObservationLayout, observation: Any) -> int | None:
+def _batch_size(layout: ObservationLayout, parts: Mapping[str, np.ndarray]) -> int | None:
     """Returns the number of observations in a batch; None for a single one."""
-    shapes = part_shapes(layout, observation)
+    shapes = {name: part.shape for name, part in parts.items()}
     leaf = next(x for x in layout.leaves if x.kind != "mask")
     shape = shapes[leaf.name]
     if shape == leaf.shape:
@@ -197,26 +201,14 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 
 def on_host(value: Any) -> Any:
-    """Returns PyTorch tensors, also inside dicts and tuples, as arrays, even from a graph, a GPU or in bfloat16."""
-    if isinstance(value, Mapping):
-        return {key: on_host(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(on_host(part) for part in value)
+    """Returns PyTorch tensors, also in tuples and lists, as arrays, even from a graph, a GPU or in bfloat16."""
+    if isinstance(value, tuple | list):
+        kind = tuple if isinstance(value, tuple) else list
+        return kind(on_host(part) for part in value)
     if not hasattr(value, "detach"):
         return value
     held = value.detach().cpu()
     return (held.float() if str(held.dtype) == "torch.bfloat16" else held).numpy()
-
-
-def item_of(observation: Any, index: int) -> Any:
-    """Returns one observation of a batch."""
-    if isinstance(observation, str):  # one of a batch of texts, which is a tuple; its text isn't used
-        return observation
-    if isinstance(observation, Mapping):
-        return {key: item_of(value, index) for key, value in observation.items()}
-    if isinstance(observation, tuple):
-        return tuple(item_of(value, index) for value in observation)
-    return observation[index]
 
 
 def _misfit(layout: ObservationLayout, observation: Any) -> str:

@@ -10,6 +10,7 @@ from lockstep.core.spaces.observations import (
     Leaf,
     ObservationLayout,
     descend,
+    nested,
     observation_layout,
 )
 from lockstep.core.spaces.stored import layouts_from_json
@@ -29,6 +30,7 @@ __all__ = [
     "is_image",
     "is_text",
     "layouts_from_json",
+    "nested",
     "observation_layout",
     "texts_in",
 ]

@@ -188,7 +188,7 @@ class ObservationLayout:
 
         A mask that was given separately is left out. A Tuple becomes a dict with keys ``"0"``, ``"1"`` and so on.
         """
-        floats, out = self.floats(row), {}
+        floats, parts = self.floats(row), {}
         for leaf in self.leaves:
             source = row if leaf.kind == "image" else floats
             value = source[leaf.start : leaf.start + leaf.size]
@@ -196,8 +196,8 @@ class ObservationLayout:
                 continue
             if leaf.first:
                 value = (value + leaf.first).astype(np.int64)
-            _place(out, leaf.name, value.reshape(leaf.shape))
-        return out.get("", out)
+            parts[leaf.name] = value.reshape(leaf.shape)
+        return nested(parts)
 
 
 def _checked(leaf: Leaf, value: Any) -> np.ndarray:
@@ -217,11 +217,16 @@ def descend(observation: Any, name: str) -> Any:
     return observation
 
 
-def _place(tree: dict, name: str, value: np.ndarray) -> None:
-    *path, last = name.split("/")
-    for key in path:
-        tree = tree.setdefault(key, {})
-    tree[last] = value
+def nested(parts: Mapping[str, Any]) -> Any:
+    """Returns the observation with these parts by leaves' names: a plain space's only one, else a (nested) dict."""
+    tree: dict[str, Any] = {}
+    for name, part in parts.items():
+        *path, last = name.split("/")
+        inner = tree
+        for key in path:
+            inner = inner.setdefault(key, {})
+        inner[last] = part
+    return tree.get("", tree)
 
 
 def _leaf(name: str, space: gymnasium.Space) -> Leaf:
