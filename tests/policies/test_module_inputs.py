@@ -52,6 +52,13 @@ def test_a_mask_comes_apart_from_an_image():
     assert len(program_of(policy).module()(torch.ones((2, 3), dtype=torch.bool), board[:2])["action"]) == 2
 
 
+def test_a_mask_for_a_module_that_takes_none_is_one_line():
+    policy, _ = module_of(Discrete(6))
+    line = r"^action_mask: this policy was trained without one and may take any action; leave it out, or train with .*$"
+    with pytest.raises(ValueError, match=line):
+        policy(torch.arange(6), torch.tensor([False, True, False]))
+
+
 @pytest.mark.parametrize(
     "space",
     [Discrete(6, start=2), Discrete(1), MultiDiscrete([1, 5]), MultiDiscrete(np.array([[2, 3], [4, 1]]))],

@@ -90,3 +90,18 @@ def test_the_parts_of_a_tuple_space_come_first_in_a_tuple_or_a_list(kind):
     rows, single = rows_of(space, kind([first[0], {"a": kind(second[0])}]))
     np.testing.assert_array_equal(rows, [[*first[0], *second[0]]])
     assert single
+
+
+@pytest.mark.parametrize("mask", [[1, 0, 1, 0, 1, 1], np.ones((4, 6)), "x"], ids=["one", "one-each", "none-at-all"])
+def test_a_mask_for_a_policy_that_takes_none_is_one_line(mask):
+    plain = observation_layout(gymnasium.spaces.Box(-99, 99, (4,)))
+    line = r"^action_mask: this policy was trained without one and may take any action; leave it out, or train with .*$"
+    with pytest.raises(ValueError, match=line):
+        observation_rows(plain, PAIR, FOUR, mask)
+    parts = {"at": gymnasium.spaces.Box(-99, 99, (4,)), "legal": gymnasium.spaces.MultiBinary(6)}
+    within = observation_layout(gymnasium.spaces.Dict(parts), mask_key="legal")
+    given = {"at": FOUR, "legal": np.ones((4, 6))}
+    assert observation_rows(within, PAIR, given, None)[0].shape == (4, 10)
+    line = r"^action_mask: this policy's mask is the entry 'legal' of the observation; give it there$"
+    with pytest.raises(ValueError, match=line):
+        observation_rows(within, PAIR, given, mask)

@@ -97,8 +97,8 @@ class Policy:
             of actions.
 
         Raises:
-            ValueError: the observation's shape isn't the environment's, or the parts or masks of a batch differ in
-                number.
+            ValueError: the observation's shape isn't the environment's, the parts or masks of a batch differ in
+                number, or there is a mask and the policy was trained without one apart from its observations.
         """
         rows, single = self._rows(observation, action_mask)
         actions = self.act(rows, deterministic)

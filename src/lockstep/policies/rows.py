@@ -114,8 +114,10 @@ def observation_rows(
             masks concatenated or a tuple of arrays; None: all are allowed.
 
     Raises:
-        ValueError: it isn't what the environment gives, or parts or masks of a batch differ in number; one line.
+        ValueError: it isn't what the environment gives, parts or masks of a batch differ in number, or there is a mask
+            and the policy takes none; one line.
     """
+    check_takes_mask(layout, mask)
     parts = parts_of(layout, observation)
     count = _batch_size(layout, parts)
     masks = _masks(action, mask, count)
@@ -146,6 +148,18 @@ def _batch_size(layout: ObservationLayout, parts: Mapping[str, np.ndarray]) -> i
             "equally many of each"
         )
     return shape[0]
+
+
+def check_takes_mask(layout: ObservationLayout, mask: Any) -> None:
+    """Raises a one-line ``ValueError`` if a mask is given and the policy takes none apart from its observations."""
+    if mask is None or (layout.mask is not None and layout.mask.apart):
+        return
+    raise ValueError(
+        "action_mask: this policy was trained without one and may take any action; leave it out, or train with "
+        "--env.action-mask info (or method)"
+        if layout.mask is None
+        else f"action_mask: this policy's mask is the entry {layout.mask.name!r} of the observation; give it there"
+    )
 
 
 def _masks(action: ActionLayout, mask: Any, count: int | None) -> np.ndarray:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.config.run import Config
 from lockstep.core.spaces import ObservationLayout, descend, layouts_from_json
+from lockstep.policies.rows import check_takes_mask
 from lockstep.runs.checkpoint import POLICY
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.nets import expand
@@ -114,6 +115,10 @@ class PolicyModule(nn.Module):
             within its bounds; ``logits`` ``[n, choices]``, -1e8 where an action is forbidden, or ``mean`` and ``std``
             ``[n, components]`` of the Gaussian before it is clipped or squashed; ``value`` ``[n]`` if there is a
             critic; ``next_state`` ``[n, state_size]``, the ``state`` of the next step, if the policy is recurrent.
+
+        Raises:
+            ValueError: a part's shape isn't the environment's, or there is a mask and the policy was trained without
+                one apart from its observations; one line.
         """
         net, rows = self._net, self._rows(observation, action_mask)
         weights = expand({name: self.policy.get_parameter(name) for name in self._names}, 1)
@@ -129,6 +134,7 @@ class PolicyModule(nn.Module):
 
     def _rows(self, observation: Any, action_mask: Any) -> Tensor:
         """Puts observations and mask into normalised rows float32 ``[n, columns]``, ordered by :class:`FloatLayout`."""
+        check_takes_mask(self.observation, action_mask)
         parts: list[Tensor] = []
         device = next(self.parameters()).device
         seen = next(leaf for leaf in self.observation.leaves if not leaf.apart)
