@@ -1,11 +1,12 @@
 """What a policy as a PyTorch module takes: images that stay the caller's, masks apart from them, any indices."""
 
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from net_cases import DISCRETE, picture
 
 from lockstep.config.run import Config
@@ -50,6 +51,19 @@ def test_a_mask_comes_apart_from_an_image():
         assert policy(board)["action"].shape == (5,)
         assert policy(board, torch.tensor([False, True, False]))["action"].tolist() == [1] * 5
     assert len(program_of(policy).module()(torch.ones((2, 3), dtype=torch.bool), board[:2])["action"]) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_what_traces_or_maps_a_module_without_gradients_sees_all_of_it():
+    policy, _ = module_of(Box(-9, 9, (4,), np.float32))
+    x, traced_at = torch.randn((2, 6, 4), generator=torch.Generator().manual_seed(0))
+    wanted = policy(x)["logits"].detach()
+    with torch.no_grad():
+        traced: Any = torch.jit.trace(policy, (traced_at,), strict=False)
+        torch.testing.assert_close(policy(x)["logits"], wanted)
+        torch.testing.assert_close(traced(x)["logits"], wanted)
+        mapped = torch.func.vmap(lambda row: policy(row[None])["logits"][0])(x)
+    torch.testing.assert_close(mapped, wanted)
 
 
 def test_a_mask_for_a_module_that_takes_none_is_one_line():

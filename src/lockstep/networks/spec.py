@@ -164,6 +164,8 @@ class PolicyNet:
         custom: a user's own network in place of all of this (the engine's ``CustomNet``), or None.
         bf16: whether matrix products and convolutions are computed in bfloat16, except in the heads (the last layers of
             actor and critic); inputs and outputs are float32.
+        traceable: whether engine torch keeps to PyTorch's functions without a graph, too, so that what traces or maps
+            a pass sees all of it; otherwise it computes some with NumPy.
     """
 
     observation: ObservationLayout
@@ -179,6 +181,7 @@ class PolicyNet:
     core_size: int = 128
     custom: Any = None
     bf16: bool = False
+    traceable: bool = False
 
     @property
     def discrete(self) -> bool:

@@ -78,7 +78,7 @@ class PolicyModule(nn.Module):
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
         with as_in_training(config.threads):
             net = make_net(config, self.observation, self.action, custom_class)
-        self._net = replace(net, observation=FloatLayout.of(self.observation))
+        self._net = replace(net, observation=FloatLayout.of(self.observation), traceable=True)
         self._names = tuple(net.shapes())
         self.state_size, self.bf16 = net.carry_size if net.core else 0, net.bf16
         self.policy = nn.Module()

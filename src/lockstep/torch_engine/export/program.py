@@ -91,7 +91,7 @@ def _traced(module: nn.Module, policy: PolicyModule) -> ExportedProgram:
     """Traces a module that takes a policy's inputs."""
     inputs = inputs_of(policy.observation, policy.state_size)
     batch = {0: Dim("batch")}
-    with quiet(), torch.enable_grad():  # without it, activations go through NumPy, which can't be traced
+    with quiet(), torch.enable_grad():  # the file is the same whatever the caller's mode is
         return export(module, example(policy, 3), dynamic_shapes=(tuple(batch for _ in inputs),))
 
 

@@ -65,9 +65,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(over_rows(bias, x.shape[1]), x, weight.transpose(1, 2))
 
 
-def mlp(x: Tensor, parameters: Parameters, name: str, layers: int, activation: str, activate_last: bool) -> Tensor:
+def mlp(
+    x: Tensor, parameters: Parameters, name: str, layers: int, activate: Callable[[Tensor], Tensor], activate_last: bool
+) -> Tensor:
     """Applies a multilayer perceptron: ``[k, rows, in]`` to ``[k, rows, out]`` with expanded parameters."""
-    activate = ACTIVATIONS[activation] if torch.is_grad_enabled() else fast_activation(activation)
     for layer in range(layers):
         x = linear(x, parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"])
         if activate_last or layer < layers - 1:
@@ -77,10 +78,11 @@ def mlp(x: Tensor, parameters: Parameters, name: str, layers: int, activation: s
 
 def _layers(net: PolicyNet, parameters: Parameters, name: str, x: Tensor) -> Tensor:
     """Applies a trunk's layers, or an actor's or critic's, whose last one, the head, is float32 at any precision."""
-    layers = len(net.sizes(name)) - 1
+    layers, graph = len(net.sizes(name)) - 1, net.traceable or torch.is_grad_enabled()
+    activate = ACTIVATIONS[net.activation] if graph else fast_activation(net.activation)
     if name == "trunk" or not net.bf16:
-        return mlp(x, parameters, name, layers, net.activation, name == "trunk")
-    x, head = mlp(x, parameters, name, layers - 1, net.activation, True), f"{name}.{layers - 1}"
+        return mlp(x, parameters, name, layers, activate, name == "trunk")
+    x, head = mlp(x, parameters, name, layers - 1, activate, True), f"{name}.{layers - 1}"
     with autocast(x.device, enabled=False):
         return linear(x.float(), parameters[f"{head}.weight"], parameters[f"{head}.bias"])
 
