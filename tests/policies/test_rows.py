@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lockstep.core.spaces import ActionLayout, observation_layout
-from lockstep.policies.rows import native_batch, observation_rows
+from lockstep.policies.rows import action_rows, native_batch, observation_rows
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -18,6 +18,34 @@ def test_actions_of_a_batch_are_those_of_each_and_keep_within_the_bounds(dtype):
     assert ((found >= low) & (found <= high)).all()  # 0.1 as a float32 is above it
     np.testing.assert_array_equal(found, [layout.native(row) for row in rows])
     assert native_batch(layout, rows[:0]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32, np.float64])
+def test_an_index_of_an_action_may_be_a_whole_number_of_any_dtype(dtype):
+    layout = ActionLayout("multi_discrete", (3, 2), (4, 0), (2,))
+    rows, _ = action_rows(layout, np.array([[4, 1], [6, 0]], dtype), 2, False)
+    assert rows.tolist() == [[0, 1], [2, 0]]
+    assert rows.dtype == np.int64
+    switch = action_rows(ActionLayout("discrete", (2,), (0,)), np.array([True, False]), 2, False)
+    assert switch[0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("index", [0.9, 1.7, -0.5, float("nan"), float("inf"), 1e300, 2])
+def test_an_index_that_is_no_choice_is_one_line(index):
+    layout = ActionLayout("discrete", (2,), (0,))
+    with pytest.raises(ValueError, match=r"^action: .* is no choice of \(2,\) from \(0,\) on$"):
+        action_rows(layout, index, 1, False)
+
+
+@pytest.mark.parametrize("action", [None, "left", 1j, [None]], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [ActionLayout("discrete", (2,), (0,)), ActionLayout("continuous", shape=(1,), low=(-1.0,), high=(1.0,))],
+    ids=["discrete", "continuous"],
+)
+def test_an_action_that_is_no_number_is_one_line(layout, action):
+    with pytest.raises(ValueError, match=r"^action: .* isn't made of numbers; give what the policy returns$"):
+        action_rows(layout, action, 1, False)
 
 
 PAIR = ActionLayout("multi_discrete", (3, 3), (0, 0), (2,))

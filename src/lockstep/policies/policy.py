@@ -177,7 +177,8 @@ class Policy:
             A float, or for a batch float32 ``[n]``.
 
         Raises:
-            ValueError: the action's shape isn't the environment's, or an index isn't one of its choices.
+            ValueError: the action isn't made of numbers, its shape isn't the environment's, or an index isn't one of
+                its choices.
         """
         rows, single = self._rows(observation, action_mask)
         acted, slope = action_rows(self.action, action, len(rows), self.config.network.squash)

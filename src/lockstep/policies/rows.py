@@ -28,18 +28,21 @@ def action_rows(layout: ActionLayout, actions: Any, count: int, squashed: bool) 
         where bounds are equal); and the logarithm of the scale from the distribution's units to the environment's.
 
     Raises:
-        ValueError: the shape is wrong, or an index is out of range; one line.
+        ValueError: they aren't numbers, the shape is wrong, or an index isn't whole or is out of range; one line.
     """
     given = np.asarray(on_host(actions))
+    if not np.can_cast(given.dtype, np.float32, "same_kind"):
+        raise ValueError(f"action: {given.tolist()!r} isn't made of numbers; give what the policy returns")
     if given.shape != (count, *layout.shape) and not (count == 1 and given.shape == layout.shape):
         raise ValueError(
             f"action of shape {given.shape} for {count} observations; needed is {(count, *layout.shape)}"
             + (f" or {layout.shape}" if count == 1 else "")
         )
     if layout.discrete:
-        rows = given.reshape(count, len(layout.choices)).astype(np.int64) - np.asarray(layout.first)
-        if (rows < 0).any() or (rows >= np.asarray(layout.choices)).any():
+        rows, first = given.reshape(count, len(layout.choices)), np.asarray(layout.first)
+        if not ((rows == np.floor(rows)) & (rows >= first) & (rows < first + np.asarray(layout.choices))).all():
             raise ValueError(f"action: {given.tolist()} is no choice of {layout.choices} from {layout.first} on")
+        rows = rows.astype(np.int64) - first
         return (rows[:, 0] if layout.kind == "discrete" else rows), 0.0
     rows = given.reshape(count, len(layout.low)).astype(np.float64)
     if not squashed:
