@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -258,6 +259,31 @@ def test_memory_of_predictions_goes_with_the_state(trained):
     np.testing.assert_array_equal(later[1], begun[1])
     assert not np.array_equal(later[0], begun[0])
     assert load_policy(trained(*CARTPOLE).path).predict(first[0])[1] is None
+
+
+def test_memory_that_is_not_of_the_batch_is_one_line(trained):
+    policy = load_policy(trained(*LSTM).path)
+    three = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    _, state = policy.predict(three, deterministic=True)
+    assert state is not None
+    actions, after = policy.predict(three, state, deterministic=True)
+    assert after is not None
+    for same in (state.astype(np.float64), state.tolist()):
+        found, found_after = policy.predict(three, same, deterministic=True)
+        np.testing.assert_array_equal(found, actions)
+        np.testing.assert_array_equal(found_after, after)
+    size = state.shape[1]
+    for other in (state[0], state[:2], state[:, 1:], np.zeros((3, size + 1))):
+        line = f"state: of shape {other.shape} for 3 observations; needed is (3, {size}), as predict returns it"
+        with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+            policy.predict(three, other, deterministic=True)
+    pair: Any = (state, state[0])
+    with pytest.raises(ValueError, match=r"^state: tuple is no array of numbers; give what predict returned$"):
+        policy.predict(three, pair, deterministic=True)
+    for begins in ([True], [[True, False, True]], True):
+        with pytest.raises(ValueError, match=r"^episode_start: of shape .* for 3 observations; needed is \(3,\)$"):
+            policy.predict(three, state, begins, deterministic=True)
+    np.testing.assert_array_equal(policy.predict(three[0], state[:1], True, True)[1], policy.predict(three[0])[1])
 
 
 def test_policies_are_found_by_name_by_path_and_by_checkpoint(trained, monkeypatch):

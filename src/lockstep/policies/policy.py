@@ -17,7 +17,7 @@ from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.core.user_code.handed import is_wanted_again
 from lockstep.networks.spec import carry_size
-from lockstep.policies.rows import action_rows, density_of_fixed, native_batch, observation_rows, random_rows
+from lockstep.policies.rows import action_rows, carried, density_of_fixed, native_batch, observation_rows, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.finding import find_run
@@ -100,9 +100,7 @@ class Policy:
             ValueError: the observation's shape isn't the environment's, the parts or masks of a batch differ in
                 number, or there is a mask and the policy was trained without one apart from its observations.
         """
-        rows, single = self._rows(observation, action_mask)
-        actions = self.act(rows, deterministic)
-        return self.action.native(actions[0]) if single else native_batch(self.action, actions)
+        return self._acted(*self._rows(observation, action_mask), deterministic)
 
     def act(self, rows: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Returns the actions of observation rows as :meth:`native` does; a critic's own memory is updated too."""
@@ -132,14 +130,15 @@ class Policy:
 
         Returns:
             The actions as an array, and the state for the next call, float32 ``[n, size]``, or None without memory.
+
+        Raises:
+            ValueError: see :meth:`__call__`; or ``state`` or ``episode_start`` isn't of this batch.
         """
-        recurrent = self._function.carry_size > 0
-        if recurrent:
-            self._recurrent_state = self._zeros(0) if state is None else np.array(state)
-            if episode_start is not None:
-                self.forget(np.atleast_1d(np.asarray(episode_start, bool)))
-        actions = np.asarray(self(observation, deterministic, action_masks))
-        return actions, self._recurrent_state.copy() if recurrent else None
+        (rows, single), size = self._rows(observation, action_masks), self._function.carry_size
+        if size:
+            self._recurrent_state = carried(state, episode_start, len(rows), size)
+        actions = np.asarray(self._acted(rows, single, deterministic))
+        return actions, self._recurrent_state.copy() if size else None
 
     def value(self, observation: Any, action_mask: Any = None) -> Any:
         """Returns the critic's estimate of the return from here, with rewards scaled as in training.
@@ -267,6 +266,11 @@ class Policy:
     def _rows(self, observation: Any, action_mask: Any) -> tuple[np.ndarray, bool]:
         """Returns observation rows ``[n, width]``, and whether there was a single observation."""
         return observation_rows(self.observation, self.action, observation, action_mask)
+
+    def _acted(self, rows: np.ndarray, single: bool, deterministic: bool) -> Any:
+        """Returns what ``env.step`` takes, for observation rows ``[n, width]``, or for a single observation."""
+        actions = self.act(rows, deterministic)
+        return self.action.native(actions[0]) if single else native_batch(self.action, actions)
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Returns actions, as :class:`lockstep.envs.host_envs.Buffers` holds them, for rows ``[rows, width]``."""

@@ -255,6 +255,36 @@ def checked_rows(layout: ObservationLayout, action: ActionLayout, rows: np.ndarr
     return rows
 
 
+def carried(state: Any, begins: Any, count: int, size: int) -> np.ndarray:
+    """Returns a recurrent state that a user hands back, float32 ``[count, size]``, with zeros where episodes begin.
+
+    Args:
+        state: what the call before returned; None: all episodes begin.
+        begins: which episodes begin, bool ``[count]``; None: none does.
+        count: number of observations.
+        size: size of a state.
+
+    Raises:
+        ValueError: either has another shape; one line.
+    """
+    shape = np.shape(begins)
+    if begins is not None and shape != (count,) and not (count == 1 and shape == ()):
+        raise ValueError(f"episode_start: of shape {shape} for {count} observations; needed is {(count,)}")
+    if state is None:
+        return np.zeros((count, size), np.float32)
+    try:
+        rows = np.array(on_host(state), np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(f"state: {type(state).__name__} is no array of numbers; give what predict returned") from None
+    if rows.shape != (count, size):
+        raise ValueError(
+            f"state: of shape {rows.shape} for {count} observations; needed is {(count, size)}, as predict returns it"
+        )
+    if begins is not None:
+        rows[np.asarray(on_host(begins), bool).reshape(count)] = 0.0
+    return rows
+
+
 def native_batch(action: ActionLayout, rows: np.ndarray) -> np.ndarray:
     """Returns what ``env.step`` takes for rows ``[n, …]`` of actions: within the bounds, in the space's dtype."""
     if action.discrete or action.dtype == "float32":
