@@ -1,5 +1,7 @@
 """Rows of a policy, as its environment takes them."""
 
+from fractions import Fraction
+
 import gymnasium
 import numpy as np
 import pytest
@@ -133,3 +135,42 @@ def test_a_mask_for_a_policy_that_takes_none_is_one_line(mask):
     line = r"^action_mask: this policy's mask is the entry 'legal' of the observation; give it there$"
     with pytest.raises(ValueError, match=line):
         observation_rows(within, PAIR, given, mask)
+
+
+def test_numbers_that_python_holds_are_numbers():
+    given = np.array([Fraction(1, 2), 2, np.float32(3), True], object)
+    assert rows_of(gymnasium.spaces.Box(-99, 99, (4,)), given)[0].tolist() == [[0.5, 2, 3, 1]]
+
+
+def test_a_pixel_out_of_range_is_one_line():
+    camera = gymnasium.spaces.Box(0, 255, (9, 9, 3), np.uint8)
+    picture = np.full((9, 9, 3), 255)
+    rows, single = rows_of(camera, picture)
+    assert single
+    np.testing.assert_array_equal(rows, rows_of(camera, picture.astype(np.uint8))[0])
+    for pixel in (300, 256, -1):
+        for wrong in (picture.copy(), np.stack([picture, picture])):
+            wrong[..., -1, 0, 0] = pixel
+            with pytest.raises(ValueError, match=f"^observation: pixel {pixel} is outside 0 to 255$"):
+                rows_of(camera, wrong)
+            with pytest.raises(ValueError, match=f"^observation part 'eye': pixel {pixel} is outside 0 to 255$"):
+                rows_of(gymnasium.spaces.Dict({"eye": camera}), {"eye": wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong", [[1 + 2j] * 4, ["1", "2", "3", "4"], ["left"] * 4], ids=["complex", "digits", "words"]
+)
+def test_what_is_no_real_number_is_one_line(wrong):
+    box = gymnasium.spaces.Box(-99, 99, (4,))
+    with pytest.raises(ValueError, match=r"^observation of dtype \S+; this policy takes real numbers$"):
+        rows_of(box, wrong)
+    with pytest.raises(ValueError, match=r"^observation part 'a' of dtype \S+; this policy takes real numbers$"):
+        rows_of(gymnasium.spaces.Dict({"a": box}), {"a": [wrong]})
+
+
+@pytest.mark.parametrize("wrong", [None, {}, [3, "left", None]], ids=str)
+def test_what_is_no_number_at_all_is_one_line(wrong):
+    with pytest.raises(ValueError, match=rf"^observation: {type(wrong).__name__} isn't an array of numbers$"):
+        rows_of(gymnasium.spaces.Discrete(9), wrong)
+    with pytest.raises(ValueError, match=r"^observation: a pair of observation and info, as env\.reset\(\) returns it"):
+        rows_of(gymnasium.spaces.Discrete(9), (3, {}))

@@ -97,8 +97,8 @@ class Policy:
             of actions.
 
         Raises:
-            ValueError: the observation's shape isn't the environment's, the parts or masks of a batch differ in
-                number, or there is a mask and the policy was trained without one apart from its observations.
+            ValueError: the observation isn't one that the environment could give, the parts or masks of a batch differ
+                in number, or there is a mask and the policy was trained without one apart from its observations.
         """
         return self._acted(*self._rows(observation, action_mask), deterministic)
 

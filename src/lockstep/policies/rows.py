@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.spaces import ActionLayout, ObservationLayout, descend, nested
+from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout, descend, nested
 from lockstep.envs.numbers import nothing
 
 EDGE = 1.0 - 1e-6
@@ -91,17 +91,34 @@ def parts_of(layout: ObservationLayout, observation: Any) -> dict[str, np.ndarra
     """Returns an observation's parts by their paths, for one observation or a batch; the space says what is a part.
 
     Raises:
-        ValueError: it lacks a part, or has another structure; one line.
+        ValueError: it lacks a part, has another structure, or holds what isn't a number or a pixel; one line.
     """
     parts = {}
     for leaf in layout.leaves:
         if leaf.apart:
             continue
         try:
-            parts[leaf.name] = np.asarray(on_host(descend(observation, leaf.name)))
+            part = np.asarray(on_host(descend(observation, leaf.name)))
+            if part.dtype == object and part.shape:  # of numbers that Python holds, such as fractions
+                part = part.astype(np.float64)
         except (KeyError, IndexError, TypeError, ValueError):
             raise ValueError(_misfit(layout, observation)) from None
+        if part.dtype == object and not leaf.name:
+            raise ValueError(_misfit(layout, observation))
+        parts[leaf.name] = _of_numbers(leaf, part)
     return parts
+
+
+def _of_numbers(leaf: Leaf, part: np.ndarray) -> np.ndarray:
+    """Returns a part of an observation; raises a one-line ``ValueError`` if a row would hold other numbers."""
+    what = f"observation part {leaf.name!r}" if leaf.name else "observation"
+    if not np.can_cast(part.dtype, np.float32, "same_kind"):
+        raise ValueError(f"{what} of dtype {part.dtype}; this policy takes real numbers")
+    if leaf.kind == "image" and part.dtype.kind in "iu" and part.dtype != np.uint8:
+        beyond = part[(part < 0) | (part > 255)]
+        if beyond.size:
+            raise ValueError(f"{what}: pixel {beyond[0]} is outside 0 to 255")
+    return part
 
 
 def observation_rows(
