@@ -13,7 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout, observation_layout
 from lockstep.policies import videos
-from lockstep.policies.videos import play_episode, video_writer
+from lockstep.policies.videos import frames_per_second, play_episode, video_writer
 
 
 class Shaped(gymnasium.Wrapper):
@@ -32,7 +32,7 @@ class Left:
     observation = ObservationLayout((Leaf("", "vector", (4,)),))
     action = ActionLayout("discrete", (2,), (0,))
 
-    def reset(self):
+    def reset(self, seed=None):
         pass
 
     def act(self, rows, *_):
@@ -116,6 +116,12 @@ def test_a_gif_takes_as_long_as_its_episode_with_delays_that_browsers_keep(tmp_p
     assert len(delays) == frames
     assert min(delays) >= 20
     assert sum(delays) == pytest.approx(1000 * 100 / fps, rel=0.03)
+
+
+@pytest.mark.parametrize(("declared", "fps"), [(0.5, 1), (0.01, 1), (29.97, 30), (1, 1), (0, 30), (None, 30)])
+def test_frames_are_shown_at_a_whole_rate_from_one_on(declared, fps):
+    found = frames_per_second(SimpleNamespace(metadata={"render_fps": declared}))
+    assert (found, type(found)) == (fps, int)
 
 
 def test_a_gif_that_cannot_be_written_takes_no_step(tmp_path, monkeypatch):

@@ -198,8 +198,8 @@ def _frame(env: Any) -> Any:
 
 
 def frames_per_second(env: Any) -> int:
-    """Returns the frame rate that an environment declares, or 30."""
-    return int(env.metadata.get("render_fps") or 30)
+    """Returns the frame rate that an environment declares, in whole numbers from 1 on, or 30."""
+    return max(1, round(env.metadata.get("render_fps") or 30))
 
 
 def play(
