@@ -34,11 +34,12 @@ def policy_in(env: dict[str, Any], engine: str = "torch") -> Policy:
     return policy_of(config, description, arrays, 0)
 
 
-def assert_shows_what_counts(policy: Policy, episodes: int = 4, deterministic: bool = True) -> None:
-    """Plays and evaluates from the same state of the policy's own noise."""
-    policy.reset(policy.config.seed)
-    shown = play(policy, None, episodes, None, deterministic)
-    table = evaluate(policy, episodes, None, deterministic, 1 if not deterministic else episodes)
+def assert_shows_what_counts(
+    policy: Policy, episodes: int = 4, deterministic: bool = True, seed: int | None = None
+) -> None:
+    """Plays and evaluates, one by one if the policy's noise goes on from episode to episode."""
+    shown = play(policy, None, episodes, seed, deterministic)
+    table = evaluate(policy, episodes, seed, deterministic, 1 if not deterministic else episodes)
     assert [length for _, length, _ in shown] == table[:, 1].tolist()
     np.testing.assert_allclose([total for total, *_ in shown], table[:, 0], rtol=1e-4, atol=1e-4)
     scores = [score for *_, score in shown]
@@ -74,6 +75,7 @@ def test_the_episodes_of_array_environments_are_those_that_count(env):
     policy = policy_in(env)
     assert_shows_what_counts(policy)
     assert_shows_what_counts(policy, deterministic=False)
+    assert_shows_what_counts(policy, deterministic=False, seed=7)
 
 
 IN_JAX = {

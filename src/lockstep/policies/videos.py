@@ -211,8 +211,9 @@ def play(
 ) -> list[tuple[float, int, int | None]]:
     """Plays episodes in a window (target None), into a video file, or as text (``"terminal"``).
 
-    ``seed`` keys their starts, None: the run's own; actions are the most likely ones, or samples. A key ends the play
-    in a terminal, closing the window does otherwise. A video gets its name once it is complete.
+    ``seed`` keys their starts and the noise of samples as in an evaluation one by one, None: the run's own; actions are
+    the most likely ones, or samples. A key ends the play in a terminal, closing the window does otherwise. A video gets
+    its name once it is complete.
 
     Returns:
         Return, length and score (None if there is none) of each episode that was played to its end.
@@ -235,6 +236,7 @@ def play(
             writer = Terminal(fps)
         if writer is not None:
             stack.callback(writer.close)
+        policy.reset(first)
         with contextlib.suppress(QuitPlay):
             for episode in range(episodes):
                 start = begin_as_evaluated(env, config.env, first, episode)
