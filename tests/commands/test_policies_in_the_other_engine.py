@@ -1,12 +1,11 @@
 """A run's policy, loaded in the engine that didn't train it."""
 
-import json
 import sys
 
 import gymnasium
 import numpy as np
 import pytest
-from command_line import CARTPOLE, SMALL
+from command_line import CARTPOLE, SMALL, copy_of
 
 from lockstep import load_policy
 
@@ -47,12 +46,8 @@ def test_an_engine_that_is_not_installed(trained, monkeypatch):
 
 
 def test_a_custom_network_stays_in_its_engine(trained, tmp_path):
-    run = trained(*CARTPOLE)
-    config = json.loads((run.path / "config.json").read_text())
-    config["network"] |= {"custom": "users_nets:Tiny"}
-    copied = tmp_path / "run"
-    copied.mkdir()
-    (copied / "config.json").write_text(json.dumps(config))
-    (copied / "checkpoints").symlink_to(run.path / "checkpoints")
+    copied = copy_of(trained(*CARTPOLE), tmp_path / "run")
+    for file in (copied / "config.json", *copied.glob("checkpoints/*/manifest.json")):
+        file.write_text(file.read_text().replace('"custom": null', '"custom": "users_nets:Tiny"'))
     with pytest.raises(ValueError, match=r"^engine: users_nets:Tiny is a network of the torch engine; jax can't comp"):
         load_policy(copied, engine="jax", trust=True)

@@ -1,11 +1,14 @@
 """A run's config, and the rows that its checkpoints count on: what is missing comes back or is said."""
 
 import json
+import re
 import shutil
 
 import pytest
 from command_line import CARTPOLE, copy_of, error_line, lockstep, resume, same
+from commands_here import refused
 
+from lockstep import load_policy
 from lockstep.runs.checkpoint import checkpoints_in
 from lockstep.runs.stored import stored_config, written_config
 
@@ -52,6 +55,55 @@ def test_a_config_that_was_edited_is_refused_as_an_option_is(stopped, tmp_path):
     assert f"ppo.learning_rate: {file} says 0.5, but it was 0.005 when step_640 was written; put it back" in message
     file.write_text(json.dumps(config | {"eval": config["eval"] | {"interval": 4}, "total_steps": 1152}))
     assert resume(stopped, "--total-steps", 1024).summary["iteration"] == 8
+
+
+EDITS = [
+    ("network", {"activation": "relu"}, "network.activation: {} says relu, but it was tanh"),
+    ("network", {"hidden_sizes": [4, 64]}, "network.hidden_sizes: {} says [4, 64], but it was [64, 64]"),
+    ("normalize", {"observations": True}, "normalize.observations: {} says True, but it was False"),
+    (None, {"precision": "bf16"}, "precision: {} says bf16, but it was fp32"),
+]
+
+
+@pytest.mark.parametrize(("section", "edit", "said"), EDITS, ids=[next(iter(edit)) for _, edit, _ in EDITS])
+def test_an_edited_config_makes_no_other_policy(stopped, section, edit, said):
+    file = stopped / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | (edit if section is None else {section: config[section] | edit})))
+    for step in (384, 640):
+        line = f"{said.format(file)} when step_{step} was written; put it back"
+        with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+            load_policy(stopped, step)
+    file.write_text(json.dumps(config | {"eval": config["eval"] | {"interval": 4}, "total_steps": 1152}))
+    assert load_policy(stopped, 384).global_step == 384
+
+
+@pytest.mark.parametrize(
+    "words", [("eval",), ("play", "--video", "a.gif"), ("export", "--onnx", "a.onnx"), ("record", "--out", "a.npz")]
+)
+def test_commands_refuse_such_a_config_before_they_write(stopped, tmp_path, monkeypatch, capsys, words):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    file = stopped / "config.json"
+    file.write_text(file.read_text().replace('"tanh"', '"relu"'))
+    said = refused(capsys, words[0], stopped, *words[1:])
+    assert said.startswith(f"lockstep: error: network.activation: {file} says relu, but it was tanh when step_640 was")
+    assert not any((tmp_path / "here").iterdir())
+
+
+@pytest.mark.parametrize("engine", ["torch", "jax"])
+def test_arrays_of_other_shapes_than_the_configs_are_refused(stopped, engine):
+    """Also if the checkpoint's own config was edited, or an older version kept none in it."""
+    for path in checkpoints_in(stopped / "checkpoints"):
+        manifest = json.loads((path / "manifest.json").read_text())
+        del manifest["config"]
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    file = stopped / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"network": config["network"] | {"hidden_sizes": [4, 64]}}))
+    said = r"^network: actor\.0\.weight has shape \(64, 4\) in the checkpoint, but \(4, 4\) in the networks that the "
+    with pytest.raises(ValueError, match=said):
+        load_policy(stopped, engine=engine)
 
 
 def test_a_run_of_a_version_that_kept_no_config_in_checkpoints_is_read_as_before(stopped):

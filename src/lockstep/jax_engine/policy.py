@@ -13,6 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.state import make_net
+from lockstep.networks.checks import check_shapes
 from lockstep.runs.checkpoint import POLICY
 
 
@@ -24,6 +25,9 @@ class PolicyFunction:
         environment: the description that the checkpoint holds.
         arrays: ``policy/…`` by name.
         custom_class: class of a custom network if the caller has it; None: it is imported by name.
+
+    Raises:
+        ValueError: the arrays have other shapes than the config's networks; one line.
 
     Attributes:
         observation: layout of observations in rows; ``action`` is that of actions.
@@ -42,8 +46,9 @@ class PolicyFunction:
         with jax.default_device(self._device):
             self._net = make_net(config, self.observation, self.action, custom_class)
         self.carry_size = self._net.carry_size if self._net.core else 0
-        weights = {name: arrays[POLICY + name].reshape(shape) for name, shape in self._net.shapes().items()}
-        self._weights = jax.device_put(weights, self._device)
+        parameters = {name: arrays[POLICY + name] for name in self._net.shapes()}
+        check_shapes(parameters, self._net.shapes())
+        self._weights = jax.device_put(parameters, self._device)
         self._compile()
 
     def _compile(self) -> None:

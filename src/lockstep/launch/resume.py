@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.config.checks import in_steps_and_minibatches
 from lockstep.config.files import merge
-from lockstep.config.keys import FREE, validate
+from lockstep.config.keys import validate
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.files import check_writable
@@ -21,7 +21,7 @@ from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import remember_seeds
 from lockstep.runs.making import create_run
-from lockstep.runs.stored import stored_config, written_config
+from lockstep.runs.stored import differences, edit_in_words, stored_config, written_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import records_differ
 from lockstep.runs.trust import check_trusted
@@ -92,11 +92,7 @@ def _check_unchanged(path: Path, stored: Config) -> None:
     config, step = written
     for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
         if not may_change(key) and not is_respelt(key, old, new, path):
-            old, new = shown_value(old, key), shown_value(new, key)
-            raise ValueError(
-                f"{key}: {path / CONFIG} says {new}, but it was {old} when step_{step} was written; put it back, or "
-                "start a new run"
-            )
+            raise ValueError(f"{edit_in_words(path, key, old, new, step)}, or start a new run")
 
 
 def may_change(key: str) -> bool:
@@ -107,18 +103,6 @@ def may_change(key: str) -> bool:
 def is_respelt(key: str, old: Any, new: Any, run: Path) -> bool:
     """Tells whether a setting names the same thing in other words."""
     return key == "grpo.reference" and same_reference(old, new, run)
-
-
-def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Lists the differences between two configs as JSON: the key, and both values."""
-    out: list[tuple[str, Any, Any]] = []
-    for key in a:
-        whole = f"{prefix}{key}" in FREE  # a table with free keys is compared as a whole
-        if isinstance(a[key], dict) and isinstance(b[key], dict) and not whole:
-            out += differences(a[key], b[key], f"{prefix}{key}.")
-        elif a[key] != b[key]:
-            out.append((prefix + key, a[key], b[key]))
-    return out
 
 
 def facts_of_own_loss(config: Config, path: Path | None, which: str | None) -> dict[str, Any] | None:

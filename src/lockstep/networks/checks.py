@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
 from lockstep.config.run import Config
-from lockstep.networks.spec import LOG_STD_LIMITS, PolicyNet
+from lockstep.networks.spec import LOG_STD_LIMITS, PolicyNet, Shapes
 
 
 def check_initial_std(config: Config, net: PolicyNet) -> None:
@@ -32,6 +36,20 @@ def check_normalizable(config: Config, net: PolicyNet, env_id: str) -> None:
             f"normalize.observations: {env_id} observes no numbers (images are scaled to 0 … 1 and indices become "
             "one-hot vectors anyway); leave it out"
         )
+
+
+def check_shapes(parameters: Mapping[str, np.ndarray], shapes: Shapes) -> None:
+    """Checks that a checkpoint's parameters, by name, have the shapes of the networks that compute with them.
+
+    Raises:
+        ValueError: one has another shape; one line.
+    """
+    for name, shape in shapes.items():
+        if (found := parameters[name].shape) != shape:
+            raise ValueError(
+                f"network: {name} has shape {found} in the checkpoint, but {shape} in the networks that the run's "
+                "config describes; put back the settings, or the class, that it was trained with"
+            )
 
 
 def check_outputs(

@@ -21,6 +21,7 @@ from lockstep.policies.rows import action_rows, carried, density_of_fixed, nativ
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.finding import find_run
+from lockstep.runs.stored import check_same_policy
 from lockstep.runs.trust import OF_TRAINING, trusted_config
 
 ENGINES = ("torch", "jax")
@@ -332,6 +333,8 @@ def load_policy(
     if which != "latest" and asked not in ("latest", which.removeprefix("step_")):
         raise ValueError(f"checkpoint: {asked} is asked for, and {run} is a checkpoint itself; leave one of them out")
     found = find_training_state(path / CHECKPOINTS, asked if which == "latest" else which)
+    if found.path is not None:
+        check_same_policy(path, config, found.path)
     try:
         return Policy(config, found, engine, network)
     except KeyError as error:

@@ -31,8 +31,8 @@ def load_policy(
         network: the class of the run's network, if it can't be imported.
 
     Raises:
-        ValueError: there is no such run or checkpoint, it is damaged, it names code that this user hasn't trained with,
-            or the engine can't compute it; one line.
+        ValueError: there is no such run or checkpoint, it is damaged, its ``config.json`` was edited in what makes the
+            policy, it names code that this user hasn't trained with, or the engine can't compute it; one line.
     """
     if isinstance(run, Run):
         trust, network = trust or run.trusted, run.network if network is None else network

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
+from lockstep.networks.checks import check_shapes
 from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.state import POLICY, make_net
@@ -92,6 +93,9 @@ class PolicyFunction:
         arrays: ``policy/…`` by name.
         custom_class: class of the custom network, if the caller has it; None: it is found by its name.
 
+    Raises:
+        ValueError: the arrays have other shapes than the config's networks; one line.
+
     Attributes:
         observation: the layout of observation rows; ``action`` is that of actions.
         carry_size: size of a row's recurrent state, 0 if the policy has none.
@@ -108,8 +112,9 @@ class PolicyFunction:
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
         with as_in_training(self._threads):
             self._net = make_net(config, self.observation, self.action, custom_class)
-            weights = {name: torch.from_numpy(arrays[POLICY + name]) for name in self._net.shapes()}
-            self._weights = nets.expand(weights, 1)
+            parameters = {name: arrays[POLICY + name] for name in self._net.shapes()}
+            check_shapes(parameters, self._net.shapes())
+            self._weights = nets.expand({name: torch.from_numpy(x) for name, x in parameters.items()}, 1)
         self.carry_size = self._net.carry_size if self._net.core else 0
 
     @torch.inference_mode()
