@@ -146,6 +146,19 @@ def test_what_a_method_refuses_is_its_argument(use, said):
         use(run)
 
 
+def test_a_resumed_run_takes_no_other_name_and_no_other_run():
+    run, other = (lockstep.train("CartPole-v1", name=name, **SMALL) for name in ("a", "b"))
+    named = r"^name: 'u' with resume='.*'; a resumed run keeps its name; leave it out$"
+    with pytest.raises(ValueError, match=named):
+        lockstep.train(resume="a", name="u", total_steps=512, quiet=True)
+    with pytest.raises(ValueError, match=named):
+        run.resume(512, name="u")
+    with pytest.raises(ValueError, match=r"^resume: 'b' is given, but this resumes .*/runs/a; leave it out$"):
+        run.resume(512, resume="b")
+    assert [each.summary["global_step"] for each in (run, other)] == [256, 256]
+    assert run.resume(512, name=None, resume=None, quiet=True).summary["global_step"] == 512
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{"])
 def test_a_damaged_summary_is_called_that_and_ends_no_prompt(tmp_path, content):
     run = lockstep.load_run(make_run(tmp_path / "a"))

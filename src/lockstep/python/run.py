@@ -256,14 +256,8 @@ class Run:
         files = [(f"--{name}", str(path)) for name, path in (("onnx", onnx), ("torch", torch)) if path is not None]
         if not files:
             raise ValueError("export: which file? give onnx=, torch=, or both")
-        words = [
-            "export",
-            str(self.path),
-            "--checkpoint",
-            self._which(checkpoint),
-            *(word for pair in files for word in pair),
-        ]
-        words += ["--trust"] if self.trusted else []
+        words = ["export", str(self.path), "--checkpoint", self._which(checkpoint)]
+        words += [word for pair in files for word in pair] + (["--trust"] if self.trusted else [])
         with variables_for(self.given) as variables, in_callers_words():
             run_command(words, variables, quiet=True)
 
@@ -293,8 +287,11 @@ class Run:
             A new object for the continued run.
 
         Raises:
-            ValueError: a setting would change what the run computes; one line. Others as in :func:`lockstep.train`.
+            ValueError: a setting would change what the run computes, or ``name`` or ``resume`` is given; one line.
+                Others as in :func:`lockstep.train`.
         """
+        if settings.get("resume") is not None:
+            raise ValueError(f"resume: {settings['resume']!r} is given, but this resumes {self.path}; leave it out")
         callbacks, observe_only = settings.pop("callbacks", ()), settings.pop("observe_only", False)
         settings |= {} if total_steps is None else {"total_steps": total_steps}
         asked = merge(self.resumed_with(), nested(settings) | {"resume": str(self.path)})

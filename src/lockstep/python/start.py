@@ -79,8 +79,13 @@ def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) 
     """Returns the directory where a request's run will be, and the name to give the run; None if it is resumed.
 
     A default name is reserved by making the directory; ``stack`` removes it again if the run leaves it empty.
+
+    Raises:
+        ValueError: there is no such run, or a name is given for one that is resumed; one line.
     """
     runs_dir, resume = Path(options.runs_dir).absolute(), options.resume
+    if resume not in (None, AUTO) and options.name is not None:
+        raise ValueError(f"name: {options.name!r} with resume={resume!r}; a resumed run keeps its name; leave it out")
     if resume is not None and is_url(resume):
         return runs_dir / split_url(resume)[1], None
     if resume not in (None, AUTO):
