@@ -184,6 +184,17 @@ def test_an_exception_of_an_observer_ends_the_run_at_once(engine):
     assert watching.told[-2:] == [("checkpoint", run.checkpoints[0].name), ("end", run.status)]
 
 
+@pytest.mark.parametrize("observes", [False, True], ids=["waited for", "observing"])
+def test_a_value_error_of_a_callback_is_raised_as_it_is(observes):
+    class Failing:
+        def on_iteration(self, record):
+            raise ValueError("give --seed 3", {"code": 7})
+
+    with pytest.raises(ValueError, match="give --seed 3") as caught:
+        lockstep.train("CartPole-v1", callbacks=[Failing()], observe_only=observes, **SMALL)
+    assert caught.value.args == ("give --seed 3", {"code": 7})
+
+
 @pytest.mark.parametrize(
     ("said", "error"),
     [({"mine": "nine"}, "a callback's metric 'mine' is 'nine'"), ("stop", "a callback said 'stop'")],

@@ -138,6 +138,10 @@ class Conversation:
         if self._failure is not None:
             raise self._failure
 
+    def failed_by(self, error: BaseException) -> bool:
+        """Tells whether an exception is the one that :meth:`raise_failure` raises."""
+        return error is self._failure
+
     def listen(self) -> None:
         """Answers the run's records until none has come for :data:`POLL_SECONDS`.
 

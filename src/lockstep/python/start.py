@@ -68,9 +68,9 @@ def start(
             path, asked["name"] = _place_of(request.options, request.config, stack)
             file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
             run = run_at(path, names_in(request.config))
-            from_python = {**variables, **handed_over(named), COMMAND_VARIABLE: "null"}
-            with Conversation(run, callbacks, observe_only, directory) as talk:
-                run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
+        from_python = {**variables, **handed_over(named), COMMAND_VARIABLE: "null"}
+        with Conversation(run, callbacks, observe_only, directory) as talk, _in_callers_words(file, talk):
+            run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
     talk.raise_failure()
     return run
 
@@ -108,11 +108,16 @@ def _remove_empty(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _in_callers_words(file: Path) -> Iterator[None]:
-    """Rewrites a ``ValueError`` of the block to name :data:`CALLER` and its arguments, not ``file`` and options."""
+def _in_callers_words(file: Path, talk: Conversation | None = None) -> Iterator[None]:
+    """Rewrites a ``ValueError`` of the block to name :data:`CALLER` and its arguments, not ``file`` and options.
+
+    What a callback of ``talk`` raised stays as it is.
+    """
     try:
         yield
     except ValueError as error:
+        if talk is not None and talk.failed_by(error):
+            raise
         message = str(error).replace(f"{file}: ", "").replace(str(file), CALLER)
         error.args = (in_python(message),)
         raise
