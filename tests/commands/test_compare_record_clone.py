@@ -203,6 +203,19 @@ def test_continuous_actions_and_normalised_numbers_are_cloned_too(trained, capsy
     assert np.abs(ours - theirs).mean() < 0.3 * np.abs(theirs - theirs.mean()).mean() + 0.02
 
 
+def test_a_clone_is_written_where_it_is_said_to_be(capsys, tmp_path, monkeypatch):
+    printed(capsys, "record", "Snake-v0", "--policy", "random", "--episodes", 2, "--out", tmp_path / "two.npz")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    words = ("clone", tmp_path / "two.npz", "--validation", 0, "--epochs", 1, "--out")
+    assert printed(capsys, *words, ".").endswith(" → .\n")
+    assert load_policy(tmp_path / "here").cloned
+    assert sorted(path.name for path in tmp_path.glob("**/checkpoints")) == ["checkpoints"]
+    above = f"out: run {tmp_path} exists already, with files that are no run's; choose another --out"
+    assert refused(capsys, *words, "..") == f"lockstep: error: {above}\n"
+    assert "out: / is no directory that a run can have; give one like runs/clone" in refused(capsys, *words, "/")
+
+
 def test_what_cannot_be_cloned_is_refused(greedy, capsys, tmp_path):
     out = ("--out", tmp_path / "out")
     assert "there is no file" in refused(capsys, "clone", tmp_path / "a.npz", *out)

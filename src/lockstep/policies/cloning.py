@@ -22,7 +22,8 @@ from lockstep.policies.baselines import BASELINES
 from lockstep.policies.recordings import read_recording
 from lockstep.runs.checkpoint import POLICY, to_files
 from lockstep.runs.checkpoint_writer import commit
-from lockstep.runs.directory import CONFIG
+from lockstep.runs.directory import CONFIG, RunDirectory
+from lockstep.runs.finding import with_name
 from lockstep.runs.making import create_run
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import JsonlTracker
@@ -82,7 +83,7 @@ def clone(
     engine.learnt_episodes(recording, settings.validation)
     if (out / CONFIG).exists():
         raise ValueError(f"out: run {out} exists already; choose another --out")
-    run = create_run(str(out.parent), out.name, config)
+    run = _directory(out, config)
     try:
         metrics = JsonlTracker(run.path / METRICS_JSONL)
         arrays, last = engine.train_clone(config, recording, settings, _checked(metrics.log))
@@ -114,6 +115,18 @@ def clone(
     finally:
         run.unlock()
     return summary
+
+
+def _directory(out: Path, config: Config) -> RunDirectory:
+    """Makes the directory of the run, also if it is given as ``.`` or ``..``; errors name ``out``."""
+    place = with_name(out)
+    if not place.name:
+        raise ValueError(f"out: {out} is no directory that a run can have; give one like runs/clone")
+    try:
+        return create_run(str(place.parent), place.name, config)
+    except ValueError as error:
+        message = str(error).removeprefix("name: ").replace("another --name", "another --out")
+        raise ValueError(f"out: {message}") from None
 
 
 def _checked(log: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
