@@ -308,6 +308,19 @@ def test_an_observer_hears_what_a_killed_rank_had_sent(tmp_path):
     assert heard == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_an_observer_that_is_late_hears_of_the_first_checkpoints_of_a_session(tmp_path):
+    """Which are there already when the first record is read, as those of earlier sessions are."""
+    watching, run = Watching(), SimpleNamespace(path=tmp_path, status="finished")
+    run.checkpoints = [tmp_path / f"step_{step}" for step in (48, 32, 16)]
+    given: Any = run
+    with Conversation(given, [watching], True, tmp_path) as conversation, socket.socket(socket.AF_UNIX) as rank:
+        rank.connect(conversation.variables["LOCKSTEP_CALLBACKS"].removeprefix("observe:"))
+        record = {"iteration": 2, "global_step": 32}
+        rank.sendall(json.dumps(record).encode() + b"\n")
+        conversation.listen()
+    assert [told[1] for told in watching.told if told[0] == "checkpoint"] == ["step_32", "step_48"]
+
+
 def test_several_seeds_have_no_callbacks():
     with pytest.raises(ValueError, match="callbacks: with 2 seeds"):
         lockstep.train("CartPole-v1", engine="jax", num_seeds=2, callbacks=[Watching()], **SMALL)

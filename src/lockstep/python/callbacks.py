@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lockstep.python.command import POLL_SECONDS
+from lockstep.runs.checkpoint import step_of
 from lockstep.training.audience import ADDRESS_VARIABLE, OBSERVERS, lines_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class BaseCallback:
         """Called when an evaluation is done, with its ``eval/…`` in the record; returns as :meth:`on_iteration`."""
 
     def on_checkpoint(self, path: Path) -> None:
-        """Called when a checkpoint is on the disk."""
+        """Called with the next record after a checkpoint was written, unless it has been removed by then."""
 
     def on_end(self, run: Run) -> None:
         """Called when training has ended, unless it failed."""
@@ -218,7 +219,7 @@ class Conversation:
 
     def _ask(self, record: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = {"go_on": self._failure is None, "metrics": {}}
-        self._begin()
+        self._begin(record)
         names = ["on_iteration"] + (["on_evaluation"] if any(key.startswith("eval/") for key in record) else [])
         for name in names:
             for callback in self._callbacks:
@@ -233,10 +234,10 @@ class Conversation:
         answer["go_on"] &= self._failure is None
         return answer
 
-    def _begin(self) -> None:
+    def _begin(self, record: dict[str, Any]) -> None:
         if not self._begun:
-            self._begun = True
-            self._seen = set(self._run.checkpoints)
+            self._begun = True  # what is there already may be this session's, which an observer hears of late
+            self._seen = {path for path in self._run.checkpoints if (step_of(path) or 0) < record["global_step"]}
             self._tell("on_start", self._run)
 
     def _end(self, error: BaseException | None) -> None:
