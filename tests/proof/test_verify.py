@@ -1,7 +1,9 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from made_runs import config_of
 
 from lockstep.commands.verify import print_table
 from lockstep.config.run import Config
@@ -181,3 +183,88 @@ def test_a_damaged_row_of_a_recorded_run_is_named_with_its_file(tmp_path, name):
 def test_rows_that_a_recorded_run_lacks_are_not_compared_with_others(tmp_path, fingerprints, rows, said):
     with pytest.raises(ValueError, match=said):
         recorded_trace(recorded(tmp_path / "run", fingerprints, rows), 2)
+
+
+def evaluated(rows, *iterations, episodes=8, mean=20.0):
+    more = {"eval/episodes": episodes, "eval/return_mean": mean}
+    return [row | (more if row["iteration"] in iterations else {}) for row in rows]
+
+
+def of_a_record(rows):
+    return trace(1, recorded=Path("runs/rec"), metrics=rows)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (metrics(), evaluated(metrics(), 1, 2, 3)),
+        (evaluated(metrics(), 2), metrics()),
+        (evaluated(metrics(), 2, 3), evaluated(metrics(), 1, 2)),
+        (evaluated(metrics(), 1), evaluated(metrics(), 1, episodes=16, mean=30.0)),
+    ],
+    ids=["evaluated since it was resumed", "not evaluated here", "at other iterations", "over other episodes"],
+)
+def test_evaluations_that_only_one_of_a_record_and_a_run_has_are_no_difference_and_are_named(theirs, ours):
+    result = compare(of_a_record(theirs), trace(metrics=ours))
+    assert (result.equal, result.difference) == (True, "")
+    assert result.not_compared == ("eval/episodes", "eval/return_mean")
+
+
+def test_evaluations_that_a_record_and_a_run_have_are_compared():
+    theirs = of_a_record(evaluated(metrics(), 2))
+    result = compare(theirs, trace(metrics=evaluated(metrics(), 2)))
+    assert (result.equal, result.not_compared) == (True, ())
+    result = compare(theirs, trace(metrics=evaluated(metrics(), 2, mean=21.0)))
+    assert result.difference == "iteration 2: no tensor; metric eval/return_mean: 20.0 against 21.0"
+
+
+def test_metrics_of_a_callback_are_not_compared_with_a_run_that_has_none():
+    theirs = [row | {"mine": 1.0, "train/mine": 2.0} for row in metrics()]
+    result = compare(of_a_record(theirs), trace())
+    assert (result.equal, result.not_compared) == (True, ("mine", "train/mine"))
+    result = compare(of_a_record(theirs), trace(metrics=changed(metrics(), 3, **{"train/loss": 9.0})))
+    assert result.difference.startswith("iteration 3: no tensor; metric train/loss: ")
+
+
+def test_a_metric_that_both_recorded_and_one_lacks_in_an_iteration_is_a_difference():
+    lacks = [metrics()[0], *without(metrics()[1:], "train/loss")]
+    assert compare(of_a_record(metrics()), trace(metrics=lacks)).difference.startswith("iteration 2: no tensor")
+
+
+def test_a_line_says_which_metrics_were_not_compared(capsys):
+    theirs = of_a_record([row | {f"mine/{n}": 1.0 for n in range(7)} for row in metrics()])
+    print_table(Config(), [compare(theirs, theirs), compare(theirs, trace())], 3)
+    said = capsys.readouterr().out.splitlines()[-2:]
+    assert said[0] == (
+        "not compared, because runs/rec and the runs here don't both have them by the same settings: "
+        "mine/0, mine/1, mine/2, mine/3, mine/4 and 2 more"
+    )
+    assert said[1] == "verified: every tensor and every metric that was compared has the same bytes at every iteration"
+
+
+@pytest.mark.parametrize("eval_then", [{"max_steps": 5}, {"episodes": 32}])
+def test_evaluations_by_other_settings_than_a_recorded_run_has_now_are_not_compared(tmp_path, eval_then):
+    run = recorded(tmp_path / "run", tensors(), evaluated(metrics(), 2))
+    config = config_of(eval={"episodes": 16})
+    (run / "config.json").write_text(json.dumps(config))
+    assert "eval/episodes" in recorded_trace(run, 2).metrics[1]
+    checkpoint = run / "checkpoints" / "step_16"
+    checkpoint.mkdir(parents=True)
+    then = config | {"eval": config["eval"] | eval_then}
+    (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {}, "step": 16, "config": then}))
+    assert recorded_trace(run, 2).metrics == metrics()[:2]
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"world_size": null}', '{"world_size": "two"}', "\0"])
+def test_a_damaged_summary_of_a_recorded_run_is_one_line(tmp_path, capsys, text):
+    run = recorded(tmp_path / "run", tensors(), metrics())
+    (run / "summary.json").write_text(text)
+    found = recorded_trace(run, 2)
+    assert (found.world_size, found.label) == (0, "run (?)")
+    said = capsys.readouterr().err.splitlines()
+    if text.startswith('{"'):
+        assert said == []
+        return
+    assert len(said) == 1
+    assert said[0].startswith(f"lockstep: warning: {run / 'summary.json'} is damaged")
+    assert said[0].endswith("; its number of ranks and its machine stay unknown")

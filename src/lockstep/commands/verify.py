@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,6 +30,8 @@ from lockstep.runs.stored import stored_config
 
 ITERATIONS = 5
 """Iterations on each world size, by default."""
+SHOWN = 5
+"""Names of metrics that weren't compared, of which no more are printed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,12 +67,7 @@ def main(argv: Sequence[str]) -> int:
         config = config.model_copy(update={"total_steps": length})
     results = verify(config, worlds, iterations, against)
     if options.json:
-        rows = [{"world_size": r.trace.world_size, "equal": r.equal, "difference": r.difference} for r in results]
-        if results[0].trace.recorded is not None:
-            rows[0]["recorded"] = str(results[0].trace.recorded)
-        if config.engine == "jax":
-            rows = [row | {"processes": r.trace.processes} for row, r in zip(rows, results, strict=True)]
-        print(json.dumps(rows))
+        print(json.dumps([_row(result, config.engine) for result in results]))
     else:
         print_table(config, results, iterations)
     trained = resolve(config, worlds[0][0])
@@ -81,6 +79,17 @@ def main(argv: Sequence[str]) -> int:
         except ValueError as error:
             print(f"lockstep: warning: nothing is kept of this beside the run: {error}", file=sys.stderr)
     return 0 if all(result.equal for result in results) else EXIT_FAILURE
+
+
+def _row(result: Comparison, engine: str) -> dict[str, Any]:
+    """Returns what ``--json`` prints of a world size."""
+    trace = result.trace
+    row: dict[str, Any] = {"world_size": trace.world_size, "equal": result.equal, "difference": result.difference}
+    if trace.recorded is not None:
+        row["recorded"] = str(trace.recorded)
+    if result.not_compared:
+        row["not_compared"] = list(result.not_compared)
+    return row if engine == "torch" else row | {"processes": trace.processes}
 
 
 def _iterations(config: Config, run: Path | None, against: Path | None, given: int | None) -> int:
@@ -170,7 +179,13 @@ def print_table(config: Config, results: Sequence[Comparison], iterations: int) 
     console.print(table)
     if results[0].trace.recorded is not None and (apart := machines_apart(results[0].trace, results[-1].trace)):
         print(f"{results[0].trace.recorded} was recorded elsewhere: {'; '.join(apart)}")
+    not_compared = list(dict.fromkeys(name for result in results for name in result.not_compared))
+    if not_compared:
+        more = f" and {len(not_compared) - SHOWN} more" if len(not_compared) > SHOWN else ""
+        why = f"because {results[0].trace.recorded} and the runs here don't both have them by the same settings"
+        print(f"not compared, {why}: {', '.join(not_compared[:SHOWN])}{more}")
     if all(result.equal for result in results):
-        print("verified: every tensor and every metric has the same bytes at every iteration")
+        every = "every metric that was compared" if not_compared else "every metric"
+        print(f"verified: every tensor and {every} has the same bytes at every iteration")
     else:
         print("NOT VERIFIED: the run depends on its world size, or a rank left the others; see the first difference")

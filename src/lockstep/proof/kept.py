@@ -70,6 +70,7 @@ def to_json(results: Sequence[Comparison], config: Config, iterations: int) -> d
                 "tensors": max(0, len(result.trace.tensors[0]) - 1) if result.trace.tensors else 0,
                 "equal": result.equal,
                 "difference": result.difference,
+                "not_compared": list(result.not_compared),
                 "recorded": None if result.trace.recorded is None else str(result.trace.recorded),
             }
             for result in results

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.config.checks import resolve
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, LogConfig
-from lockstep.core.process import command_that_ends_with_us, failure_line
+from lockstep.core.process import command_that_ends_with_us, failure_line, say
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
 from lockstep.envs.describe import describe
@@ -21,7 +21,9 @@ from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.resume import CHANGEABLE, differences
 from lockstep.launch.world import world_words
 from lockstep.proof.lengths import first_length
-from lockstep.runs.directory import CONFIG, FINGERPRINTS, SUMMARY
+from lockstep.runs.checkpoint import checkpoints_in, manifest_of
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, FINGERPRINTS, SUMMARY
+from lockstep.runs.listing import UnreadableError, object_if_any, read_object
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
@@ -31,6 +33,7 @@ from lockstep.training.schedules import follows_length
 MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
 MACHINE += ("mujoco", "python", "lockstep", "kernel variables", "openblas kernel", "packages of environments")
 """Entries of ``summary.json`` that bits may depend on."""
+EVALUATION, EPISODES = "eval/", "eval/episodes"
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,19 @@ class Trace:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One world size compared with the first: whether they are equal, and where they first differ."""
+    """One world size compared with the first.
+
+    Attributes:
+        trace: of that world size.
+        equal: whether both have the same bytes.
+        difference: where they first differ; empty if they don't.
+        not_compared: metrics that a recorded run and this trace don't both have, and that are left out therefore.
+    """
 
     trace: Trace
     equal: bool
     difference: str
+    not_compared: tuple[str, ...] = ()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -92,7 +103,7 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     error = failure_line(done.stderr, done.returncode) if done.returncode else None
     run = directory / name
     tensors, metrics, loss = _lines(run / FINGERPRINTS), _metrics(run), facts_of_loss(run) or {}
-    return Trace(world_size, error, tensors, metrics, processes, facts=_summary(run), loss=loss)
+    return Trace(world_size, error, tensors, metrics, processes, facts=object_if_any(run / SUMMARY), loss=loss)
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
@@ -110,6 +121,8 @@ def _from_the_first(rows: Sequence[dict[str, Any]]) -> int:
 def recorded_trace(run: Path, iterations: int) -> Trace:
     """Reads the first iterations of a run that was recorded before, here or on another machine.
 
+    Evaluations are left out if a checkpoint says that they were made by other settings than the run has now.
+
     Raises:
         ValueError: one line, if it has recorded fewer, or a row other than the last is damaged.
     """
@@ -124,8 +137,30 @@ def recorded_trace(run: Path, iterations: int) -> Trace:
         use = f"; use --iterations {there}" if there else ", and without the first nothing is compared; train it anew"
         raise ValueError(f"against: {run} has recorded {there} iterations from the first on{use}")
     facts = _summary(run)
-    ranks = int(facts.get("world_size", 0))
-    return Trace(ranks, None, tensors[:iterations], metrics[:iterations], recorded=run, facts=facts)
+    ranks = found if isinstance(found := facts.get("world_size"), int) else 0
+    metrics = metrics[:iterations]
+    if not _has_one_way_to_evaluate(run):
+        metrics = [{key: value for key, value in row.items() if not key.startswith(EVALUATION)} for row in metrics]
+    return Trace(ranks, None, tensors[:iterations], metrics, recorded=run, facts=facts)
+
+
+def _summary(run: Path) -> dict[str, Any]:
+    """Reads a recorded run's summary, if there is one; prints a line if it is damaged."""
+    try:
+        return read_object(run / SUMMARY)
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnreadableError) as error:
+        say(f"lockstep: warning: {error}; its number of ranks and its machine stay unknown")
+        return {}
+
+
+def _has_one_way_to_evaluate(run: Path) -> bool:
+    """Returns whether the config and all checkpoints of a run agree on how many episodes are played, and how long."""
+    configs = [object_if_any(run / CONFIG)]
+    configs += [(manifest_of(each) or {}).get("config") or {} for each in checkpoints_in(run / CHECKPOINTS)]
+    known = [config["eval"] for config in configs if isinstance(config.get("eval"), dict)]
+    return len({json.dumps([each.get("episodes"), each.get("max_steps")]) for each in known}) <= 1
 
 
 def recorded_config(run: Path, config: Config, iterations: int) -> Config:
@@ -150,10 +185,6 @@ def recorded_config(run: Path, config: Config, iterations: int) -> Config:
     return config.model_copy(update=kept)
 
 
-def _summary(run: Path) -> dict[str, Any]:
-    return json.loads((run / SUMMARY).read_text()) if (run / SUMMARY).is_file() else {}
-
-
 def machines_apart(reference: Trace, trace: Trace) -> list[str]:
     """Lists the differences in hardware and software between two traces that bits may depend on."""
     known = [name for name in MACHINE if name in reference.facts and name in trace.facts]
@@ -169,8 +200,33 @@ def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[
 _MISSING = object()
 
 
+def _in_both(reference: Trace, trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]], tuple[str, ...]]:
+    """Returns the metrics of a recorded run and of a trace that can be compared, and the names of those left out.
+
+    Left out are metrics that one of the two never recorded, such as those of a callback, and evaluations that only one
+    of them made, or made over another number of episodes: a run may be resumed with another length and other ``eval``
+    settings, which decide nothing else.
+    """
+    pairs = list(zip(reference.metrics, trace.metrics, strict=True))
+    theirs, ours = (dict.fromkeys(key for row in rows for key in row) for rows in (reference.metrics, trace.metrics))
+
+    def comparable(row: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        evaluated = EPISODES in row and row[EPISODES] == other.get(EPISODES)
+        known = {key: value for key, value in row.items() if key in theirs and key in ours}
+        return known if evaluated else {key: value for key, value in known.items() if not key.startswith(EVALUATION)}
+
+    kept = [(comparable(one, other), comparable(other, one)) for one, other in pairs]
+    left_out = {
+        key for whole, part in zip(pairs, kept, strict=True) for n in (0, 1) for key in whole[n].keys() - part[n]
+    }
+    return [one for one, _ in kept], [other for _, other in kept], tuple(k for k in {**theirs, **ours} if k in left_out)
+
+
 def compare(reference: Trace, trace: Trace) -> Comparison:
-    """Finds where a trace first differs from the reference: iteration, tensor, metric."""
+    """Finds where a trace first differs from the reference: iteration, tensor, metric.
+
+    All metrics are compared, unless the reference was recorded before: then those that both have.
+    """
     if trace.error is not None:
         return Comparison(trace, False, trace.error)
     for kind in ("tensors", "metrics"):
@@ -180,7 +236,10 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
             )
     if not trace.tensors or not trace.metrics:
         return Comparison(trace, False, "no iteration was traced")
-    rows = zip(reference.tensors, trace.tensors, reference.metrics, trace.metrics, strict=True)
+    theirs, ours, left_out = reference.metrics, trace.metrics, ()
+    if reference.recorded is not None:
+        theirs, ours, left_out = _in_both(reference, trace)
+    rows = zip(reference.tensors, trace.tensors, theirs, ours, strict=True)
     for number, (tensors, other_tensors, metrics, other_metrics) in enumerate(rows, 1):
         names = _first_difference(tensors, other_tensors)
         values = _first_difference(metrics, other_metrics)
@@ -189,8 +248,8 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
             if values:
                 key = values[0]
                 parts.append(f"metric {key}: {metrics.get(key)} against {other_metrics.get(key)}")
-            return Comparison(trace, False, f"iteration {number}: {'; '.join(parts)}")
-    return Comparison(trace, True, "")
+            return Comparison(trace, False, f"iteration {number}: {'; '.join(parts)}", left_out)
+    return Comparison(trace, True, "", left_out)
 
 
 def verify(
