@@ -201,3 +201,31 @@ def test_iterations_that_nobody_gave_are_no_more_than_schedules_have(tmp_path, m
     for words in (["--total-steps", str(steps)], ["--iterations", "4", "--total-steps", str(steps)], []):
         assert main(["verify", "CartPole-v1", "--world-sizes", "1,2", *words]) == 0
     assert asked == [2, 4, 5]
+
+
+def checkpointed(run, **then):
+    """Leaves a checkpoint that a run wrote with its config, of which some settings were others then."""
+    checkpoint = run / "checkpoints" / "step_512"
+    checkpoint.mkdir(parents=True)
+    config = json.loads((run / "config.json").read_text()) | then
+    (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {}, "step": 512, "config": config}))
+    return run
+
+
+def test_of_a_config_that_was_edited_by_hand_nothing_is_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = checkpointed(make_run(tmp_path / "runs" / "demo", seed=5), seed=0)
+    monkeypatch.setattr(command, "verify", lambda *_: compared())
+    assert main(["verify", "demo", "--world-sizes", "1,2"]) == 0
+    said = "seed: runs/demo/config.json says 5, but it was 0 when step_512 was written; put it back"
+    assert f"nothing is kept of this beside the run: {said}" in capsys.readouterr().err
+    assert not (run / "verify.json").exists()
+    with pytest.raises(ValueError, match=f"^against: {said.replace('runs/demo', str(run))}"):
+        recorded_config(run, config_of(run), 2)
+
+
+def test_settings_that_a_resumed_run_may_change_are_not_said_to_be_edited(tmp_path):
+    run = make_run(tmp_path / "demo")
+    checkpointed(run, total_steps=999, eval=config_of(run).eval.model_dump() | {"interval": 7})
+    assert keep(run, compared(), config_of(run), 2).is_file()
+    assert recorded_config(run, config_of(run), 2).eval.interval == config_of(run).eval.interval

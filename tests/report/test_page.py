@@ -489,3 +489,21 @@ def test_a_file_that_can_not_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"report: .*page.html can't be written: File exists"):
         write_report([(run, "demo")], tmp_path / "file" / "page.html")
+
+
+def test_a_config_that_was_edited_by_hand_is_a_problem_and_not_verified(tmp_path):
+    run = make_run(tmp_path / "demo", seed=5)
+    add_verification(run)
+    assert "Verified on 2026-02-01" in Read(page(run)).text
+    checkpoint = run / "checkpoints" / "step_512"
+    checkpoint.mkdir(parents=True)
+    config = json.loads((run / "config.json").read_text())
+    manifest = {"format": 1, "files": {}, "step": 512, "config": config | {"total_steps": 999}}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    assert "Verified on 2026-02-01" in Read(page(run)).text
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"config": config | {"seed": 0}}))
+    text = Read(page(run)).text
+    said = f"seed: {run / 'config.json'} says 5, but it was 0 when step_512 was written"
+    assert text.count(said) == 2
+    assert f"is of another config than this run's: {said}" in text
+    assert "Verified on" not in text

@@ -64,7 +64,7 @@ def resumed_config(
     stored = stored_config(path, warn)
     config = _under(overrides, stored)
     check_trusted(config, path / CONFIG, trust, named=named)
-    _check_unchanged(path, stored)
+    check_unchanged(path, stored)
     for key, old, new in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
         if not may_change(key) and not is_respelt(key, old, new, path):
             old, new = shown_value(old, key), shown_value(new, key)
@@ -84,15 +84,27 @@ def _under(overrides: dict[str, Any], stored: Config) -> Config:
     return changed
 
 
-def _check_unchanged(path: Path, stored: Config) -> None:
+def check_unchanged(path: Path, stored: Config) -> None:
     """Raises a ``ValueError`` if a setting that a resumed run may not change was edited in ``config.json``."""
+    for key, old, new, words in edited_settings(path, stored):
+        if not is_respelt(key, old, new, path):
+            raise ValueError(f"{words}, or start a new run")
+
+
+def edited_settings(path: Path, stored: Config) -> Iterator[tuple[str, Any, Any, str]]:
+    """Yields settings that a resumed run may not change, and that differ between ``config.json`` and newest manifest.
+
+    Yields:
+        The key, the manifest's value, the value of ``config.json``, and both in words. Values may be two spellings of
+        one thing, see :func:`is_respelt`.
+    """
     written = written_config(path)
     if written is None:  # no checkpoint yet, or an older version's without a config
         return
     config, step = written
     for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
-        if not may_change(key) and not is_respelt(key, old, new, path):
-            raise ValueError(f"{edit_in_words(path, key, old, new, step)}, or start a new run")
+        if not may_change(key):
+            yield key, old, new, edit_in_words(path, key, old, new, step)
 
 
 def may_change(key: str) -> bool:

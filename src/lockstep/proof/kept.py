@@ -12,7 +12,7 @@ from lockstep.config.presets import has_preset, with_version
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
 from lockstep.core.files import replace_text
-from lockstep.launch.resume import differences, may_change
+from lockstep.launch.resume import check_unchanged, differences, may_change
 from lockstep.proof.lengths import first_length
 from lockstep.proof.verify import MACHINE, Comparison
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY
@@ -84,9 +84,11 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
     """Writes ``verify.json`` into a run's directory, replacing an earlier one, and returns its path.
 
     Raises:
-        ValueError: one line, if the config or the loss isn't the run's, or the file can't be written.
+        ValueError: one line, if the config or the loss isn't the run's, ``config.json`` was edited since the newest
+            checkpoint was written, or the file can't be written.
     """
     stored = stored_config(run, warn=False)
+    check_unchanged(run, stored)
     for key, theirs, ours in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
         if not may_change(key):
             theirs, ours = shown_value(theirs, key), shown_value(ours, key)

@@ -18,7 +18,7 @@ from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
 from lockstep.envs.describe import describe
 from lockstep.launch.jax_start import look_with_cpu
-from lockstep.launch.resume import CHANGEABLE, differences
+from lockstep.launch.resume import CHANGEABLE, check_unchanged, differences
 from lockstep.launch.world import world_words
 from lockstep.proof.lengths import first_length
 from lockstep.runs.checkpoint import checkpoints_in, manifest_of
@@ -168,7 +168,7 @@ def recorded_config(run: Path, config: Config, iterations: int) -> Config:
 
     Raises:
         ValueError: one line, if another setting that can change the agent differs from the run's (it names the first),
-            or ``total_steps`` changed within those iterations.
+            the run's ``config.json`` was edited, or ``total_steps`` changed within those iterations.
     """
     stored = stored_config(run)
     for key, theirs, mine in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
@@ -179,6 +179,7 @@ def recorded_config(run: Path, config: Config, iterations: int) -> Config:
                 f"lockstep verify {run / CONFIG} --against {run}"
             )
     try:
+        check_unchanged(run, stored)
         kept = {"total_steps": first_length(run, stored, iterations), "eval": stored.eval}
     except ValueError as error:
         raise ValueError(f"against: {error}") from None

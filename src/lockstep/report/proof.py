@@ -36,7 +36,8 @@ class Verified:
         date: when it was verified.
         iterations: how many iterations of each world size were compared.
         rows: for each world size its label, whether it was equal, its number of tensors, and the first difference.
-        apart: settings in which the verified config differs; if none, differences between the machines.
+        apart: settings in which the verified config differs, or one that was edited since the run was trained; if none,
+            differences between the machines.
     """
 
     verdict: str
@@ -135,6 +136,8 @@ def _verified(run: RunFiles) -> Verified:
     kept = found if isinstance(found := said.get("config"), dict) else {}
     configs = [in_full(kept), in_full(run.config)]
     apart = tuple(f"{key} {setting(a)}, here {setting(b)}" for key, (a, b) in differing(configs) if not may_change(key))
+    if run.edited is not None and not apart:
+        apart = (run.edited,)
     if not _is_of_its_first_length(run, kept, number(said, "iterations")):
         apart += tuple(lengthened(run))
     verdict = EQUAL if said.get("equal") is True and len(rows) > 1 and all(row[1] for row in rows) else DIFFERENT

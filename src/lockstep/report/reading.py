@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.keys import validate
+from lockstep.config.run import Config
+from lockstep.launch.resume import edited_settings
 from lockstep.runs.checkpoint import STATE, checkpoints_in
-from lockstep.runs.directory import CHECKPOINTS, LOCK, SUMMARY, TIMING, VERIFY
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, SUMMARY, TIMING, VERIFY
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.links import link_in_words
 from lockstep.runs.listing import MOST_BYTES, Row, UnreadableError, config_of, printable, read_object, row_of
@@ -18,6 +21,8 @@ from lockstep.runs.plot import Records, records_of
 from lockstep.runs.trackers import METRICS_JSONL
 
 MOST_WHOLE = 2**63
+RESPELT = ("grpo.reference",)
+"""Settings with several spellings; telling them apart takes more than the run's files."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,9 @@ class RunFiles:
         timing: rows of ``timing.jsonl``.
         verification: ``verify.json``; None if there is none.
         environment: the environment's description in the newest checkpoint; empty if there is none.
-        problems: what couldn't be read, one line each.
+        edited: the first setting that was edited in ``config.json`` since the newest checkpoint was written, in words;
+            None if there is none.
+        problems: what couldn't be read or was edited, one line each.
     """
 
     name: str
@@ -47,6 +54,7 @@ class RunFiles:
     timing: Records = field(default_factory=list)
     verification: dict[str, Any] | None = None
     environment: dict[str, Any] = field(default_factory=dict)
+    edited: str | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -59,6 +67,9 @@ def read_run(path: Path, name: str) -> RunFiles:
     except (OSError, UnreadableError) as error:
         config = {}
         problems.append(printable(str(error)))
+    edited = _edited(path, config)
+    if edited is not None:
+        problems.append(edited)
     summary = {} if is_held(path / LOCK) else _object(path / SUMMARY, problems) or {}
     own = [] if seeds else _records(path, problems)
     return RunFiles(
@@ -72,8 +83,19 @@ def read_run(path: Path, name: str) -> RunFiles:
         _rows(path / TIMING, problems),
         _object(path / VERIFY, problems),
         _environment(path if not seeds else seeds[0].path),
+        edited,
         [*problems, *(f"{seed.name}: {problem}" for seed in seeds for problem in seed.problems)],
     )
+
+
+def _edited(path: Path, config: dict[str, Any]) -> str | None:
+    """Says which setting was edited since the newest checkpoint was written; None also if a config is invalid."""
+    try:
+        stored = validate(Config, config, str(path / CONFIG), stored=True)
+        found = (words for key, _, _, words in edited_settings(path, stored) if key not in RESPELT)
+        return next(map(printable, found), None)
+    except ValueError:
+        return None
 
 
 def _object(path: Path, problems: list[str]) -> dict[str, Any] | None:
