@@ -2,9 +2,10 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
-from made_runs import make_run, summary_of
+from made_runs import make_run, rows_of, summary_of
 
 from lockstep.cli import main
 from lockstep.commands import verify as command
@@ -229,3 +230,83 @@ def test_settings_that_a_resumed_run_may_change_are_not_said_to_be_edited(tmp_pa
     checkpointed(run, total_steps=999, eval=config_of(run).eval.model_dump() | {"interval": 7})
     assert keep(run, compared(), config_of(run), 2).is_file()
     assert recorded_config(run, config_of(run), 2).eval.interval == config_of(run).eval.interval
+
+
+HERE = {"lockstep": "0.1.0", "cpu": "Some Processor (family 1)", "torch": "2.13.0+cpu"}
+
+
+def trained_now(rows, facts=HERE, recorded=None):
+    """Results of which the first trace has these metrics."""
+    tensors = [{"iteration": row["iteration"], "policy/w": "a"} for row in rows]
+    first, second = Trace(1, None, tensors, rows, facts=facts), Trace(2, None, tensors, rows, facts=facts)
+    results = [Comparison(first, True, ""), Comparison(second, True, "")]
+    if recorded is not None:
+        results.insert(0, Comparison(replace(first, recorded=recorded), True, ""))
+    return results
+
+
+def first_rows(**changes):
+    rows = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows_of()[:3]]
+    rows[1] |= changes
+    return rows
+
+
+def run_here(path, **summary):
+    return make_run(path, summary_of(**HERE | summary))
+
+
+OTHER_RETURN = {"rollout/episode_return_mean": 99.0}
+REFUSED = r"iteration 2: rollout/episode_return_mean is 2.0 in {run}/metrics.jsonl and was 99.0 here"
+
+
+def test_beside_a_run_whose_first_rows_are_others_nothing_is_kept(tmp_path):
+    run = run_here(tmp_path / "demo")
+    with pytest.raises(ValueError, match=f"^{REFUSED.format(run=run)}, with the same config, versions and machine;"):
+        keep(run, trained_now(first_rows(**OTHER_RETURN)), config_of(run), 3)
+    assert not (run / "verify.json").exists()
+    with pytest.raises(
+        ValueError, match=r"train/entropy is 0\.6799999999999999 in .* and was 0\.6800000000000002 here"
+    ):
+        keep(run, trained_now(first_rows(**{"train/entropy": 0.6800000000000002})), config_of(run), 3)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"mine": 3.0, "my/metric": 7.0, "eval/return_mean": 1.0}, {"train/new": 1.0}, {"global_step": 1}]
+)
+def test_what_a_run_has_otherwise_than_rollout_and_train_is_no_difference(tmp_path, changes):
+    run = run_here(tmp_path / "demo")
+    assert keep(run, trained_now(first_rows(**changes)), config_of(run), 3).is_file()
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [{"cpu": "Another"}, {"lockstep": "0.0.9"}, {"torch": None}, {"restarted_environments": [3]}],
+    ids=["machine", "version", "unknown", "environments that began anew"],
+)
+def test_rows_of_a_run_that_other_things_explain_are_not_compared(tmp_path, summary):
+    run = run_here(tmp_path / "demo", **summary)
+    assert keep(run, trained_now(first_rows(**OTHER_RETURN)), config_of(run), 3).is_file()
+
+
+def test_rows_are_compared_under_exact_alone_and_up_to_a_missing_one(tmp_path):
+    run = make_run(tmp_path / "fast", summary_of(**HERE), reduction="fast")
+    assert keep(run, trained_now(first_rows(**OTHER_RETURN)), config_of(run), 3).is_file()
+    run = run_here(tmp_path / "short")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([lines[0], *lines[2:]]))
+    assert keep(run, trained_now(first_rows(**OTHER_RETURN)), config_of(run), 3).is_file()
+
+
+def test_a_recorded_run_was_compared_with_its_own_rows_already(tmp_path):
+    run, other = run_here(tmp_path / "demo"), run_here(tmp_path / "other")
+    results = trained_now(first_rows(**OTHER_RETURN), recorded=run)
+    assert keep(run, results, config_of(run), 3).is_file()
+    with pytest.raises(ValueError, match=REFUSED.format(run=other)):
+        keep(other, results, config_of(other), 3)
+
+
+def test_beside_a_run_with_a_damaged_row_nothing_is_kept(tmp_path):
+    run = run_here(tmp_path / "demo")
+    (run / "metrics.jsonl").write_text('{"iteration": 1}\n{"itera\n{"iteration": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is no metrics record"):
+        keep(run, trained_now(first_rows()), config_of(run), 3)

@@ -122,3 +122,33 @@ def test_what_no_other_process_can_import_is_one_line_and_no_verdict(tmp_path, s
     (tmp_path / "config.json").write_text(json.dumps({"env": {"id": "CartPole-v1"}} | section))
     line = error_line(lockstep("verify", "config.json", "--world-sizes", "1,2", cwd=tmp_path))
     assert "was handed to lockstep.train as an object, which other runs can't import; put it into a module" in line
+
+
+WORLD = """
+import gymnasium
+
+
+class Scaled(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return {gain} * reward
+
+
+gymnasium.register("Scaled-v0", lambda: Scaled(gymnasium.make("CartPole-v1").unwrapped), max_episode_steps=500)
+"""
+
+
+def test_a_run_whose_environment_was_edited_since_is_not_called_verified(tmp_path):
+    module = tmp_path / "edited_world.py"
+    module.write_text(WORLD.format(gain=1.0))
+    words = ("train", "edited_world:Scaled-v0", *SMALL, "--name", "run", "--stop-at-step", 512, "--nproc", 2)
+    assert lockstep(*words, cwd=tmp_path).code == 0
+    again = ("verify", "runs/run", "--world-sizes", "1,2", *SHORT)
+    ended = lockstep(*again, cwd=tmp_path)
+    assert (ended.code, ended.stderr) == (0, "")
+    (tmp_path / "runs" / "run" / "verify.json").unlink()
+    module.write_text(WORLD.format(gain=-3.0))
+    ended = lockstep(*again, cwd=tmp_path)
+    assert ended.code == 0
+    assert "nothing is kept of this beside the run: iteration 1: rollout/episode_return_mean is" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs" / "run" / "verify.json").exists()

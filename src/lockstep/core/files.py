@@ -98,6 +98,11 @@ def as_json(value: Any, indent: int | None = None) -> str:
         return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
+def same_json(one: Any, other: Any) -> bool:
+    """Tells whether two values that JSON can hold are the same, also in type and sign: 1 is neither 1.0 nor true."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}

@@ -14,6 +14,7 @@ from lockstep.config.run import Config
 from lockstep.core.files import replace_text
 from lockstep.launch.resume import check_unchanged, differences, may_change
 from lockstep.proof.lengths import first_length
+from lockstep.proof.own_rows import check_own_rows
 from lockstep.proof.verify import MACHINE, Comparison
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY
 from lockstep.runs.finding import check_single, is_run, with_name
@@ -85,7 +86,8 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
 
     Raises:
         ValueError: one line, if the config or the loss isn't the run's, ``config.json`` was edited since the newest
-            checkpoint was written, or the file can't be written.
+            checkpoint was written, what was trained has other metrics than the run's first iterations, or the file
+            can't be written.
     """
     stored = stored_config(run, warn=False)
     check_unchanged(run, stored)
@@ -101,6 +103,7 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
     theirs, ours = fingerprint_in(facts_of_loss(run) or {}), fingerprint_in(results[-1].trace.loss)
     if theirs is not None and ours is not None and (found := difference(theirs, ours)) is not None:
         raise ValueError(f"ppo.loss: {config.ppo.loss} isn't what {run} was trained with any more: it {found}")
+    check_own_rows(run, results, config)
     try:
         replace_text(run / VERIFY, json.dumps(to_json(results, config, iterations), indent=2) + "\n")
     except OSError as error:

@@ -102,17 +102,17 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
     error = failure_line(done.stderr, done.returncode) if done.returncode else None
     run = directory / name
-    tensors, metrics, loss = _lines(run / FINGERPRINTS), _metrics(run), facts_of_loss(run) or {}
+    tensors, metrics, loss = _lines(run / FINGERPRINTS), metrics_in(run), facts_of_loss(run) or {}
     return Trace(world_size, error, tensors, metrics, processes, facts=object_if_any(run / SUMMARY), loss=loss)
 
 
-def _metrics(run: Path) -> list[dict[str, Any]]:
+def metrics_in(run: Path) -> list[dict[str, Any]]:
     """Reads each iteration's metrics, without times."""
     records = _lines(run / METRICS_JSONL)
     return [{k: v for k, v in record.items() if not k.startswith("time/")} for record in records]
 
 
-def _from_the_first(rows: Sequence[dict[str, Any]]) -> int:
+def leading_rows(rows: Sequence[dict[str, Any]]) -> int:
     """Counts the leading rows that belong to iterations 1, 2, 3 and so on, without a gap."""
     numbered = enumerate(rows, start=1)
     return next((number - 1 for number, row in numbered if row.get("iteration") != number), len(rows))
@@ -127,12 +127,12 @@ def recorded_trace(run: Path, iterations: int) -> Trace:
         ValueError: one line, if it has recorded fewer, or a row other than the last is damaged.
     """
     try:
-        tensors, metrics = _lines(run / FINGERPRINTS), _metrics(run)
+        tensors, metrics = _lines(run / FINGERPRINTS), metrics_in(run)
     except ValueError as error:
         raise ValueError(f"against: {error}") from None
     if not tensors:
         raise ValueError(f"against: {run} has recorded no fingerprints; lockstep train --proof.trace records them")
-    there = min(_from_the_first(tensors), _from_the_first(metrics))
+    there = min(leading_rows(tensors), leading_rows(metrics))
     if there < iterations:
         use = f"; use --iterations {there}" if there else ", and without the first nothing is compared; train it anew"
         raise ValueError(f"against: {run} has recorded {there} iterations from the first on{use}")
