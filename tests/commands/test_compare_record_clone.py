@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -77,6 +78,33 @@ def test_settings_that_differ_are_said(trained, capsys):
     text = printed(capsys, "compare", one, other, "--episodes", 2)
     assert text.splitlines()[-1] == f"ppo.clip_range: 0.2 ({called[0]}), 0.3 ({called[1]})"
     assert json.loads(printed(capsys, "compare", one, one, "--episodes", 2, "--json"))["settings"] == {}
+
+
+def test_a_seed_that_ended_early_is_named(trained, capsys, tmp_path):
+    run, group = trained(*CARTPOLE).path, tmp_path / "many"
+    for seed in range(3):
+        shutil.copytree(run, group / f"seed_{seed}")
+    shutil.copy(run / "config.json", group)
+    steps = sorted(int(each.name.removeprefix("step_")) for each in (run / "checkpoints").iterdir())
+    for step in steps[1:]:
+        shutil.rmtree(group / "seed_1" / "checkpoints" / f"step_{step}")
+    text = printed(capsys, "compare", group, group, "--episodes", 2)
+    said = f"other lengths of training in many: {steps[-1]:,} steps (seed_0, seed_2), {steps[0]:,} (seed_1)"
+    assert text.splitlines()[-1] == said
+
+
+def test_a_run_that_cuts_its_episodes_earlier_is_said_to(trained, capsys, tmp_path):
+    run = trained(*CARTPOLE).path
+    cut = Path(shutil.copytree(run, tmp_path / "cut"))
+    for file in (cut / "config.json", *cut.glob("checkpoints/*/manifest.json")):
+        facts = json.loads(file.read_text())
+        facts.get("config", facts)["eval"]["max_steps"] = 5
+        file.write_text(json.dumps(facts))
+    text = printed(capsys, "compare", run, cut, "--episodes", 2)
+    assert text.splitlines()[-1] == f"episodes are cut after 10,000 steps ({run.name}), 5 (cut)"
+    early = tmp_path / "early.json"
+    printed(capsys, "eval", cut, "--seed", 0, "--episodes", 2, "--json", early)
+    assert f"episodes are cut after 10,000 steps ({run.name}), 5 (early)" in printed(capsys, "compare", run, early)
 
 
 def test_settings_are_said_plainly_and_without_what_is_secret():

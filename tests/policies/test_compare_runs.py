@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.policies.comparison import (
-    Evaluated,
-    EvaluatedGroup,
     against,
     cohens_d,
     comparison,
@@ -20,6 +18,7 @@ from lockstep.policies.comparison import (
     interval,
     probability_of_improvement,
 )
+from lockstep.policies.evaluated import Evaluated, EvaluatedGroup
 
 samples = st.lists(st.floats(-100, 100), min_size=2, max_size=30).map(np.array)
 
@@ -187,6 +186,13 @@ def test_other_lengths_of_training_are_said():
     assert comparison([many[3], many[0]])["unlike"] == comparison([many[4], many[0]])["unlike"] == []
 
 
+def test_episodes_that_are_cut_elsewhere_are_said():
+    plain = evaluated("a", SPREAD)
+    long, short = (Evaluated(name, plain.facts | {"max_steps": n}, plain.table) for name, n in (("a", 10000), ("b", 5)))
+    assert comparison([long, short])["unlike"] == ["episodes are cut after 10,000 steps (a), 5 (b)"]
+    assert comparison([long, plain, long])["unlike"] == []
+
+
 def test_an_environment_that_both_engines_have_by_two_names_is_pointed_out():
     with pytest.raises(ValueError, match=r"Game-v0, lockstep/Game-v0; --env\.backend gymnasium trains with engine jax"):
         comparison([evaluated("a", [1, 2]), evaluated("b", [1, 2], "lockstep/Game-v0")])
@@ -228,3 +234,20 @@ def test_intervals_over_episodes_are_called_that():
 def test_a_group_and_a_policy_are_not_compared():
     with pytest.raises(ValueError, match=r"^compare: a is one policy, b a group of 2 runs; runs are "):
         comparison([evaluated("a", SPREAD), group("b", SPREAD, SPREAD)])
+
+
+def test_seeds_that_were_trained_for_other_lengths_than_their_group_are_named():
+    """A seed that failed plays with the policy that it had then."""
+
+    def trained(name, *steps):
+        plain = group(name, *[SPREAD] * len(steps))
+        seeds = {f"seed_{n}": step for n, step in enumerate(steps) if step is not None}
+        return EvaluatedGroup(name, plain.facts | {"global_step": steps[0]}, plain.table, plain.tables, seeds)
+
+    whole, broken, short = trained("a", 1536, 1536), trained("b", 512, 1536, 1536, 768), trained("c", 512, 512, None)
+    inside = "other lengths of training in b: 1,536 steps (seed_1, seed_2), 768 (seed_3), 512 (seed_0)"
+    assert comparison([whole, broken])["unlike"] == comparison([broken, whole])["unlike"] == [inside]
+    between = "other lengths of training: 1,536 steps (a), 512 (c)"
+    assert comparison([whole, short])["unlike"] == [between]
+    assert comparison([whole, whole])["unlike"] == []
+    assert in_words(comparison([broken, short])).endswith(f"{inside}\n{between.replace('(a)', '(b)')}")

@@ -16,7 +16,8 @@ from lockstep.config.redact import shown_value
 from lockstep.core.files import as_json
 from lockstep.core.process import say
 from lockstep.launch.resume import differences, may_change
-from lockstep.policies.comparison import Evaluated, EvaluatedGroup, comparison, draw, in_words
+from lockstep.policies.comparison import comparison, draw, in_words
+from lockstep.policies.evaluated import Evaluated, EvaluatedGroup
 from lockstep.policies.evaluation import evaluate
 from lockstep.policies.results import check_files, facts_of, is_evaluation, read_json, save_figure, write_text, written
 from lockstep.report.settings import seeds_in_words
@@ -111,10 +112,11 @@ def _evaluated(run: str, name: str, options: Namespace) -> tuple[Evaluated, Reco
     if not seeds:
         facts, table, record = _played(run, options)
         return Evaluated(name, facts, table), record
-    (facts, table, record), *others = [_played(seed, options) for seed in seeds]
+    each = [_played(seed, options) for seed in seeds]
+    facts, table, record = each[0]
     config = record.config | {"seed": seeds_in_words([int(seed.name.removeprefix(SEED)) for seed in seeds])}
-    tables = [table, *(other for _, other, _ in others)]
-    return EvaluatedGroup(name, facts, table, tables), record._replace(config=config)
+    trained = {seed.name: known["global_step"] for seed, (known, _, _) in zip(seeds, each, strict=True)}
+    return EvaluatedGroup(name, facts, table, [other for _, other, _ in each], trained), record._replace(config=config)
 
 
 def _played(run: str | Path, options: Namespace) -> tuple[dict[str, Any], np.ndarray, Recorded]:

@@ -6,15 +6,14 @@ method is judged by (Agarwal et al. 2021, "Deep reinforcement learning at the ed
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from lockstep.core.shards import keyed_generator
-from lockstep.policies.results import columns_of, edges_of
+from lockstep.policies.evaluated import Evaluated, unlike
+from lockstep.policies.results import edges_of
 from lockstep.runs.curves import interquartile_mean
 
 CONFIDENCE, REPETITIONS = 0.95, 2000
@@ -25,61 +24,6 @@ LEAST_EPISODES, LARGEST_EFFECT = 10, 10.0
 """Cohen's d needs this many episodes on each side: with fewer it is mostly chance, and over 4 % too large. It is also
 not shown beyond this many standard deviations: episodes hardly vary then, and it measures that, not the difference.
 """
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """The episodes of one policy.
-
-    Attributes:
-        name: name of the policy.
-        facts: facts about it, as ``lockstep eval --json FILE`` writes them.
-        table: float64 ``[n, 4]``, see :func:`lockstep.policies.evaluation.run_episodes`.
-    """
-
-    name: str
-    facts: dict[str, Any]
-    table: np.ndarray
-
-    unit: ClassVar[str] = "episode"
-    statistic: ClassVar[str] = "mean"
-
-    @property
-    def count(self) -> int:
-        """Number of values of each metric."""
-        return len(self.table)
-
-    def values(self, metric: str) -> np.ndarray | None:
-        """Returns a metric's value of each episode, ``[n]``; None unless every episode has one."""
-        return _column(self.table, metric)
-
-
-@dataclass(frozen=True)
-class EvaluatedGroup(Evaluated):
-    """The episodes of a group's runs, one policy per seed; ``table`` is that of the first.
-
-    Attributes:
-        tables: the table of each run.
-    """
-
-    tables: Sequence[np.ndarray] = ()
-    unit: ClassVar[str] = "run"
-    statistic: ClassVar[str] = "iqm"
-
-    @property
-    def count(self) -> int:
-        """Number of runs."""
-        return len(self.tables)
-
-    def values(self, metric: str) -> np.ndarray | None:
-        """Returns the mean over the episodes of each run, ``[runs]``; None unless every episode has the metric."""
-        columns = [_column(table, metric) for table in self.tables]
-        return None if any(c is None for c in columns) else np.array([c.mean() for c in columns if c is not None])
-
-
-def _column(table: np.ndarray, metric: str) -> np.ndarray | None:
-    column = columns_of(table).get(metric)
-    return None if column is None or None in column else np.asarray(column, np.float64)
 
 
 def interval(
@@ -223,42 +167,6 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
             for each in all_of_them[1:]
         ],
     }
-
-
-def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
-    """Returns a line for each way in which evaluations or training lengths differ, as it may explain a difference.
-
-    Facts that a file lacks are skipped. A group is represented by its first run.
-    """
-    first, lines = all_of_them[0], []
-    for other in all_of_them[1:]:
-        mine, theirs = ({**each.facts.get("env_settings", {})} for each in (first, other))
-        for name in sorted(mine.keys() & theirs.keys()):
-            if mine[name] != theirs[name]:
-                one, two = _apart(mine[name], theirs[name])
-                what = f"env.{name} {json.dumps(one)} ({first.name}), {json.dumps(two)} ({other.name})"
-                lines.append(f"other environment settings: {what}; returns may count other rewards")
-        ways = [each.facts.get("stochastic") for each in (first, other)]
-        if None not in ways and ways[0] != ways[1]:
-            said = ["sampled" if way else "most likely" for way in ways]
-            lines.append(f"other choice of actions: {said[0]} ({first.name}), {said[1]} ({other.name})")
-        seeds = [each.facts.get("seed") for each in (first, other)]
-        if None not in seeds and seeds[0] != seeds[1]:
-            lines.append(f"other starts of episodes: seed {seeds[0]} ({first.name}), {seeds[1]} ({other.name})")
-        one, two = (each.facts.get("global_step") for each in (first, other))
-        if isinstance(one, int) and isinstance(two, int) and one != two and min(one, two) > 0:  # 0: nothing, or a clone
-            lines.append(f"other lengths of training: {one:,} steps ({first.name}), {two:,} ({other.name})")
-    return lines
-
-
-def _apart(one: Any, two: Any) -> tuple[Any, Any]:
-    """Returns what differs between two tables; values that aren't tables are returned whole."""
-    if not isinstance(one, dict) or not isinstance(two, dict):
-        return one, two
-    missing = object()
-    keys = [key for key in {**one, **two} if one.get(key, missing) != two.get(key, missing)]
-    left, right = ({key: table[key] for key in keys if key in table} for table in (one, two))
-    return left, right
 
 
 def _what(each: Evaluated) -> str:

@@ -36,12 +36,13 @@ COMPARED = {"policies", "against", "differences"}
 
 
 def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dict[str, Any]:
-    """Summarises an evaluation's table, with the environment and how actions were chosen."""
+    """Summarises an evaluation's table, with the environment, how actions were chosen, and where episodes are cut."""
     env = actor.config.env
     settings = env.model_dump(mode="json", include=GAME) | {"kwargs": arguments_of(env)}
     facts = {"environment": env.id, "env_settings": settings}
     sampled = None if isinstance(actor, Baseline) else not deterministic  # a baseline has no most likely action
-    return summarize(table) | facts | {"stochastic": sampled, "global_step": actor.global_step}
+    played = {"stochastic": sampled, "max_steps": actor.config.eval.max_steps}
+    return summarize(table) | facts | played | {"global_step": actor.global_step}
 
 
 def in_words(actor: Actor, facts: dict[str, Any]) -> str:
