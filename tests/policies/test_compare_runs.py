@@ -37,6 +37,21 @@ def test_cohens_d_by_hand():
     assert cohens_d(np.array([1.0]), np.array([2.0])) is None
 
 
+def test_policies_that_play_alike_have_no_effect_and_no_difference_however_often_they_play():
+    """A mean of equal numbers is rounded by how many they are."""
+    for value, many, few in ((0.955, 100, 20), (0.1, 100, 37), (0.3, 100, 20)):
+        for statistic in ("mean", "iqm"):
+            found: Any = against(np.full(many, value), np.full(few, value), statistic)
+            assert cohens_d(np.full(many, value), np.full(few, value)) is found["cohens_d"] is None
+            assert found["no_cohens_d"] == "none differs from the others of its side"
+            ends = {name: found[name] for name in ("difference", "difference_low", "difference_high")}
+            assert set(ends.values()) == {0.0}, ends
+    line = in_words(comparison([evaluated("a", np.full(100, 0.955)), evaluated("b", np.full(20, 0.955))])).split("\n")[
+        -1
+    ]
+    assert line.startswith("b against a: mean return +0.00 [+0.00, +0.00], no Cohen's d (")
+
+
 SPREAD = np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
 
 

@@ -51,7 +51,7 @@ def cohens_d(x: np.ndarray, y: np.ndarray) -> float | None:
     The pooled variance is ``((n_x - 1) s_x² + (n_y - 1) s_y²) / (n_x + n_y - 2)``. None if nothing varies.
     """
     freedom = len(x) + len(y) - 2
-    if freedom < 1:
+    if freedom < 1 or np.ptp(x) == np.ptp(y) == 0:  # the mean of equal numbers is rounded, so their squares aren't 0
         return None
     squares = np.square(x - x.mean()).sum() + np.square(y - y.mean()).sum()
     return float((y.mean() - x.mean()) / np.sqrt(squares / freedom)) if squares > 0 else None
@@ -106,11 +106,17 @@ def against(x: np.ndarray, y: np.ndarray, statistic: str = "mean") -> dict[str, 
     are None if either side has a single value.
     """
     d, why_none = effect_size(x, y)
-    middle = np.mean if statistic == "mean" else interquartile_mean
-    low, high = _ends(lambda a, b: float(middle(b) - middle(a)), x, y)
+    average = np.mean if statistic == "mean" else interquartile_mean
+
+    def difference(x: np.ndarray, y: np.ndarray) -> float:
+        if np.ptp(x) == np.ptp(y) == 0:  # a mean of equal numbers is rounded by how many they are
+            return float(y[0] - x[0])
+        return float(average(y) - average(x))
+
+    low, high = _ends(difference, x, y)
     better = _ends(probability_of_improvement, x, y)
     return {
-        "difference": float(middle(y) - middle(x)),
+        "difference": difference(x, y),
         "difference_low": low,
         "difference_high": high,
         "cohens_d": d,
