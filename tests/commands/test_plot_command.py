@@ -68,6 +68,22 @@ def test_seeds_that_have_not_begun_are_left_out_and_counted(tmp_path):
         line_of(group, "many", "steps", "nothing")
 
 
+def test_a_seed_that_failed_does_not_shorten_the_line_of_the_others(tmp_path):
+    group = tmp_path / "many"
+    for seed, values in ((2, [1.0, 2.0]), (3, [9.0]), (5, [3.0, 8.0])):
+        make(group / f"seed_{seed}", values)
+    (group / "config.json").write_text('{"env": {}}')
+    assert line_of(group, "many", "steps", METRIC).x == [10]
+    rows = [{"seed": seed, "directory": f"seed_{seed}"} for seed in (2, 5)]
+    for seeds in (rows, [*rows, None, {"seed": 3}, {"directory": "gone"}]):
+        (group / "summary.json").write_text(json.dumps({"status": "2 of 3 seeds finished", "seeds": seeds}))
+        line = line_of(group, "many", "steps", METRIC)
+        assert (line.label, line.x, line.y) == ("many (2 of 3 seeds)", [10, 20], [2.0, 5.0])
+    for damaged in ('{"seeds": 5}', '{"seeds": []}', "[]"):
+        (group / "summary.json").write_text(damaged)
+        assert line_of(group, "many", "steps", METRIC).label == "many (3 seeds)"
+
+
 def test_a_torn_last_line_is_left_out_and_another_is_refused(tmp_path):
     run = make(tmp_path / "a", [1.0, 2.0])
     file = run / "metrics.jsonl"

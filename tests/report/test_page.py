@@ -205,6 +205,28 @@ def test_seeds_that_are_not_equally_far_are_not_said_to_be(tmp_path):
     assert "environment steps 512 … 10,240 of 3 seeds" in Read(page(group)).text
 
 
+def test_a_seed_that_failed_is_neither_in_the_result_nor_in_the_curves(tmp_path):
+    """The group's summary is of the seeds that have ended."""
+    group = make_group(tmp_path / "many", seeds=4)
+    (group / "seed_2" / "summary.json").unlink()
+    rows = (group / "seed_2" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (group / "seed_2" / "metrics.jsonl").write_text("".join(rows[:3]))
+    listed = [{"seed": seed, "directory": f"seed_{seed}"} for seed in (0, 1, 3)]
+    summary = json.loads((group / "summary.json").read_text()) | {"num_seeds": 3, "seeds": listed}
+    (group / "summary.json").write_text(json.dumps(summary))
+    text = page(group)
+    (line,) = data_of(text)[METRIC]["series"]
+    assert (line["label"], len(line["y"])) == ("many (3 of 4 seeds)", ROWS)
+    assert line["seeds"] == [[scale * n for n in range(1, ROWS + 1)] for scale in (1.0, 2.0, 4.0)]
+    assert "interquartile mean over 3 of 4 seeds, 95 % interval 20 … 100" in Read(text).text
+    assert "environment steps 768 … 10,240 of 4 seeds" in Read(text).text
+    both = Read(page(group, make_run(tmp_path / "one")))
+    assert both.cells("many")[5] == "60interquartile mean over 3 of 4 seeds95 %: 20 … 100"
+    (group / "summary.json").write_text(json.dumps(summary | {"final_return_interval": None, "seeds": listed[:1]}))
+    assert "final return 60 of seed_0 (1 of 4 seeds)" in Read(page(group)).text
+    assert data_of(page(group))[METRIC]["series"][0]["label"] == "many (1 of 4 seeds)"
+
+
 def test_few_episodes_are_not_said_to_be_a_hundred(tmp_path):
     assert "mean of all 3 episodes" in Read(page(make_run(tmp_path / "demo", summary_of(episodes=3)))).text
 

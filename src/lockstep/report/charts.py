@@ -129,10 +129,10 @@ def extent_of(charts: Sequence[Chart], over: str = "steps") -> tuple[float, floa
 
 
 def series_of(run: RunFiles, color: int, key: str) -> Series | None:
-    """Returns a run's line of a metric; None if the run has no number for that key."""
+    """Returns a run's line of a metric, of several seeds that of those that haven't failed; None without a number."""
     if not run.seeds:
         return _single(run, color, key)
-    records = that_know(run.records, key)
+    records = that_know([records for seed in run.counted for records in seed.records], key)
     if not records:
         return None
     curve = curve_of(records, key, *(() if key in LARGE else (FEWER_POINTS,)))

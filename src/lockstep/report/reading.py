@@ -14,6 +14,7 @@ from lockstep.launch.resume import edited_settings
 from lockstep.runs.checkpoint import STATE, checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, SUMMARY, TIMING, VERIFY
 from lockstep.runs.finding import seeds_in
+from lockstep.runs.groups import counted
 from lockstep.runs.links import link_in_words
 from lockstep.runs.listing import MOST_BYTES, Row, UnreadableError, config_of, printable, read_object, row_of
 from lockstep.runs.lock import is_held
@@ -34,8 +35,9 @@ class RunFiles:
         row: the run's row in ``lockstep list``.
         config: ``config.json``; empty if it can't be read.
         summary: ``summary.json``; empty if it can't be read, or while the run goes on.
-        records: the records of ``metrics.jsonl``, one list per seed.
+        records: the records of ``metrics.jsonl``, one list for each of ``seeds``.
         seeds: the files of each seed, if there are several.
+        counted: those of ``seeds`` that the summary is of: failed ones aren't.
         timing: rows of ``timing.jsonl``.
         verification: ``verify.json``; None if there is none.
         environment: the environment's description in the newest checkpoint; empty if there is none.
@@ -51,6 +53,7 @@ class RunFiles:
     summary: dict[str, Any]
     records: list[Records]
     seeds: list[RunFiles] = field(default_factory=list)
+    counted: list[RunFiles] = field(default_factory=list)
     timing: Records = field(default_factory=list)
     verification: dict[str, Any] | None = None
     environment: dict[str, Any] = field(default_factory=dict)
@@ -71,6 +74,7 @@ def read_run(path: Path, name: str) -> RunFiles:
     if edited is not None:
         problems.append(edited)
     summary = {} if is_held(path / LOCK) else _object(path / SUMMARY, problems) or {}
+    paths = counted(summary, [seed.path for seed in seeds])
     own = [] if seeds else _records(path, problems)
     return RunFiles(
         printable(name),
@@ -80,6 +84,7 @@ def read_run(path: Path, name: str) -> RunFiles:
         summary,
         [records for seed in seeds for records in seed.records] if seeds else [own],
         seeds,
+        [seed for seed in seeds if seed.path in paths],
         _rows(path / TIMING, problems),
         _object(path / VERIFY, problems),
         _environment(path if not seeds else seeds[0].path),

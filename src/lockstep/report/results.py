@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.report.reading import RunFiles, number
 from lockstep.report.settings import config_with_seeds
 from lockstep.report.words import UNKNOWN, in_digits
+from lockstep.runs.curves import seeds_in_a_curve, single_seed
 from lockstep.runs.progress import last_episodes
 
 
@@ -40,7 +41,7 @@ def result_of(run: RunFiles) -> Result:
     speed = in_digits(_steps_per_second(run))
     if not run.seeds:
         return Result(seed, final, last_episodes(_episodes(run)), "", in_digits(run.row.steps), "", speed)
-    if len(run.seeds) == 1:  # older versions wrote an interval here, too: ignore it
+    if len(run.seeds) == 1:
         return Result(seed, final, "of one seed", "", in_digits(run.row.steps), "of one seed", speed)
     each = {seed.row.steps for seed in run.seeds}
     known = [steps for steps in each if steps is not None]
@@ -48,7 +49,10 @@ def result_of(run: RunFiles) -> Result:
     if len(each) > 1 and known:
         steps = f"{in_digits(0 if None in each else min(known))} … {in_digits(max(known))}"
         steps_of = f"of {len(run.seeds)} seeds"
-    mean_of = f"interquartile mean over {len(run.seeds)} seeds"
+    if len(run.counted) == 1:  # older versions wrote an interval here, too: ignore it
+        mean_of = f"of {single_seed(run.counted[0].name, len(run.seeds))}"
+        return Result(seed, final, mean_of, "", steps, steps_of, speed)
+    mean_of = f"interquartile mean over {seeds_in_a_curve(len(run.counted), len(run.seeds))}"
     return Result(seed, final, mean_of, _interval(run.summary.get("final_return_interval")), steps, steps_of, speed)
 
 

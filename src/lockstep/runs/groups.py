@@ -170,6 +170,13 @@ def finish_group(
     return summary
 
 
+def counted(summary: Mapping[str, Any], seeds: Sequence[Path]) -> list[Path]:
+    """Returns those of a group's runs that its summary is of: failed ones aren't. All, if the summary lists none."""
+    rows = summary.get("seeds")
+    names = [row.get("directory") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [seed for seed in seeds if seed.name in names] or list(seeds)
+
+
 def status_of(seeds: Sequence[str], count: int) -> str:
     """Returns the status of a group of ``count`` runs from the statuses known: finished if all ``count`` are."""
     others = [status for status in seeds if status != FINISHED]

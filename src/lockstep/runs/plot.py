@@ -11,7 +11,10 @@ from typing import Any
 
 from lockstep.core.files import is_finite
 from lockstep.runs.curves import METRIC, curve_of, seeds_in_a_curve, that_know
+from lockstep.runs.directory import SUMMARY
 from lockstep.runs.finding import seeds_in
+from lockstep.runs.groups import counted
+from lockstep.runs.listing import object_if_any
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
 
@@ -39,7 +42,7 @@ class Line:
 
 
 def line_of(path: Path, label: str, x: str, y: str) -> Line:
-    """Reads the line of a run, or of those seeds of a group that have logged the metric.
+    """Reads the line of a run, or of those seeds of a group that have logged the metric and haven't failed.
 
     Args:
         path: the run's directory.
@@ -51,7 +54,7 @@ def line_of(path: Path, label: str, x: str, y: str) -> Line:
         ValueError: the run has no numbers under that key; one line.
     """
     seeds = seeds_in(path)
-    begun = [seed for seed in seeds if (seed / METRICS_JSONL).is_file()]
+    begun = [each for each in counted(object_if_any(path / SUMMARY), seeds) if (each / METRICS_JSONL).is_file()]
     records = [records_of(each) for each in begun or [path]]
     drawn = that_know(records, y)
     curve = curve_of(drawn, y) if drawn else None
