@@ -137,6 +137,8 @@ def test_refusals_of_strangers_runs_name_an_argument(method):
     [
         (lambda run: run.export(onnx="a.bin"), r"onnx: a\.bin must end in \.onnx"),
         (lambda run: run.evaluate(0), "episodes: 0 is below 1"),
+        (lambda run: run.report(5), r"out: 5 names no file; give text or a path, e\.g\. 'report\.html'"),
+        (lambda run: run.report(""), r"out: '' names no file; give text or a path, e\.g\. 'report\.html'"),
         (lambda run: run.evaluate(seed="x"), "seed: invalid int value: 'x'"),
     ],
 )

@@ -264,6 +264,15 @@ def test_an_id_that_this_process_alone_knows_is_explained(runs):
         (([{"env": "CartPole-v1"}], {"env": "Acrobot-v1"}), "env: given twice; give the config as config="),
         ((["NoSuch-v0"], {"runs_dir": "runs/of/mine"}), "no environment 'NoSuch-v0' is registered"),
         ((["CartPole-v1"], {"seeds": 5}), 'seeds: 5 is no list of seeds; give range(5), [3, 7] or "0-4"'),
+        (([], {}), 'env: none is given; give an id, or what makes an environment, as in lockstep.train("CartPole-v1")'),
+        (([{"total_steps": 5}], {}), "env: none is given; "),
+        (([], {"resume": "auto", "name": "a"}), "env: none is given; "),
+        (([], {"total_step": 5}), "total_step: unknown key; did you mean"),
+        (
+            (["CartPole-v1"], {"config": 5}),
+            "config: 5 is no config; give a file's path, a mapping of settings, or a Config",
+        ),
+        ((["CartPole-v1"], {"config": b"a.yaml"}), "config: b'a.yaml' is no config; "),
         (([], {"resume": "nothing"}), "neither nothing nor runs/nothing is a run directory"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lockstep.config.keys import FREE
@@ -35,6 +36,15 @@ def in_plain_words(value: Any, path: str = "") -> Any:
     if hasattr(value, "tolist") and hasattr(value, "dtype"):
         return in_plain_words(value.tolist(), path)
     raise ValueError(_refusal(path, value))
+
+
+def file_given(place: Any, argument: str) -> Path:
+    """Returns the file that an argument names, with ``~`` expanded; a one-line ``ValueError`` if it names none."""
+    if isinstance(place, str | os.PathLike):
+        path = Path(os.path.expanduser(os.fspath(place)))
+        if path.name:
+            return path
+    raise ValueError(f"{argument}: {place!r} names no file; give text or a path, e.g. 'report.html'")
 
 
 def _refusal(path: str, value: Any) -> str:

@@ -15,6 +15,7 @@ from lockstep.core.files import path_of
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.seeds.making import place_of_seeds
 from lockstep.policies.policy import Policy, load_policy
+from lockstep.python.arguments import file_given
 from lockstep.python.command import run_command
 from lockstep.python.handed import Handed, handed_again, variables_for, with_objects
 from lockstep.python.start import start
@@ -271,14 +272,13 @@ class Run:
             The file.
 
         Raises:
-            ValueError: a package is missing, or the file can't be written; one line.
+            ValueError: ``out`` names no file, a package is missing, or the file can't be written; one line.
         """
+        file = self.path / REPORT if out is None else file_given(out, "out")
         check_installed()
         from lockstep.report.page import write_report  # imports packages that may be missing
 
-        return write_report(
-            [(self.path, self.path.name)], self.path / REPORT if out is None else Path(os.path.expanduser(out))
-        )
+        return write_report([(self.path, self.path.name)], file)
 
     def resume(self, total_steps: int | None = None, **settings: Any) -> Run:
         """Continues the run, up to ``total_steps`` if given; ``settings`` are as in :func:`lockstep.train`.

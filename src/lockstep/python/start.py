@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SETTINGS = "settings.json"
 CALLER = "lockstep.train"
+NO_ENVIRONMENT = 'env: none is given; give an id, or what makes an environment, as in lockstep.train("CartPole-v1")'
 
 
 def start(
@@ -61,7 +62,9 @@ def start(
         with _in_callers_words(file):
             asked = in_plain_words(asked)
             file.write_text(json.dumps(asked))
-            request = read_request([str(file)])
+            request = read_request([str(file)], needs_env=False)
+            if request.options.resume in (None, AUTO) and not _names_environment(asked):
+                raise ValueError(NO_ENVIRONMENT)
             if callbacks and request.options.is_group:
                 count = len(request.options.seeds_from(request.config.seed))
                 raise ValueError(f"callbacks: with {count} seeds; train each seed by itself")
@@ -73,6 +76,11 @@ def start(
             run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
     talk.raise_failure()
     return run
+
+
+def _names_environment(asked: dict[str, Any]) -> bool:
+    env = asked.get("env")
+    return bool(env.get("id") if isinstance(env, dict) else env)
 
 
 def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) -> tuple[Path, str | None]:

@@ -126,9 +126,12 @@ def _is_section(env: Any, beside_another: bool) -> bool:
 
 
 def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[str, Any]:
-    """Returns the nested settings of a config in any form."""
+    """Returns the nested settings of a config in any form; raises a one-line ``ValueError`` if it is in none."""
     if config is None:
         return {}
+    if not isinstance(config, str | PathLike | Mapping | Config):
+        shown = " ".join(repr(config).split())[:80]
+        raise ValueError(f"config: {shown} is no config; give a file's path, a mapping of settings, or a Config")
     if isinstance(config, Config):
         return nested(config.model_dump(exclude_unset=True))
     found = nested(config) if isinstance(config, Mapping) else read_file(Path(os.path.expanduser(config)))
