@@ -310,3 +310,12 @@ def test_beside_a_run_with_a_damaged_row_nothing_is_kept(tmp_path):
     (run / "metrics.jsonl").write_text('{"iteration": 1}\n{"itera\n{"iteration": 3}\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl: line 2 is no metrics record"):
         keep(run, trained_now(first_rows()), config_of(run), 3)
+
+
+def test_settings_that_differ_only_in_type_are_another_config(tmp_path):
+    run = make_run(tmp_path / "demo", env={"id": "CartPole-v1", "kwargs": {"flag": True, "more": [{"x": 1.0}]}})
+    assert keep(run, compared(), config_of(run), 5).is_file()
+    for kwargs in ({"flag": 1, "more": [{"x": 1.0}]}, {"flag": True, "more": [{"x": 1}]}):
+        env = config_of(run).env.model_copy(update={"kwargs": kwargs})
+        with pytest.raises(ValueError, match=r"env.kwargs is .* in .*demo and was .* here"):
+            keep(run, compared(), config_of(run).model_copy(update={"env": env}), 5)

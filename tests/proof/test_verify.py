@@ -268,3 +268,13 @@ def test_a_damaged_summary_of_a_recorded_run_is_one_line(tmp_path, capsys, text)
     assert len(said) == 1
     assert said[0].startswith(f"lockstep: warning: {run / 'summary.json'} is damaged")
     assert said[0].endswith("; its number of ranks and its machine stay unknown")
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, 1.0), (1, True), (0, False)])
+@pytest.mark.parametrize("was_recorded", [False, True])
+def test_metrics_of_another_sign_or_type_are_different(one, other, was_recorded):
+    theirs, ours = (changed(metrics(), 2, **{"train/loss": value}) for value in (one, other))
+    reference = trace(1, metrics=theirs, recorded=Path("runs/rec") if was_recorded else None)
+    result = compare(reference, trace(metrics=ours))
+    assert result.difference == f"iteration 2: no tensor; metric train/loss: {one} against {other}"
+    assert compare(reference, trace(metrics=theirs)).equal

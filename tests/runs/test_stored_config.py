@@ -7,8 +7,10 @@ import shutil
 import pytest
 from command_line import CARTPOLE, copy_of, error_line, lockstep, resume, same
 from commands_here import refused
+from made_runs import make_run
 
 from lockstep import load_policy
+from lockstep.launch.resume import resumed_config
 from lockstep.runs.checkpoint import checkpoints_in
 from lockstep.runs.stored import stored_config, written_config
 
@@ -170,3 +172,23 @@ def test_zeros_that_a_power_loss_leaves_do_not_stop_a_run(trained, stopped):
     assert [row["iteration"] for row in run.metrics] == [1, 2, 5, 6, 7, 8]
     assert table.read_bytes().startswith(whole)
     assert run.agent == trained(*CARTPOLE).agent
+
+
+@pytest.mark.parametrize(
+    ("new", "is_refused"),
+    [
+        ('{"flag": 1, "at": [{"a": 0.0, "b": 2}]}', True),
+        ('{"flag": true, "at": [{"a": -0.0, "b": 2}]}', True),
+        ('{"flag": true, "at": [{"a": 0.0, "b": 2.0}]}', True),
+        ('{"at": [{"b": 2, "a": 0.0}], "flag": true}', False),
+    ],
+)
+def test_a_setting_of_another_type_or_sign_is_another_setting(tmp_path, new, is_refused):
+    kwargs = {"flag": True, "at": [{"a": 0.0, "b": 2}]}
+    run = make_run(tmp_path / "run", env={"id": "CartPole-v1", "kwargs": kwargs})
+    changed = {"env": {"kwargs": json.loads(new)}}
+    if not is_refused:
+        assert resumed_config(run, changed).env.kwargs == kwargs
+        return
+    with pytest.raises(ValueError, match=r"^env.kwargs: run .* was started with .* and can't be resumed with"):
+        resumed_config(run, changed)

@@ -13,6 +13,7 @@ from typing import Any
 from lockstep.config.checks import resolve
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, LogConfig
+from lockstep.core.files import same_json
 from lockstep.core.process import command_that_ends_with_us, failure_line, say
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
@@ -195,10 +196,7 @@ def machines_apart(reference: Trace, trace: Trace) -> list[str]:
 
 def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
     keys = [*reference, *(key for key in other if key not in reference)]
-    return [key for key in keys if other.get(key, _MISSING) != reference.get(key, _MISSING)]
-
-
-_MISSING = object()
+    return [k for k in keys if k not in other or k not in reference or not same_json(other[k], reference[k])]
 
 
 def _in_both(reference: Trace, trace: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]], tuple[str, ...]]:

@@ -9,6 +9,7 @@ from lockstep.config.files import read_file
 from lockstep.config.keys import FREE, validate
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
+from lockstep.core.files import same_json
 from lockstep.core.process import say
 from lockstep.runs.checkpoint import manifest_of, newest_manifest
 from lockstep.runs.directory import CHECKPOINTS, CONFIG
@@ -85,12 +86,12 @@ def edit_in_words(run: Path, key: str, old: Any, new: Any, step: int) -> str:
 
 
 def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Lists the differences between two configs as JSON: the key, and both values."""
+    """Lists the differences between two configs as JSON, in value or type: the key, and both values."""
     out: list[tuple[str, Any, Any]] = []
     for key in a:
         whole = f"{prefix}{key}" in FREE  # a table with free keys is compared as a whole
         if isinstance(a[key], dict) and isinstance(b[key], dict) and not whole:
             out += differences(a[key], b[key], f"{prefix}{key}.")
-        elif a[key] != b[key]:
+        elif not same_json(a[key], b[key]):
             out.append((prefix + key, a[key], b[key]))
     return out
