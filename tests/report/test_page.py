@@ -321,6 +321,46 @@ def test_an_evaluation_beside_the_run_is_a_distribution(tmp_path):
     assert labels[-1].startswith("Returns of the episodes of evaluation.json: episodes 5, mean return 4")
 
 
+def test_an_evaluation_of_another_policy_is_not_shown_as_the_runs_own(tmp_path):
+    run = make_run(tmp_path / "demo")
+    for name, policy in (("a", "random"), ("b", "runs/other"), ("c", "somewhere/demo/checkpoints/step_512")):
+        add_evaluation(run, [1.0, 2.0, 3.0])
+        facts = json.loads((run / "evaluation.json").read_text()) | {"policy": policy, "environment": "CartPole-v1"}
+        facts |= {"global_step": 0, "stochastic": None} if policy == "random" else {}
+        (run / f"{name}.json").write_text(json.dumps(facts))
+    (run / "evaluation.json").write_text(json.dumps(facts | {"environment": "MountainCar-v0"}))
+    read = Read(page(run))
+    assert "MountainCar" not in read.text
+    assert "evaluation.json, step" not in read.text
+    own, random, other = (
+        read.text.index(words)
+        for words in (
+            "c.json, step 512, sampled actions episodes 3",
+            "a.json: policy random episodes 3",
+            "b.json: policy runs/other, step 512, sampled actions episodes 3",
+        )
+    )
+    assert own < random < other
+    assert "For the distribution over episodes" not in read.text
+    (run / "c.json").unlink()
+    assert "For the distribution over episodes" in Read(page(run)).text
+
+
+@pytest.mark.parametrize("value", [10**400, 1.7e308, -1.7e308, 1e299], ids=["int", "max", "min", "drawn"])
+def test_numbers_that_can_not_be_drawn_are_left_out(value, tmp_path):
+    run = make_run(tmp_path / "demo")
+    add_evaluation(run, [1.0, 2.0])
+    facts = json.loads((run / "evaluation.json").read_text())
+    facts["per_episode"]["return"][0] = value
+    (run / "evaluation.json").write_text(json.dumps(facts))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[3] |= {METRIC: value, "my/metric": -value, "train/entropy": value}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = page(run)
+    assert len(data_of(text)[METRIC]["series"][0]["y"]) == ROWS - (value != 1e299)
+    assert "evaluation.json" not in re.sub("--json [^<]*", "", Read(text).text)
+
+
 def test_the_newest_video_is_in_the_page_as_far_as_there_is_room(tmp_path):
     run = make_run(tmp_path / "demo")
     add_video(run, 256)

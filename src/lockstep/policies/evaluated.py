@@ -88,7 +88,7 @@ def unlike(all_of_them: Sequence[Evaluated]) -> list[str]:
     first, lines = all_of_them[0], _inside(all_of_them)
     for other in all_of_them[1:]:
         both = f"({first.name})", f"({other.name})"
-        mine, theirs = ({**each.facts.get("env_settings", {})} for each in (first, other))
+        mine, theirs = (known if isinstance(known, dict) else {} for known in _facts(first, other, "env_settings"))
         for name in sorted(mine.keys() & theirs.keys()):
             if mine[name] != theirs[name]:
                 one, two = _apart(mine[name], theirs[name])

@@ -25,6 +25,9 @@ from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
 
 COLUMN_NAMES = ("return", "length", "success", "score")
+NEEDED = ("return", "length")
+LARGEST, LONGEST = 1e150, 2**53
+"""Returns from here on have squares that no float holds, and lengths are no whole numbers any more."""
 BAR, MEAN = "#1f5fa8", "#d9822b"
 MOST_BINS = 40
 GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions", "atari"}
@@ -99,7 +102,7 @@ def is_evaluation(path: Path) -> bool:
     """Returns whether ``lockstep eval --json FILE`` wrote a file."""
     try:
         read_json(path)
-    except (ValueError, RecursionError):
+    except ValueError:
         return False
     return True
 
@@ -159,23 +162,43 @@ def write_json(path: Path, facts: Mapping[str, Any], table: np.ndarray) -> None:
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Reads an evaluation that :func:`write_json` wrote.
+    """Reads an evaluation that :func:`write_json` wrote; returns and scores from :data:`LARGEST` on are NaN.
 
     Raises:
         ValueError: the file isn't an evaluation; one line.
     """
     try:
         facts = json.loads(path.read_text())
-        columns = facts.pop("per_episode")
-        table = np.full((len(columns["return"]), len(COLUMN_NAMES)), np.nan)
-        for place, name in enumerate(COLUMN_NAMES):
-            values = columns.get(name, [None] * len(table))
-            if name == "success":
-                values = [0 if value is None else 1 if value else -1 for value in values]
-            table[:, place] = [math.nan if value is None else value for value in values]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not isinstance(facts, dict) or not isinstance(columns := facts.pop("per_episode", None), dict):
+            raise ValueError("it has no per_episode")
+        if not isinstance(facts.get("environment"), str):
+            raise ValueError("it names no environment")
+        return facts, _table_of(columns)
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is no evaluation (lockstep eval RUN --json {path}): {error}") from None
-    return facts, table
+
+
+def _table_of(columns: Mapping[str, Any]) -> np.ndarray:
+    """Returns an evaluation's table ``[n, 4]`` of its columns; raises a ``ValueError`` or ``OverflowError`` without."""
+    lists = {name: columns[name] for name in COLUMN_NAMES if columns.get(name) is not None}
+    if not all(isinstance(lists.get(name), list) for name in COLUMN_NAMES if name in lists or name in NEEDED):
+        raise ValueError(f"it has no lists of {' and '.join(NEEDED)}")
+    count = len(lists[NEEDED[0]])
+    if not count or any(len(values) != count for values in lists.values()):
+        raise ValueError("it has no episodes, or lists of different lengths")
+    table = np.full((count, len(COLUMN_NAMES)), np.nan)
+    table[:, COLUMN_NAMES.index("success")] = 0.0
+    for name, values in lists.items():
+        if not all(value is None or isinstance(value, int | float) for value in values):
+            raise ValueError(f"a {name} is no number")
+        if name == "success":
+            values = [0 if value is None else 1 if value else -1 for value in values]
+        table[:, COLUMN_NAMES.index(name)] = [math.nan if value is None else float(value) for value in values]
+    lengths = table[:, COLUMN_NAMES.index("length")]
+    if not ((lengths >= 0) & (lengths < LONGEST)).all():
+        raise ValueError("a length is no number of steps")
+    table[np.abs(table) >= LARGEST] = math.nan
+    return table
 
 
 def write_csv(path: Path, table: np.ndarray) -> None:
@@ -195,9 +218,9 @@ def write_text(path: Path, text: str) -> None:
 def edges_of(values: np.ndarray) -> np.ndarray:
     """Returns the edges of a histogram's bins: one per whole number if there are few, else evenly spaced."""
     low, high = float(values.min()), float(values.max())
-    if np.all(values == np.round(values)) and high - low < MOST_BINS:
+    if np.all(values == np.round(values)) and high - low < MOST_BINS and max(-low, high) < LONGEST:
         return np.arange(low, high + 2) - 0.5
-    return np.linspace(low, high if high > low else low + 1, MOST_BINS + 1)
+    return np.linspace(low, high if high > low else low + max(1.0, 1e-6 * abs(low)), MOST_BINS + 1)
 
 
 def draw_histogram(title: str, table: np.ndarray) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.policies.baselines import BASELINES
 from lockstep.policies.results import read_json
 from lockstep.report.charts import EVALUATION
 from lockstep.report.reading import RunFiles, number
@@ -38,6 +39,7 @@ class Evaluation:
         facts: pairs of words and their numbers.
         returns: returns of the episodes, ``[episodes]``; None unless they come from a file.
         how: how actions were chosen; empty if unknown.
+        policy: whose policy it is; empty for the run's own.
     """
 
     where: str
@@ -45,6 +47,12 @@ class Evaluation:
     facts: list[tuple[str, float]]
     returns: np.ndarray | None = None
     how: str = ""
+    policy: str = ""
+
+    @property
+    def shows_the_runs_episodes(self) -> bool:
+        """Whether it has the return of each episode, and the policy is the run's own."""
+        return self.returns is not None and not self.policy
 
 
 def evaluations_of(run: RunFiles) -> list[Evaluation]:
@@ -53,8 +61,8 @@ def evaluations_of(run: RunFiles) -> list[Evaluation]:
     Of several seeds, returns each one's last of training and the first of its files.
     """
     if not run.seeds:
-        return _of_training(run) + _of_files(run.path)
-    each = [(seed.name, _of_training(seed)[:1] + _of_files(seed.path)[:1]) for seed in run.seeds]
+        return _of_training(run) + _of_files(run)
+    each = [(seed.name, _of_training(seed)[:1] + _of_files(seed)[:1]) for seed in run.seeds]
     return [replace(one, where=f"{name}: {one.where}") for name, found in each for one in found]
 
 
@@ -74,22 +82,36 @@ def _of_row(where: str, row: dict[str, Any]) -> Evaluation:
     return Evaluation(where, number(row, "global_step"), facts)
 
 
-def _of_files(path: Path) -> list[Evaluation]:
-    """Reads what ``lockstep eval RUN --json FILE`` wrote into the directory; skips other files."""
+def _of_files(run: RunFiles) -> list[Evaluation]:
+    """Reads what ``lockstep eval --json FILE`` wrote into the directory; skips other files and environments.
+
+    Evaluations of the run's own policy come first.
+    """
     out = []
-    for file in sorted(path.glob("*.json")):
+    for file in sorted(run.path.glob("*.json")):
         if file.name in OWN_NAMES or file.is_symlink() or not file.is_file() or file.stat().st_size > MOST_BYTES:
             continue
         try:
             facts, table = read_json(file)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
-        if not isinstance(facts, dict) or not len(table) or not np.isfinite(table[:, 0]).all():
+        if not np.isfinite(table[:, 0]).all() or run.row.environment not in (None, printable(facts["environment"])):
             continue
-        returns = table[:, 0]
+        returns, step = table[:, 0], number(facts, "global_step")
         named = [(words, value) for key, words in FACTS.items() if (value := number(facts, key)) is not None]
         named += [(words, float(np.percentile(returns, share))) for share, words in QUARTILES]
-        sampled = facts.get("stochastic")
+        sampled, policy = facts.get("stochastic"), _other_policy(facts, run.path)
         how = ("sampled actions" if sampled else "the most likely actions") if isinstance(sampled, bool) else ""
-        out.append(Evaluation(printable(file.name), number(facts, "global_step"), named, returns, how))
-    return out[:MOST_FILES]
+        where = printable(f"{file.name}: policy {policy}" if policy else file.name)
+        step = None if policy in BASELINES else step
+        out.append(Evaluation(where, step, named, returns, how, policy))
+    return sorted(out, key=lambda one: one.policy != "")[:MOST_FILES]
+
+
+def _other_policy(facts: dict[str, Any], run: Path) -> str:
+    """Returns whose policy was evaluated: a baseline's name, or another run's as it was typed; empty for the run's."""
+    policy = facts.get("policy")
+    if not isinstance(policy, str) or policy in BASELINES:
+        return policy if isinstance(policy, str) else ""
+    places = [part for part in Path(policy).parts if part not in ("..", "/")]
+    return policy if places and run.resolve().name not in places else ""

@@ -21,7 +21,7 @@ from lockstep.runs.lock import is_held
 from lockstep.runs.plot import Records, records_of
 from lockstep.runs.trackers import METRICS_JSONL
 
-MOST_WHOLE = 2**63
+MOST_WHOLE, LARGEST = 2**63, 1e300
 RESPELT = ("grpo.reference",)
 """Settings with several spellings; telling them apart takes more than the run's files."""
 
@@ -120,15 +120,19 @@ def _records(path: Path, problems: list[str]) -> Records:
         problems.append(printable(link_in_words(file) if file.is_symlink() else f"{path} has no {METRICS_JSONL}"))
         return []
     try:
-        return [_of_this_size(record) for record in records_of(path)]
+        return [_drawable(record) for record in records_of(path)]
     except (OSError, ValueError) as error:
         problems.append(printable(str(error)).removeprefix("plot: "))
         return []
 
 
-def _of_this_size(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns a record without integers of 2⁶³ or more in magnitude."""
-    return {key: value for key, value in record.items() if not isinstance(value, int) or abs(value) < MOST_WHOLE}
+def _drawable(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns a record without whole numbers of 2⁶³ or more in magnitude, and others that :func:`number` leaves out."""
+
+    def is_number(value: int | float) -> bool:
+        return abs(value) < (MOST_WHOLE if isinstance(value, int) else LARGEST)
+
+    return {key: value for key, value in record.items() if not isinstance(value, int | float) or is_number(value)}
 
 
 def _rows(path: Path, problems: list[str]) -> Records:
@@ -163,7 +167,7 @@ def _environment(path: Path) -> dict[str, Any]:
 def number(found: Mapping[str, Any], key: str) -> float | None:
     """Returns the finite number of a key, or None."""
     value = found.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
         return None
     return float(value)
 
