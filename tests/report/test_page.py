@@ -133,6 +133,42 @@ def test_the_rank_that_the_others_waited_for_is_named_also_if_it_is_always_the_s
     assert "Others waited" not in Read(page(run)).text
 
 
+def test_waiting_is_counted_among_the_iterations_that_know_of_it(tmp_path):
+    """On one rank nobody waits."""
+    run = make_run(tmp_path / "demo")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    told = [row | ({"time/waited_for": 1} if n >= 36 else {}) for n, row in enumerate(rows)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    assert "Others waited for rank 1 in 10 % of the iterations." in Read(page(run)).text
+
+
+def test_a_part_in_which_the_first_rank_spent_no_time_is_shown_and_what_was_not_measured_is_blank(tmp_path):
+    run = make_run(tmp_path / "demo")
+    rows = [{"iteration": 1, "t_rollout": [1.0, 0.6], "t_wait": [0.0, 0.4], "t_iter": [1.0, 1.0]}]
+    (run / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = Read(page(run))
+    assert [" ".join(cell.split()) for cell in next(row for row in read.rows if row[0] == "rank")][3:5] == [
+        "rollout",
+        "waiting",
+    ]
+    assert read.cells("0")[2:] == ["1.0 s", "1.0 s", "0 ms", "–", "–"]
+    assert read.cells("1")[2:] == ["1.0 s", "600 ms", "400 ms", "–", "–"]
+
+
+def test_the_times_of_a_group_are_those_of_the_seed_that_is_named(tmp_path):
+    group = make_group(tmp_path / "many")
+    (group / "seed_0" / "metrics.jsonl").write_text("")
+    add_timing(group / "seed_1")
+    for name in ("checkpoints", "summary.json"):
+        path = group / "seed_0" / name
+        path.unlink() if path.is_file() else None
+    read = Read(page(group))
+    assert "(rows of seed_1)" in read.text
+    assert "Each rank, by timing.jsonl" in read.text
+    assert f"lockstep eval {group}/seed_1 --episodes 100 --json {group}/seed_1/evaluation.json" in read.text
+    assert f"lockstep eval {group}/seed_0" not in read.text
+
+
 def test_curves_are_the_rows(tmp_path):
     charts = data_of(page(make_run(tmp_path / "demo")))
     (line,) = charts[METRIC]["series"]

@@ -40,7 +40,7 @@ class Again:
 
 def again_of(run: RunFiles) -> Again:
     """Writes what to type for a run, or for one of several seeds."""
-    played, (env_id, network, _) = (run.seeds[0] if run.seeds else run).path, _names(run)
+    played, (env_id, network, _) = run.first.path, _names(run)
     opened = loading(played, env_id, network)
     if opened is None:
         evaluate = command("eval", played, "--episodes", str(EPISODES), "--json", str(played / EVALUATION_FILE))

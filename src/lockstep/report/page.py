@@ -182,7 +182,7 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
         [(name, run.summary[name]) for name in MACHINE if run.summary.get(name)],
         evaluations,
         histograms,
-        video_of((run.seeds[0] if run.seeds else run).path, room),
+        video_of(run.first.path, room),
         times_of(run),
         proofs,
         shared(proofs),

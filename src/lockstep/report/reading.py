@@ -40,7 +40,8 @@ class RunFiles:
         counted: those of ``seeds`` that the summary is of: failed ones aren't.
         timing: rows of ``timing.jsonl``.
         verification: ``verify.json``; None if there is none.
-        environment: the environment's description in the newest checkpoint; empty if there is none.
+        environment: the environment's description in the newest checkpoint, of several seeds the first that has one;
+            empty if there is none.
         edited: the first setting that was edited in ``config.json`` since the newest checkpoint was written, in words;
             None if there is none.
         problems: what couldn't be read or was edited, one line each.
@@ -59,6 +60,11 @@ class RunFiles:
     environment: dict[str, Any] = field(default_factory=dict)
     edited: str | None = None
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> RunFiles:
+        """The run itself; of several seeds, the first counted one that has records, which stands for the others."""
+        return next((seed for seed in self.counted if any(seed.records)), next(iter(self.seeds), self))
 
 
 def read_run(path: Path, name: str) -> RunFiles:
@@ -87,7 +93,7 @@ def read_run(path: Path, name: str) -> RunFiles:
         [seed for seed in seeds if seed.path in paths],
         _rows(path / TIMING, problems),
         _object(path / VERIFY, problems),
-        _environment(path if not seeds else seeds[0].path),
+        next((seed.environment for seed in seeds if seed.environment), _environment(path)),
         edited,
         [*problems, *(f"{seed.name}: {problem}" for seed in seeds for problem in seed.problems)],
     )

@@ -18,6 +18,7 @@ PARTS = {
     "t_wait": "waiting for the slowest rank",
     "t_other": "metrics, logging, checkpoints, evaluations",
 }
+MIB = 1 << 20
 TOTAL, UNKNOWN_PART = "t_iter", "not told apart"
 SHORT = ("rollout", "learn", "collectives", "waiting", "other", "rest")
 
@@ -48,15 +49,15 @@ class Rank:
     Attributes:
         parts: seconds by part.
         seconds: seconds of all its iterations.
-        sent: bytes that it sent.
-        peak: peak memory in MiB.
+        sent: bytes that it sent; None if nobody counted them.
+        peak: peak memory in bytes; None if nobody measured it.
     """
 
     rank: int
     parts: list[Share]
     seconds: float
-    sent: float
-    peak: float
+    sent: float | None
+    peak: float | None
 
     def seconds_of(self, name: str) -> float:
         """Returns the seconds of a part; 0 if the rank spent no time in it."""
@@ -74,6 +75,7 @@ class Times:
         ranks: the totals of each rank; empty if they weren't logged.
         waited_for: each rank that others waited for, and in what share of iterations.
         rows: number of iterations.
+        whose: the run, of several seeds the seed, whose times these are.
     """
 
     parts: list[Share]
@@ -82,12 +84,19 @@ class Times:
     ranks: list[Rank]
     waited_for: list[tuple[int, float]]
     rows: int
+    whose: str
+
+    @property
+    def columns(self) -> list[Share]:
+        """The parts in which some rank spent time, in their order; each is that of the first such rank."""
+        found = {part.place: part for rank in reversed(self.ranks) for part in rank.parts}
+        return [found[place] for place in sorted(found)]
 
 
 def times_of(run: RunFiles) -> Times | None:
-    """Adds up the times of a run (of several seeds, the first's); None if it has none."""
-    rows = _of_the_first(run)
-    known = [row for row in rows if number(row, f"time/{TOTAL}") is not None]
+    """Adds up the times of a run, of several seeds those of :attr:`RunFiles.first`; None if it has none."""
+    run = run.first
+    known = [row for row in _rows(run) if number(row, f"time/{TOTAL}") is not None]
     if not known:
         return None
     total = sum(number(row, f"time/{TOTAL}") or 0.0 for row in known)
@@ -97,9 +106,10 @@ def times_of(run: RunFiles) -> Times | None:
         _shares(sums, total),
         total,
         number(known[0], f"time/{TOTAL}") or 0.0,
-        _ranks((run.seeds[0] if run.seeds else run).timing),
-        [(rank, count / waited.total()) for rank, count in sorted(waited.items())],
+        _ranks(run.timing),
+        [(rank, count / len(known)) for rank, count in sorted(waited.items())],
         len(known),
+        run.name,
     )
 
 
@@ -119,9 +129,10 @@ def _ranks(rows: Sequence[Mapping[str, Any]]) -> list[Rank]:
     for rank in range(count):
         sums = {part: sum(_at(row, part, rank) for row in rows) for part in PARTS}
         seconds = sum(_at(row, TOTAL, rank) for row in rows)
-        sent = sum(_at(row, "bytes", rank) for row in rows)
-        peak = max(_at(row, "peak_memory_mb", rank) for row in rows)
-        out.append(Rank(rank, _shares(sums, seconds), seconds, sent, peak))
+        sent = [_at(row, "bytes", rank) for row in rows if _list(row, "bytes")]
+        peak = [_at(row, "peak_memory_mb", rank) * MIB for row in rows if _list(row, "peak_memory_mb")]
+        shares = _shares(sums, seconds)
+        out.append(Rank(rank, shares, seconds, sum(sent) if sent else None, max(peak, default=None)))
     return out
 
 
@@ -135,14 +146,13 @@ def _at(row: Mapping[str, Any], key: str, rank: int) -> float:
     return number({key: values[rank]}, key) or 0.0 if rank < len(values) else 0.0
 
 
-def _of_the_first(run: RunFiles) -> Records:
-    """Returns a run's rows; of several seeds, those of the first that has any."""
-    return next(filter(None, run.records), [])
+def _rows(run: RunFiles) -> Records:
+    return next(iter(run.first.records), [])
 
 
 def world_sizes(run: RunFiles) -> list[tuple[int, int, int]]:
     """Returns, for each stretch of a run with the same number of ranks: first and last iteration, and that number."""
-    rows = [row for row in _of_the_first(run) if number(row, "time/world_size") is not None]
+    rows = [row for row in _rows(run) if number(row, "time/world_size") is not None]
     stretches = itertools.groupby(rows, key=lambda row: int(row["time/world_size"]))
     found = [(ranks, list(group)) for ranks, group in stretches]
     return [(group[0]["iteration"], group[-1]["iteration"], ranks) for ranks, group in found]

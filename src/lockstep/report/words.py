@@ -44,7 +44,9 @@ def percent(share: float) -> str:
 
 
 def size(count: Any) -> str:
-    """Formats bytes in the largest unit that gives at least 1, by powers of 1,000."""
+    """Formats bytes in the largest unit that gives at least 1, by powers of 1,000; None as a dash."""
+    if count is None:
+        return UNKNOWN
     amount, units = float(count), list(UNITS)
     while round(amount, 1) >= 1000 and len(units) > 1:
         amount /= 1000
