@@ -14,6 +14,9 @@ from lockstep.cli import main
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
+from lockstep.report.charts import TITLES, charts_of
+from lockstep.report.reading import read_run
+
 
 def refused(capsys, *words):
     assert main(["report", *map(str, words)]) == 2
@@ -49,11 +52,12 @@ def test_what_can_not_be_written_about_is_one_line(tmp_path, monkeypatch, capsys
 
 def test_a_run_writes_its_page_at_its_end_and_lives_without(tmp_path):
     words = ("train", "CartPole-v1", *SMALL, "--runs-dir", tmp_path, "--total-steps", 256)
-    done = lockstep(*words, "--report", "--name", "one", cwd=tmp_path)
+    done = lockstep(*words, "--report", "--name", "one", "--eval.interval", 1, cwd=tmp_path)
     assert done.code == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"report:    {tmp_path / 'one' / 'report.html'}"
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
     assert summary["params_sha256"] in (tmp_path / "one" / "report.html").read_text()
+    assert {chart.key for chart in charts_of([read_run(tmp_path / "one", "one")])} <= TITLES.keys()  # no user's metric
     run = package.load_run(tmp_path / "one")
     assert run.report() == tmp_path / "one" / "report.html"
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")

@@ -277,6 +277,17 @@ def test_metrics_of_an_environment_have_charts_and_own_rows_have_none(tmp_path):
     assert not {"rollout/episodes", "eval/return_max"} & set(charts)
 
 
+def test_users_metrics_have_charts_whatever_their_names_begin_with(tmp_path):
+    run = make_run(tmp_path / "demo")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    mine = ["iteration_cost", "global_step_size", "train/mine", "eval/mine", "mine"]
+    more = dict.fromkeys(mine, 1.0) | {"train/stopped_by_kl": 4, "time/fps": 9.0, "eval/length_mean": 3.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row | more) + "\n" for row in rows))
+    charts = data_of(page(run))
+    assert [key for key in charts if key in more] == mine
+    assert not {"iteration", "global_step"} & set(charts)
+
+
 def test_a_run_with_an_object_as_environment_is_told_what_works(tmp_path):
     run = make_run(tmp_path / "demo", env={"id": "python:Reach2D"})
     text = Read(page(run)).text

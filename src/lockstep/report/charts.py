@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.core.episodes import STATED
 from lockstep.report.reading import RunFiles, number
 from lockstep.runs.curves import METRIC, curve_of, points_of, seeds_in_a_curve, that_know
 from lockstep.runs.plot import places_of, stand_still
@@ -28,9 +27,17 @@ TITLES = {
     "time/global_fps": "Environment steps per second",
 }
 LARGE = (METRIC, EVALUATION)
-KNOWN = ("iteration", "global_step", "rollout/", "train/", "time/", "eval/")
-"""Keys that Lockstep logs, or their beginnings. All other keys are the user's, and so are those that an environment
-states (:data:`~lockstep.core.episodes.STATED`)."""
+LOGGED = {
+    "rollout/": ("episode_return_min", "episode_return_max", "episodes"),
+    "train/": ("loss", "reference_kl", "entropy_coef", "clip_range", "optimizer_steps", "stopped_by_kl"),
+    "eval/": (
+        *("episodes", "length_mean", "success_rate", "return_std", "return_min", "return_max"),
+        *("score_mean", "score_std", "score_min", "score_max"),
+    ),
+}
+"""Keys that Lockstep logs besides those of :data:`TITLES`, by their beginnings."""
+KNOWN = {"iteration", "global_step", *TITLES, *(start + name for start, names in LOGGED.items() for name in names)}
+"""Keys that Lockstep logs. All others but ``time/…`` are the user's; ``rollout/metrics/…`` are the environment's."""
 MOST_OWN = 12
 FEWER_POINTS = 200
 """The most points of a line in a small chart."""
@@ -112,7 +119,7 @@ def _short(values: Sequence[float]) -> list[float]:
 def charts_of(runs: Sequence[RunFiles]) -> list[Chart]:
     """Returns the charts for which some run has numbers, in the order of :data:`TITLES`, then the users' metrics."""
     every = dict.fromkeys(key for run in runs for records in run.records for record in records for key in record)
-    logged = [key for key in every if key.startswith(STATED) or not key.startswith(KNOWN)][:MOST_OWN]
+    logged = [key for key in every if key not in KNOWN and not key.startswith("time/")][:MOST_OWN]
     found = []
     for key, title in (TITLES | {key: key for key in logged}).items():
         lines = [series_of(run, place, key) for place, run in enumerate(runs)] if key in every else []
