@@ -1,6 +1,7 @@
 """``lockstep plot``: which lines it draws, and what it refuses."""
 
 import importlib.util
+import io
 import json
 
 import pytest
@@ -115,6 +116,16 @@ def test_the_picture_has_the_lines():
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("seconds of training", "train/loss")
     assert len(axis.collections) == 1
     figure.canvas.draw()
+
+
+@pytest.mark.parametrize("name", ["_rec", r"a$\frac$c", "$", "_$x_$"])
+def test_a_name_is_in_the_legend_as_it_is(name, recwarn):
+    pytest.importorskip("matplotlib")
+    figure = draw([Line(name, [1, 2], [3, 4])], "steps", METRIC)
+    figure.savefig(io.BytesIO())
+    (text,) = figure.axes[0].get_legend().get_texts()
+    assert text.get_text().replace(r"\$", "$").strip() == name
+    assert not [str(warning.message) for warning in recwarn]
 
 
 def test_what_cannot_be_drawn_is_one_line(tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ from lockstep.planning.accelerators import Times, Workload, largest_num_envs, pr
 from lockstep.planning.hardware import parse_target
 from lockstep.planning.host_steps import HostSteps
 from lockstep.planning.prediction import Outlook
+from lockstep.planning.report import fits
 from lockstep.training.costs import Collective, Costs, Grows, Kernel, Part
 
 SLOW_STEPS = HostSteps((1e-3,))
@@ -74,6 +75,9 @@ def test_memory_of_fewer_devices_is_more_and_may_not_fit():
     whole = Outlook("h100:8", "H100", "jax", "", 8, 80e9, (two, eight))
     assert [row["fits"] for row in whole.to_json()["predictions"]] == [False, True]
     assert replace(whole, capacity=0.0).fits(two) is None  # nobody knows
+    needed = whole.needed(two)
+    for times, said in ((0.998, "yes, 100%"), (1.001, "no, by 1.01x"), (1.04, "no, by 1.04x"), (130, "no, by 130x")):
+        assert fits(replace(whole, capacity=80e9 * needed / times), two) == said
 
 
 def test_the_most_environments_fill_the_memory_and_no_more():

@@ -1,5 +1,6 @@
 """Comparisons of evaluations: effect sizes and intervals by hand and by property."""
 
+import io
 import math
 from typing import Any
 
@@ -19,6 +20,7 @@ from lockstep.policies.comparison import (
     probability_of_improvement,
 )
 from lockstep.policies.evaluated import Evaluated, EvaluatedGroup
+from lockstep.policies.results import draw_histogram
 
 samples = st.lists(st.floats(-100, 100), min_size=2, max_size=30).map(np.array)
 
@@ -153,6 +155,20 @@ def test_one_episode_is_drawn_without_an_interval():
     both = [evaluated("a", [3.0]), evaluated("b", SPREAD)]
     places = [len(axes.collections) for axes in draw(both, comparison(both)).axes[2:]]
     assert places == [1, 1]  # of b alone
+
+
+def test_names_are_drawn_as_they_are():
+    """Not as formulas; and a name that begins with an underscore has its entry in the legend."""
+    pytest.importorskip("matplotlib")
+    names = [r"a$\frac$c", "_rec"]
+    both = [evaluated(name, SPREAD) for name in names]
+    figure = draw(both, comparison(both))
+    figure.savefig(io.BytesIO())
+    legend, ticks = figure.axes[0].get_legend().get_texts(), figure.axes[2].get_yticklabels()
+    for texts in (legend, ticks):
+        assert [text.get_text().replace(r"\$", "$").strip() for text in texts] == names
+    histogram = draw_histogram(r"a$\frac$c: Game-v0", both[0].table)
+    histogram.savefig(io.BytesIO())
 
 
 def test_scores_are_compared_where_all_have_them():

@@ -37,6 +37,13 @@ def test_efficiency_has_two_measures_with_their_intervals(tables):
     assert [two["efficiency_low"], two["efficiency_high"]] == pytest.approx(bars[0])
 
 
+def test_an_efficiency_without_an_interval_lies_inside_of_its_axis(tables):
+    rows, summary = tables
+    for row in summary:
+        row |= {"efficiency": 1.3, "efficiency_low": None, "efficiency_high": None}
+    assert draw("title", rows, summary).axes[1].get_ylim()[1] > 1.3
+
+
 def test_an_iteration_of_one_program_is_one_bar(tables):
     rows, summary = tables
     untold = [row | dict.fromkeys(PARTS) for row in summary]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -63,7 +64,9 @@ def fits(outlook: Outlook, one: Prediction) -> str:
     needed = outlook.needed(one)
     if not needed:
         return "?"
-    return f"yes, {needed:.0%}" if needed <= 1 else f"no, by {needed:.2g}x"
+    if needed <= 1:
+        return f"yes, {needed:.0%}"
+    return f"no, by {math.ceil(100 * needed - 1e-6) / 100:.2f}x" if needed < 10 else f"no, by {needed:,.0f}x"
 
 
 def lines(outlook: Outlook) -> list[str]:

@@ -15,6 +15,7 @@ from lockstep.core.shards import keyed_generator
 from lockstep.policies.evaluated import Evaluated, unlike
 from lockstep.policies.results import edges_of
 from lockstep.runs.curves import interquartile_mean
+from lockstep.runs.plot import in_a_picture
 
 CONFIDENCE, REPETITIONS = 0.95, 2000
 COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
@@ -232,16 +233,17 @@ def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:
             colour, facts = COLOURS[place % len(COLOURS)], found["policies"][place][metric]
             values = _known(each, metric)
             weights = np.full(len(values), 1 / len(values))
-            kind = {"histtype": "stepfilled", "alpha": 0.3, "color": colour, "label": each.name}
+            kind = {"histtype": "stepfilled", "alpha": 0.3, "color": colour, "label": in_a_picture(each.name)}
             axes[0, column].hist(values, edges, weights=weights, **kind)
             middle, low, high = facts[name], facts[f"{name}_low"], facts[f"{name}_high"]
             ends = None if low is None else [[middle - low], [high - middle]]
             axes[1, column].errorbar([middle], [-place], xerr=ends, fmt="o", color=colour, capsize=4)
         axes[0, column].set_title(metric)
         axes[1, column].set_xlabel(f"{NAMES[name]} {metric}, {found['confidence']:.0%} interval over {found['over']}")
-        axes[1, column].set_yticks([-place for place in range(len(all_of_them))], [each.name for each in all_of_them])
+        names = [in_a_picture(each.name) for each in all_of_them]
+        axes[1, column].set_yticks([-place for place in range(len(names))], names)
         axes[1, column].margins(y=0.4)
     axes[0, 0].set_ylabel(f"share of {found['over']}")
     axes[0, 0].legend(frameon=False)
-    figure.suptitle(found["environment"])
+    figure.suptitle(in_a_picture(found["environment"]))
     return figure

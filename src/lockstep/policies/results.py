@@ -23,6 +23,7 @@ from lockstep.runs.curves import CURVES_CSV, CURVES_JSON, CURVES_PNG
 from lockstep.runs.directory import OWN_NAMES
 from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
+from lockstep.runs.plot import in_a_picture
 
 COLUMN_NAMES = ("return", "length", "success", "score")
 NEEDED = ("return", "length")
@@ -237,7 +238,7 @@ def draw_histogram(title: str, table: np.ndarray) -> Any:
         axis.set_xlabel(name)
         axis.set_ylabel("episodes")
         axis.legend(frameon=False)
-    figure.suptitle(title)
+    figure.suptitle(in_a_picture(title))
     return figure
 
 

@@ -127,6 +127,11 @@ def _nothing(label: str, y: str, records: Sequence[Records]) -> str:
     return f"plot: {label} has no {y}; {hint}"
 
 
+def in_a_picture(name: str) -> str:
+    """Returns a name for matplotlib, which takes ``$…$`` for a formula, and leaves ``_name`` out of a legend."""
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
 def draw(lines: Sequence[Line], x: str, y: str) -> Any:
     """Draws a line for each run, with a band for those of several seeds, as a matplotlib figure."""
     from matplotlib.figure import Figure
@@ -134,9 +139,7 @@ def draw(lines: Sequence[Line], x: str, y: str) -> Any:
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")
     axis = figure.subplots()
     for line in lines:
-        (drawn,) = axis.plot(
-            line.x, line.y, marker="." if len(line.x) == 1 else "", label=line.label.replace("$", r"\$")
-        )
+        (drawn,) = axis.plot(line.x, line.y, marker="." if len(line.x) == 1 else "", label=in_a_picture(line.label))
         if line.band is not None:
             low, high = line.band
             axis.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)

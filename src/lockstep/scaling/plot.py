@@ -76,6 +76,7 @@ def _efficiency(axis: Any, there: Sequence[Row]) -> None:
         known = [(place, row) for place, row in enumerate(there) if row[name] is not None]
         for place, row in known:
             low, high = row[f"{name}_low"], row[f"{name}_high"]
+            tops.append(row[name])
             if low is not None and high is not None:
                 axis.plot([place + shift] * 2, [max(0.0, low), high], color=color, linewidth=1.6)
                 tops.append(min(high, 1.4))
