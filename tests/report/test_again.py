@@ -28,6 +28,24 @@ def test_a_run_that_was_stopped_is_stopped_there_again(tmp_path):
     assert train == f"lockstep.train(Reach2D, config='{handed}/config.json', stop_at_step=256)"
 
 
+def test_a_second_file_of_metrics_is_not_written_again(tmp_path):
+    """It holds the run's records, so that a command that names it is refused."""
+    run = make_run(tmp_path / "demo", log={"jsonl": "mine.jsonl"})
+    assert again_of(read_run(run, "demo")).train == f"lockstep train {run}/config.json --log.jsonl none"
+    handed = make_run(tmp_path / "handed", log={"jsonl": "mine.jsonl"}, env={"id": "python:Reach2D"})
+    train = again_of(read_run(handed, "handed")).train
+    assert train == f"lockstep.train(Reach2D, config='{handed}/config.json', log=dict(jsonl=None))"
+
+
+def test_a_run_that_has_left_the_promise_is_not_said_to_keep_it(tmp_path):
+    exact, fast = (page(make_run(tmp_path / name, reduction=name)) for name in ("exact", "fast"))
+    for words in ("on any number of ranks it ends with these hashes", "The same agent again, on any number of ranks:"):
+        assert words in exact
+        assert words not in fast
+    assert "on as many ranks it ends with these hashes" in fast
+    assert "The same agent again, on as many ranks:" in fast
+
+
 def test_seeds_that_stopped_apart_do_not_come_again(tmp_path):
     group = make_group(tmp_path / "many")
     assert again_of(read_run(group, "many")).changed is None

@@ -71,6 +71,7 @@ def _as_command(run: RunFiles) -> str:
     words = ["lockstep", "train", str(run.path / "config.json")]
     words += ["--seeds", seeds] if (seeds := _seeds(run)) else []
     words += [] if (step := _stopped_at(run)) is None else ["--stop-at-step", str(step)]
+    words += [] if _entry(run, "log", "jsonl") is None else ["--log.jsonl", "none"]  # it holds the run's records
     return shlex.join(words)
 
 
@@ -80,6 +81,7 @@ def _in_python(run: RunFiles) -> str:
     given += [f"config={str(run.path / 'config.json')!r}"]
     given += [] if network is None else [f"network=dict(custom={network})"]
     given += [] if loss is None else [f"ppo=dict(loss={loss})"]
+    given += [] if _entry(run, "log", "jsonl") is None else ["log=dict(jsonl=None)"]
     given += [f"seeds={seeds!r}"] if (seeds := _seeds(run)) else []
     given += [] if (step := _stopped_at(run)) is None else [f"stop_at_step={step}"]
     return f"lockstep.train({', '.join(given)})"

@@ -21,7 +21,7 @@ from lockstep.report.again import Again, again_of
 from lockstep.report.charts import Chart, charts_of, extent_of
 from lockstep.report.evaluations import Evaluation, evaluations_of
 from lockstep.report.pictures import chart_svg, histogram_svg
-from lockstep.report.proof import Proof, proof_of, shared
+from lockstep.report.proof import Proof, proof_of, ranks_matter, shared
 from lockstep.report.reading import RunFiles, objects, read_run
 from lockstep.report.results import Result, result_of
 from lockstep.report.settings import configs_of, differing, own_settings
@@ -53,6 +53,7 @@ class Section:
         histograms: an ``svg`` element or None for each of the evaluations.
         proofs: proof of the run, or of each seed, by name.
         shared_proofs: the same, with seeds together whose proofs differ only in hashes.
+        ranks_matter: whether the number of ranks decides the agent, too.
         incidents: interruptions of the run, or of each seed, by name: ``restarts``, one row each, and the values of
             ``restarted_environments`` and ``missing_rows``.
     """
@@ -73,6 +74,7 @@ class Section:
     times: Times | None
     proofs: list[tuple[str, Proof]]
     shared_proofs: list[tuple[list[str], Proof]]
+    ranks_matter: bool
     incidents: dict[str, list[tuple[str, Any]]]
 
 
@@ -186,6 +188,7 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
         times_of(run),
         proofs,
         shared(proofs),
+        bool(ranks_matter(run.config)),
         _incidents(run.seeds or [run]),
     )
 

@@ -72,7 +72,7 @@ def proof_of(run: RunFiles) -> Proof:
     facts = [(words, run.summary[name]) for name, words in FACTS.items() if name in run.summary]
     if not run.summary:
         facts = [(words, run.config[name]) for name, words in FACTS.items() if name in run.config]
-    return Proof(hashes, facts, world_sizes(run), [*_leaves(run.config), *lengthened(run)], _verified(run))
+    return Proof(hashes, facts, world_sizes(run), [*ranks_matter(run.config), *lengthened(run)], _verified(run))
 
 
 def shared(proofs: Sequence[tuple[str, Proof]]) -> list[tuple[list[str], Proof]]:
@@ -91,7 +91,7 @@ def shared(proofs: Sequence[tuple[str, Proof]]) -> list[tuple[list[str], Proof]]
     return [(names, first) for names, _, first in found]
 
 
-def _leaves(config: Mapping[str, Any]) -> list[str]:
+def ranks_matter(config: Mapping[str, Any]) -> list[str]:
     """Returns the settings that give up equal bytes for every world size, one line each."""
     out = []
     if config.get("reduction") == "fast":
@@ -100,8 +100,6 @@ def _leaves(config: Mapping[str, Any]) -> list[str]:
         out.append("fsdp: parameters and gradients are summed by the framework")
     if (number(config, "sync_period") or 1) > 1:
         out.append(f"sync_period {config['sync_period']}: ranks take steps by themselves before they are averaged")
-    if config.get("num_envs_per_rank"):
-        out.append("num_envs_per_rank: more ranks have more environments, so that each world size is another config")
     return out
 
 
