@@ -51,7 +51,7 @@ BAD = [
     ("eval nothing --episodes 0", ["--episodes", "0 is below 1"]),
     ("eval nothing --epsodes 3", ["--epsodes"]),
     ("play nothing --video out.mp4", ["nothing", "is a run directory"]),
-    ("verify", ["CONFIG_FILE_OR_ENV_ID"]),
+    ("verify", ["a config file or an environment id is needed", "lockstep verify CartPole-v1"]),
     ("verify CartPole-v1 --world-sizes 1,x", ["world-sizes: '1,x'"]),
     ("verify CartPole-v1 --num-envs 8 --world-sizes 1,9", ["nproc: 9", "8 shards"]),
     ("verify CartPole-v1 --iterations 0", ["iterations: 0"]),
