@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
+from lockstep.core.spaces import nested
 from lockstep.policies.exported import Runner, inputs_of
 from lockstep.torch_engine.export.module import PolicyModule
 from lockstep.torch_engine.export.rounded import RoundedModule
@@ -36,21 +37,8 @@ class Positional(nn.Module):
         names = [each.name for each in inputs_of(self.policy.observation, self.policy.state_size)]
         given = dict(zip(names, tensors, strict=True))
         mask, state = given.pop("action_mask", None), given.pop("state", None)
-        if list(given) == ["observation"]:
-            return self.policy(given["observation"], mask, state)
-        return self.policy(_nested(given), mask, state)
-
-
-def _nested(given: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Turns names such as ``observation/arm/camera`` into entries of nested dicts."""
-    out: dict[str, Any] = {}
-    for name, tensor in given.items():
-        *path, last = name.split("/")[1:]
-        inner = out
-        for key in path:
-            inner = inner.setdefault(key, {})
-        inner[last] = tensor
-    return out
+        observation = nested({name.partition("/")[2]: tensor for name, tensor in given.items()})
+        return self.policy(observation, mask, state)
 
 
 def example(policy: PolicyModule, count: int) -> tuple[Tensor, ...]:
