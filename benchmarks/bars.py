@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cases import ONE_THREAD
 from benchmarks.learning import digest
 from benchmarks.programs import ENVPOOL
 
@@ -40,15 +41,28 @@ class Panel:
 
 
 def panels(found: dict[str, Any]) -> list[Panel]:
-    """A panel a case, in the order of the file; rows that failed have no bar, and the scaling has no panel."""
+    """A panel a case, in the order of the file; rows that failed have no bar, and the scaling has no panel.
+
+    On both cores the fastest peer with one thread is there, too, if none of the case's own is as fast.
+    """
     rows = [row for row in found["rows"] if row["scaling"] is None and row["median"] is not None]
     titles = found.get("titles", {})
     out = []
     for case in dict.fromkeys(row["case"] for row in rows):
-        bars = [_bar(row) for row in rows if row["case"] == case]
+        bars = [_bar(row) for row in [*(row for row in rows if row["case"] == case), *_ahead(rows, case)]]
         title = titles.get(case, f"{case}: {next(row['env'] for row in rows if row['case'] == case)}")
         out.append(Panel(title, tuple(sorted(bars, key=lambda bar: bar.median))))
     return out
+
+
+def _ahead(rows: list[dict[str, Any]], case: str) -> list[dict[str, Any]]:
+    """The fastest peer with one thread of a case on both cores, if it is faster than the case's own; or none."""
+    cases = (case, ONE_THREAD.get(case))
+    peers = [row for row in rows if not row["ours"] and row["case"] in cases]
+    fastest = max(peers, key=lambda row: row["median"], default=None)
+    if fastest is None or fastest["case"] == case:
+        return []
+    return [fastest | {"label": f"{fastest['label']} ({fastest['case']})"}]
 
 
 def _bar(row: dict[str, Any]) -> Bar:

@@ -61,17 +61,19 @@ class Case:
         )
 
 
-T1 = Case("T1", "CartPole-v1", 8, 128, 4, 4, iterations=60, entropy_coef=0.01)
-T2 = Case("T2", "CartPole-v1", 64, 128, 4, 4, iterations=24, entropy_coef=0.01)
-T3 = Case("T3", "HalfCheetah-v5", 8, 256, 10, 32, iterations=8, normalize=True)
+T1 = Case("T1", "CartPole-v1", 8, 128, 4, 4, iterations=128, entropy_coef=0.01)
+T2 = Case("T2", "CartPole-v1", 64, 128, 4, 4, iterations=48, entropy_coef=0.01)
+T3 = Case("T3", "HalfCheetah-v5", 8, 256, 10, 32, iterations=14, normalize=True)
 A1 = Case("A1", BREAKOUT, 8, 128, 4, 4, iterations=4, entropy_coef=0.01, images=True)
-R1 = Case("R1", "CartPole-v1", 8, 128, 4, 4, iterations=12, entropy_coef=0.01, lstm=64)
-T2_BOTH = replace(T2, name="T2x2", iterations=16, cores=2)
+R1 = Case("R1", "CartPole-v1", 8, 128, 4, 4, iterations=36, entropy_coef=0.01, lstm=64)
+T2_BOTH = replace(T2, name="T2x2", iterations=40, cores=2)
 T3_BOTH = replace(T3, name="T3x2", cores=2)
 A1_BOTH = replace(A1, name="A1x2", cores=2)
-J1 = replace(T2, name="J1", iterations=100, engine="jax", cores=2)
-J2 = replace(J1, name="J2", num_envs=2048, iterations=5)
+J1 = replace(T2, name="J1", iterations=160, engine="jax", cores=2)
+J2 = replace(J1, name="J2", num_envs=2048, iterations=6)
 J3 = replace(J1, name="J3", num_envs=8, iterations=800)
+ONE_THREAD = {T2_BOTH.name: T2.name, T3_BOTH.name: T3.name, A1_BOTH.name: A1.name}
+"""The case with one thread of those on both cores: who may use both in any way may as well use one."""
 CASES = (T1, T2, T3, A1, R1, T2_BOTH, T3_BOTH, A1_BOTH, J1, J2, J3)
 
 

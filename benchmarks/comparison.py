@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from benchmarks.cases import ONE_THREAD
 from benchmarks.programs import Program
 from benchmarks.steady_rate import Measured
 
@@ -21,6 +22,7 @@ class Row:
         case: its case; ``label``, ``env``, ``reduction``, ``framework`` and ``scaling`` are the program's.
         ours: whether it is Lockstep; ``devices`` how many with JAX; ``batched`` is the program's.
         rates: steps/s of each repetition that worked; ``failures`` says why the others did not.
+        seconds: that the steady state lasted, of each repetition that worked.
         cores: CPU seconds over wall seconds, of each repetition, start-up included.
         cpu: CPU seconds of a million steps in the steady state, of each repetition in which it was seen.
         memory: most bytes of all its processes at a time, of each repetition in which it was seen.
@@ -43,6 +45,7 @@ class Row:
     cpu: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     batched: bool = False
+    seconds: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, program: Program) -> Row:
@@ -55,6 +58,7 @@ class Row:
     def add(self, measured: Measured) -> None:
         """Take in one repetition."""
         self.rates.append(measured.steps_per_second)
+        self.seconds.append(measured.wall)
         self.cores.append(measured.cores)
         self.cpu += [] if measured.cpu is None else [measured.cpu]
         self.memory += [] if measured.memory is None else [measured.memory]
@@ -83,6 +87,12 @@ def mean_times(measured: Measured) -> dict[str, float]:
     records = measured.records[1:]
     out = {name: statistics.fmean(record[f"time/{name}"] for record in records) for name in TIMES}
     return out | {"accounted": sum(record["time/t_iter"] for record in records) / measured.wall}
+
+
+def peers_of(rows: Iterable[Row], case: str) -> list[Row]:
+    """The peers that a case's rows are compared with: on both cores those of one thread, too, if they were measured."""
+    cases = [case, ONE_THREAD.get(case)]
+    return [row for row in rows if not row.ours and row.scaling is None and row.case in cases]
 
 
 def best(rows: Iterable[Row]) -> Row | None:

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report import table
+from benchmarks.tables import table
 from lockstep.config.command_line import read_request
-from lockstep.launch.resume import differences, may_change
-from lockstep.runs.stored import stored_config
+from lockstep.launch.resume import may_change
+from lockstep.runs.stored import differences, stored_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,8 +44,8 @@ BESIDES = ("seed", "cuda_graphs")
 """Settings in which a run may differ from its config file; the second says nothing on a CPU."""
 POINTS = 120
 """Points of a curve that are kept."""
-CLEANRL = {"HalfCheetah-v5": 1442, "Hopper-v5": 2383, "Walker2d-v5": 2288}
-"""Returns that CleanRL's documentation reports for these settings, of the same environments' version before: -v4."""
+CLEANRL = {"HalfCheetah-v5": (1442.64, 46.03), "Hopper-v5": (2382.86, 271.74), "Walker2d-v5": (2287.95, 571.78)}
+"""Returns and their spread that CleanRL's documentation reports, of the same environments' version before: -v4."""
 RANKS, SEEDS = ("CartPole-v1", 0), "HalfCheetah-v5"
 """The panels: one seed on several numbers of ranks, several seeds of an environment."""
 Figures = dict[str, Any]
@@ -151,7 +151,10 @@ def _table(figures: Figures) -> str:
         seeds = {run["seed"]: run for run in reversed(runs)}
         ordered = [seeds[seed] for seed in sorted(seeds)]
         returns = [run["final_return"] for run in ordered]
-        cleanrl = f" (CleanRL, -v4: {CLEANRL[name]:,})" if config is None and name in CLEANRL else ""
+        cleanrl = ""
+        if config is None and name in CLEANRL:
+            published, spread = CLEANRL[name]
+            cleanrl = f" (CleanRL, -v4: {published:,.0f} ± {spread:,.0f})"
         rows.append(
             (
                 name if config is None else f"{name} by [{Path(config).name}](../{config})",

@@ -28,7 +28,7 @@ from benchmarks import peer_environment
 from benchmarks.commit import short_commit
 from benchmarks.gpu_checks import CHECKS, Check, verdict
 from benchmarks.gpu_judges import Outcome, Verdict
-from benchmarks.report import table
+from benchmarks.tables import table
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("lockstep-rl", "torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco", "ale-py", "stable-baselines3")

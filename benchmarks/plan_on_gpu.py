@@ -19,7 +19,7 @@ from typing import NamedTuple
 from benchmarks.commit import short_commit
 from benchmarks.gpu_checks import CHECKS
 from benchmarks.plan_check import ROOT, into_page
-from benchmarks.report import table
+from benchmarks.tables import table
 from lockstep.planning.report import amount
 
 MARK = "plan_on_gpu"

@@ -231,13 +231,15 @@ def programs_of(case: Case) -> list[Program]:
 def _peers_on_one_core(case: Case) -> list[Program]:
     """Everybody else with one thread, in the ways in which they can use it."""
     if case.lstm:
-        return [peer(case, "sb3-contrib, RecurrentPPO", "recurrent_ppo.py", CONTRIB)]
+        rows = [peer(case, "sb3-contrib, RecurrentPPO", "recurrent_ppo.py", CONTRIB)]
+        return [*rows, peer(case, "skrl, PPO_RNN", "skrl_recurrent.py", "skrl")]
     if case.images:
-        return [stable_baselines3(case), cleanrl(case), cleanrl(case, f", {ENVPOOL}", vector="envpool")]
+        pooled = [ways(case, f", {ENVPOOL}", vector="envpool") for ways in (stable_baselines3, cleanrl)]
+        return [stable_baselines3(case), cleanrl(case), *pooled, sbx(case)]
     if case.normalize:
         plain = stable_baselines3(case, ", nothing normalised", normalize=False)
-        pooled = stable_baselines3(case, f", {ENVPOOL}", vector="envpool")
-        return [stable_baselines3(case), plain, pooled, cleanrl(case), sbx(case)]
+        pooled = [ways(case, f", {ENVPOOL}", vector="envpool") for ways in (stable_baselines3, sbx)]
+        return [stable_baselines3(case), plain, cleanrl(case), sbx(case), *pooled]
     pooled = [sbx(case, f", {ENVPOOL}", vector="envpool")]
     if case.num_envs < MANY_ENVS:
         pooled.append(cleanrl(case, f", {ENVPOOL}", vector="envpool"))
@@ -263,14 +265,15 @@ def _with_both_cores(case: Case) -> list[Program]:
     ranks = [ours(case, case.env, reduction, nproc=2) for reduction in ("exact", "fast")]
     workers = changed(ours(case, case.env, "exact"), "2 workers", env={"workers": 2})
     processes = stable_baselines3(case, ", SubprocVecEnv, 2 threads", vector="processes")
+    pooled = stable_baselines3(case, f", {ENVPOOL}, 2 threads", vector="envpool")
     if case.images:
         two_shards = changed(ranks[0], "2 shards", num_shards=2)
         devices = replace(ours_with_jax(case, case.env, "exact", 2), label="Lockstep, exact, JAX on 2 devices")
-        return [processes, here, one_by_one, late_reset, *ranks, two_shards, devices]
+        return [processes, here, pooled, one_by_one, late_reset, *ranks, two_shards, devices]
+    both = [sbx(case, ", both cores"), sbx(case, f", {ENVPOOL}, both cores", vector="envpool")]
     if case.normalize:
-        pooled = stable_baselines3(case, f", {ENVPOOL}, 2 threads", vector="envpool")
         plain = stable_baselines3(case, ", nothing normalised, 2 threads", normalize=False)
-        return [processes, here, plain, pooled, one_by_one, sbx(case, ", both cores"), *ranks, workers]
+        return [processes, here, plain, pooled, one_by_one, *both, *ranks, workers]
     pools = replace(changed(ranks[0], ENVPOOL, env={"backend": "envpool"}), env=pool_of(case.env))
     return [
         here,
@@ -278,7 +281,7 @@ def _with_both_cores(case: Case) -> list[Program]:
         skrl(case, f"{ENTRY_POINT}, 2 threads", vector="entry-point"),
         one_by_one,
         late_reset,
-        sbx(case, ", both cores"),
+        *both,
         *ranks,
         workers,
         pools,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, get_args
 
-from benchmarks.cases import Case, operations_per_step
-from benchmarks.comparison import TIMES, Row, best, ratio
+from benchmarks.cases import ONE_THREAD, Case, operations_per_step
+from benchmarks.comparison import TIMES, Row, best, peers_of, ratio
 from benchmarks.profile_split import PARTS
 from benchmarks.programs import COPIES, STRONG, WEAK
-from benchmarks.targets import MOST_NOISE, VERDICTS, Group, Judged, judge, single_rank, two_copies
+from benchmarks.ranges import ranges_section
+from benchmarks.tables import table, times_text
+from benchmarks.targets import MOST_NOISE, VERDICTS, Group, Judged, judge, named, single_rank, two_copies
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Results:
             "problems": self.problems,
             "product_rate": self.product_rate,
             "rows": [row.as_json() for row in self.rows],
+            "iterations": {case.name: case.iterations for case in self.cases},
             "titles": {case.name: case.title for case in self.cases},
             "targets": [asdict(judged) for judged in self.judged],
             "ceilings": [{"env": e, "num_envs": n, "result": r} for (e, n), r in self.ceilings.items()],
@@ -60,41 +63,52 @@ class Results:
         }
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in lines)
-
-
-def times_text(value: float | None) -> str:
-    """A ratio as text."""
-    return "" if value is None else f"{value:.2f} ×"
-
-
-FIGURES = ["steps/s", "min – max", "CPU s a million steps", "memory, MB", "cores"]
+FIGURES = ["steps/s", "min – max", "seconds counted", "CPU s a million steps", "memory, MB", "cores"]
 
 
 def figures(row: Row) -> list[str]:
-    """Median, spread, CPU time, memory and cores of a row, or why there are none."""
+    """Median, spread, seconds counted, CPU time, memory and cores of a row, or why there are none."""
     if row.median is None:
         return [f"failed: {row.failures[0] if row.failures else 'not run'}", *[""] * (len(FIGURES) - 1)]
     cpu = f"{median(row.cpu):,.1f}" if row.cpu else ""
     memory = f"{median(row.memory) / 1e6:,.0f}" if row.memory else ""
     spread = f"{min(row.rates):,.0f} – {max(row.rates):,.0f}"
-    return [f"{row.median:,.0f}", spread, cpu, memory, f"{max(row.cores):.2f}"]
+    seconds = f"{median(row.seconds):,.1f}" if row.seconds else ""
+    return [f"{row.median:,.0f}", spread, seconds, cpu, memory, f"{max(row.cores):.2f}"]
 
 
 def case_section(results: Results, case: Case) -> str:
     """One case: all programs, and how they compare with the best peers."""
-    rows = results.of_case(case)
-    peers = [row for row in rows if not row.ours]
+    rows, peers = results.of_case(case), peers_of(results.rows, case.name)
     torch_best, any_best = best(row for row in peers if row.framework == "torch"), best(peers)
+    shown = rows + [row for row in peers if row.case != case.name and (row is torch_best or row is any_best)]
     lines = [
-        [row.label, row.env, *figures(row), times_text(ratio(row, torch_best)), times_text(ratio(row, any_best))]
-        for row in rows
+        [
+            named(row, case.name),
+            row.env,
+            *figures(row),
+            times_text(ratio(row, torch_best)),
+            times_text(ratio(row, any_best)),
+        ]
+        for row in shown
     ]
     head = ["program", "environment", *FIGURES, "of best PyTorch peer", "of best peer"]
-    return "\n\n".join([f"## {case.title}", table(head, lines), *share_line(results, case, rows)])
+    return "\n\n".join(
+        [f"## {case.title}", comparison_line(results, case), table(head, lines), *share_line(results, case, rows)]
+    )
+
+
+def comparison_line(results: Results, case: Case) -> str:
+    """How many iterations a case has, and which peers its rows are compared with besides its own."""
+    text = f"{case.iterations} iterations of every program, of which the first quarter and one more aren't counted."
+    other = ONE_THREAD.get(case.name)
+    if other is None:
+        return text
+    if any(row.case == other for row in results.rows):
+        return f"{text} Peers of {other}, with one thread, count among the peers here; the table has them if they won."
+    return (
+        f"{text} Peers of {other}, with one thread, would count among the peers here, but weren't measured in this run."
+    )
 
 
 def counts(judged: Sequence[Judged]) -> str:
@@ -217,7 +231,7 @@ def markdown(results: Results) -> str:
     parts = ["# Side by side with the peers", facts]
     if results.problems:
         parts.append("\n".join(f"- **{problem}**" for problem in results.problems))
-    parts.append(targets_section(results.judged))
+    parts += [targets_section(results.judged), ranges_section(results.rows, [case.name for case in results.cases])]
     parts += [case_section(results, case) for case in results.cases]
     if any(row.scaling is not None for row in results.rows):
         parts.append(scaling_section(results))

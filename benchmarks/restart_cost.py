@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.cases import ARRAY_CARTPOLE, T1
 from benchmarks.programs import Program, ours
-from benchmarks.report import table
 from benchmarks.steady_rate import measure
+from benchmarks.tables import table
 
 LONGER = 6
 """Times as many iterations as the case has, so that many states are kept: one in half a second."""

@@ -32,7 +32,7 @@ from benchmarks import restart_cost
 from benchmarks.chaos.compared import differing, result_of
 from benchmarks.chaos.processes import MARK, marked, parents, send
 from benchmarks.commit import short_commit
-from benchmarks.report import table
+from benchmarks.tables import table
 from lockstep.core.machine import cpu_model
 
 ENVIRONMENTS = {"CartPole": "CartPole-v1", "HalfCheetah": "HalfCheetah-v5"}

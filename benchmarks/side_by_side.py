@@ -61,7 +61,7 @@ def read_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=",".join(c.name for c in CASES),
         help="T1,T2,T3,A1,R1: PyTorch, one thread; T2x2,T3x2,A1x2: both cores; J1,J2,J3: JAX; T2 brings the scaling",
     )
-    parser.add_argument("--timeout", type=float, default=180.0, help="seconds after which a run is given up")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a run is given up")
     parser.add_argument("--out", type=Path, help="directory (benchmarks/results; build/benchmarks with --quick)")
     arguments = parser.parse_args(argv)
     known = {case.name: case for case in CASES}

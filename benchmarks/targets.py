@@ -8,7 +8,7 @@ from statistics import median
 from typing import Literal, get_args
 
 from benchmarks.cases import A1, A1_BOTH, ARRAY_CARTPOLE, J1, J2, J3, R1, T1, T2, T2_BOTH, T3, T3_BOTH, Reduction
-from benchmarks.comparison import Row, best, ratio, ratios
+from benchmarks.comparison import Row, best, peers_of, ratio, ratios
 from benchmarks.programs import COPIES, JAX_SHARDS, WEAK
 
 Base = Literal["the best PyTorch peer", "the best of all peers", "rejax"]
@@ -134,14 +134,19 @@ def _judged(target: Target, rows: Sequence[Row]) -> Judged:
     ours = [row for row in table if row.ours and row.reduction == target.reduction]
     ours = [row for row in ours if target.devices in (None, row.devices)]
     mine = best(row for row in ours if target.env in (None, row.env))
-    peers = [row for row in table if not row.ours and _is_meant(row, target)]
-    base, failed = best(peers), [row.label for row in peers if row.median is None]
+    peers = [row for row in peers_of(rows, target.case) if _is_meant(row, target)]
+    base, failed = best(peers), [named(row, target.case) for row in peers if row.median is None]
     what = f"{target.env or 'ours'}, {target.reduction}" if mine is None else described(mine)
     over = target.over + (" with objects" if target.object_by_object else "")
-    over += f", {base.label}" if base is not None and base.label != target.over else ""
+    over += f", {named(base, target.case)}" if base is not None and base.label != target.over else ""
     over += f" (no figure of {'; '.join(failed)})" if failed else ""
     judged = _compared(PEERS, target.case, what, over, target.factor, [] if mine is None else ratios(mine, base))
     return replace(judged, verdict="unknown") if failed and judged.verdict != "missed" else judged
+
+
+def named(peer: Row, case: str) -> str:
+    """A peer's label, with its case if that is another than the one it is compared in."""
+    return peer.label if peer.case == case else f"{peer.label} ({peer.case})"
 
 
 def _is_meant(peer: Row, target: Target) -> bool:

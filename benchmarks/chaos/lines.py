@@ -35,8 +35,8 @@ def expected_line(
     if processes.launcher in victims:
         return None
     (victim,) = victims
-    if fault.target == "server":  # its ranks die with it, and the first of them is the one to speak of
-        return rf"{_ERROR}rank \d+ {_KILLED}"
+    if fault.target == "server":  # its ranks die with it
+        return rf"{_ERROR}the process that starts the ranks {_KILLED}"
     if fault.target == "rank":
         return rf"{_ERROR}rank {processes.ranks[victim]} {_KILLED}"
     rank, place = processes.place_of(victim)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.chaos.campaign import Campaign
-from benchmarks.report import table
+from benchmarks.tables import table
 
 
 def faults_table(campaigns: Sequence[Campaign]) -> str:

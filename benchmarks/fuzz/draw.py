@@ -160,7 +160,11 @@ def _session(source: random.Random, setting: Setting, ranks: int, fast: bool) ->
         words = ["--simulate-devices", str(ranks), "--devices", str(ranks)]
         if ranks == 2 and source.random() < 0.25:
             words = ["--nproc", "2", "--simulate-devices", "1"]
-    for name, value in _chosen(source, OF_A_SESSION, setting):
-        if name != "collectives" or not fast:  # of fast, sums depend on how they travel
-            words += [f"--{name.replace('_', '-')}", str(value)]
+    chosen = dict(_chosen(source, OF_A_SESSION, setting))
+    if fast:  # its sums depend on how they travel
+        chosen.pop("collectives", None)
+    elif setting.engine == "jax" and words[0] == "--nproc":  # a run that goes on here may have been "shared" before
+        chosen["collectives"] = "backend"
+    for name, value in chosen.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
     return tuple(words)

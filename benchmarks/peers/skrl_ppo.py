@@ -1,5 +1,6 @@
 """skrl's PPO on a benchmark case with discrete actions and one-dimensional observations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -40,7 +41,8 @@ class Critic(DeterministicMixin, Model):
         return self.net(inputs["observations"]), {}
 
 
-def make_agent(env: Any, settings: Settings) -> PPO:
+def make_agent(env: Any, settings: Settings, kind: type, models: dict[str, Model]) -> Any:
+    """An agent of a class of skrl's with the settings of the case."""
     config = PPO_CFG(
         rollouts=settings.num_steps,
         learning_epochs=settings.num_epochs,
@@ -57,17 +59,20 @@ def make_agent(env: Any, settings: Settings) -> PPO:
     config.experiment.write_interval = 0
     config.experiment.checkpoint_interval = 0
     memory = RandomMemory(memory_size=settings.num_steps, num_envs=settings.num_envs, device="cpu")
-    models = {"policy": Actor(env), "value": Critic(env)}
-    return PPO(models=models, memory=memory, cfg=config, **spaces(env), device="cpu")
+    return kind(models=models, memory=memory, cfg=config, **spaces(env), device="cpu")
 
 
-def main() -> None:
-    settings = read_torch_settings()
+def train(settings: Settings, kind: type, make_models: Callable[[Any], dict[str, Model]]) -> None:
+    """Trains an agent of a class of skrl's; one line after each update.
+
+    Raises:
+        SystemExit: the case has normalisation.
+    """
     if settings.normalize:
         raise SystemExit("normalisation is not set up for skrl here")
     mode = "vector_entry_point" if settings.vector == "entry-point" else "sync"
     env = wrap_env(gym.make_vec(settings.env, num_envs=settings.num_envs, vectorization_mode=mode))
-    agent = make_agent(env, settings)
+    agent = make_agent(env, settings, kind, make_models(env))
     update = agent.update
 
     def reporting(*args: Any, **kwargs: Any) -> None:
@@ -77,6 +82,10 @@ def main() -> None:
     agent.update = reporting
     trainer = {"timesteps": settings.num_steps * settings.iterations, "headless": True, "disable_progressbar": True}
     SequentialTrainer(cfg=trainer, env=env, agents=agent).train()
+
+
+def main() -> None:
+    train(read_torch_settings(), PPO, lambda env: {"policy": Actor(env), "value": Critic(env)})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ KILLED = "was killed by SIGKILL; out of memory?"
     ("words", "victims", "line", "others"),
     [
         (("kill", "rank"), [13], f"rank 1 {KILLED}", [f"rank 0 {KILLED}", "rank 1 was killed by SIGTERM", "rank 1: x"]),
-        (("kill", "server"), [11], f"rank 0 {KILLED}", ["rank 0 ended with exit code 1"]),
+        (("kill", "server"), [11], f"the process that starts the ranks {KILLED}", [f"rank 0 {KILLED}"]),
         (
             ("kill", "worker"), [23], f"rank 1: environment 6 (Pendulum-v1), worker process 1, {KILLED}",
             [f"rank 1: environment 6 (Pendulum-v1), worker process 0, {KILLED}",

@@ -82,6 +82,16 @@ def test_of_fast_the_ranks_stay_the_same_and_of_exact_they_change(drawn):
     assert any(len({words[:2] for words in one.sessions}) > 3 for one in drawn)
 
 
+def test_processes_of_engine_jax_never_go_on_with_memory_that_one_process_shared(drawn):
+    spread = [words for one in drawn if one.engine == "jax" for words in one.sessions if words[0] == "--nproc"]
+    exact = [words for words in spread if "--collectives" in words]
+    assert exact
+    assert all(words[words.index("--collectives") + 1] == "backend" for words in exact)
+    for one in drawn:
+        if one.engine == "jax" and any("shared" in words for words in one.sessions):
+            assert all("--collectives" in words for words in one.sessions if words[0] == "--nproc")
+
+
 def test_a_trial_in_a_line_and_all_in_a_sentence():
     config = nested({"env.id": "CartPole-v1"})
     two, one = ("--nproc", "2"), ("--nproc", "1", "--collectives", "shared")

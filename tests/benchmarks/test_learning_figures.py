@@ -49,6 +49,16 @@ def test_a_picture_was_drawn_from_the_kept_figures(picture, file, page):
     assert picture.name in (ROOT / page).read_text()
 
 
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [("HalfCheetah-v5", "1,443 ± 46"), ("Hopper-v5", "2,383 ± 272"), ("Walker2d-v5", "2,288 ± 572")],
+)
+def test_cleanrls_figures_are_rounded_and_have_their_spread(environment, said):
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| {environment} |")]
+    assert rows
+    assert all(f"(CleanRL, -v4: {said})" in row for row in rows)
+
+
 def test_the_page_of_atari_says_what_was_reached():
     (run,) = json.loads(PONG.read_text())["runs"]
     page = (ROOT / "docs/environments.md").read_text()
@@ -102,6 +112,21 @@ def test_a_third_processor_has_the_first_ones_agents_again():
     first = {run["seed"]: run["params_sha256"] for run in FOUND["runs"] if run["environment"] == "HalfCheetah-v5"}
     assert {run["seed"]: run["params_sha256"] for run in found["runs"]} == first
     assert len(set(first.values())) == 3
+
+
+def test_two_processors_have_the_same_agents_by_the_same_kernels():
+    second, first = (
+        json.loads(FIGURES.with_name(f"learning-{which}.json").read_text()) for which in ("family25-after", "kernels")
+    )
+    assert second["facts"]["cpu"] != first["facts"]["cpu"]
+    assert second["facts"]["commit"] != first["facts"]["commit"]
+
+    def agents(found: dict) -> dict[tuple, str]:
+        runs = [run for run in found["runs"] if run["environment"] != "BreakoutNoFrameskip-v4"]
+        return {(run["environment"], run.get("config"), run["seed"]): run["params_sha256"] for run in runs}
+
+    assert agents(second) == agents(first)
+    assert len(agents(first)) == len(first["runs"]) == 9
 
 
 def test_the_figures_name_commit_and_versions():

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import plan_check
 from benchmarks.network_hosts import NoHostsError
-from benchmarks.plan_check import CASES, ROOT, Row, into_page, misses, table
+from benchmarks.plan_check import CASES, KEPT, PAGE, ROOT, TITLE, Row, into_page, kept, misses, table
 from benchmarks.plan_published import ROWS, efficiency, overlapped
 
 GOOD = Row("good", 2, [1.0, 1.1, 3.0], [0.9] * 3, [1.2] * 3, [1.0, 1.0, 1.0], [0.8] * 3)
@@ -14,11 +14,19 @@ def row(error, name="case"):
     return Row(name, 2, [1.0 + error], [0.5], [0.9], [1.0], [0.4])
 
 
-def test_an_error_is_the_median_of_ratios():
+def test_an_error_is_the_median_of_distances():
     assert GOOD.error == pytest.approx(0.1)
+    assert GOOD.worst == pytest.approx(2)
     assert GOOD.within == 3
-    assert row(-0.2).error == pytest.approx(-0.2)
+    assert row(-0.2).error == pytest.approx(0.2)
+    assert row(-0.2).worst == pytest.approx(-0.2)
     assert row(-0.2).within == 0
+
+
+def test_errors_of_both_signs_dont_cancel():
+    swings = Row("swings", 2, [1.6, 0.9, 1.0, 1.1, 0.9], [0.9] * 5, [1.2] * 5, [1.0] * 5, [0.8] * 5)
+    assert swings.error == pytest.approx(0.1)
+    assert swings.worst == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +39,19 @@ def test_what_is_aimed_at(errors, missed):
 
 def test_the_table_has_every_case_and_says_what_was_left_out():
     left_out = Row("two hosts", 2, skipped="needs iproute2")
-    text = table([GOOD, row(-0.25), left_out], 3, "abc1234")
-    assert "| good | 800.0 | 1100.0 | 900.0 – 1200.0 | 1000.0 | +10% | 3 of 3 |" in text
-    assert "| two hosts | | | | | left out: needs iproute2 | |" in text
-    assert "Median error 18%, worst 25%." in text
+    text = table([GOOD, row(-0.25), left_out], "2026-01-31, commit abc1234.")
+    assert text.startswith("2026-01-31, commit abc1234. Milliseconds of an iteration")
+    assert "| good | 800.0 | 1100.0 | 900.0 – 1200.0 | 1000.0 | 10% | +200% | 3 of 3 |" in text
+    assert "| case | 400.0 | 750.0 | 500.0 – 900.0 | 1000.0 | 25% | -25% | 0 of 1 |" in text
+    assert "| two hosts | | | | | left out: needs iproute2 | | |" in text
+    assert "Errors of the cases: median 18%, largest 25%. Worst single repeat: +200%." in text
+
+
+def test_the_kept_tables_are_those_of_the_kept_repeats():
+    measured, rows = kept(KEPT)
+    text = table(rows, measured)
+    assert f"{TITLE}\n\n{text}" == KEPT.read_text()
+    assert into_page(PAGE.read_text(), text) == PAGE.read_text()
 
 
 def test_a_case_of_hosts_that_cant_be_had_is_left_out_with_the_reason(monkeypatch):

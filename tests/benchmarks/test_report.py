@@ -1,4 +1,4 @@
-from benchmarks.cases import A1, ARRAY_CARTPOLE, J1, T1, operations_per_step
+from benchmarks.cases import A1, ARRAY_CARTPOLE, J1, T1, T2, T2_BOTH, operations_per_step
 from benchmarks.profile_split import PARTS
 from benchmarks.programs import COPIES, WEAK
 from benchmarks.report import Results, markdown
@@ -35,12 +35,14 @@ def test_a_failed_peer_is_a_row_that_says_why(row):
     assert "| over peers | 4 | 0 | 0 | 0 | 0 | 4 |" in text
 
 
-def test_cpu_time_and_memory_stand_beside_the_speed(row):
+def test_seconds_counted_cpu_time_and_memory_stand_beside_the_speed(row):
     seen, unseen = row(10.0, label="seen"), row(12.0, label="unseen")
     seen.cpu, seen.memory = [90.0, 100.0, 400.0], [200_000_000, 300_000_000, 900_000_000]
+    seen.seconds = [2.0, 2.5, 9.0]
     text = markdown(results(seen, unseen))
-    assert "| seen | CartPole-v1 | 10 | 10 – 10 | 100.0 | 300 | 1.00 | 0.83 × | 0.83 × |" in text
-    assert "| unseen | CartPole-v1 | 12 | 12 – 12 |  |  | 1.00 | 1.00 × | 1.00 × |" in text
+    assert "| min – max | seconds counted | CPU s a million steps |" in text
+    assert "| seen | CartPole-v1 | 10 | 10 – 10 | 2.5 | 100.0 | 300 | 1.00 | 0.83 × | 0.83 × |" in text
+    assert "| unseen | CartPole-v1 | 12 | 12 – 12 |  |  |  | 1.00 | 1.00 × | 1.00 × |" in text
 
 
 def test_scaling_shows_multiples_of_one_rank(row):
@@ -49,8 +51,39 @@ def test_scaling_shows_multiples_of_one_rank(row):
     text = markdown(results(row(1.0), single, weak, copies))
     assert "| 1.9 × | 1.90 × (0.95 × two independent runs) | **met** |" in text
     text = text.split("## Two ranks")[1]
-    assert f"| lockstep/CartPole-v1 | exact | {COPIES} | 20 | 20 – 20 |  |  | 1.00 | 2.00 × | 1.00 × |" in text
-    assert f"| lockstep/CartPole-v1 | exact | {WEAK} | 19 | 19 – 19 |  |  | 1.00 | 1.90 × | 0.95 × |" in text
+    assert f"| lockstep/CartPole-v1 | exact | {COPIES} | 20 | 20 – 20 |  |  |  | 1.00 | 2.00 × | 1.00 × |" in text
+    assert f"| lockstep/CartPole-v1 | exact | {WEAK} | 19 | 19 – 19 |  |  |  | 1.00 | 1.90 × | 0.95 × |" in text
+
+
+def test_on_both_cores_the_best_peer_with_one_thread_counts_and_is_shown(row):
+    one = [row(50.0, case="T2", label="slow"), row(100.0, case="T2", label="alone", framework="jax")]
+    both = [row(80.0, case="T2x2", label="together"), row(150.0, case="T2x2", ours=True)]
+    text = markdown(Results({"date": "today"}, [T2, T2_BOTH], rows=[*one, *both]))
+    text = text.split(f"## {T2_BOTH.title}")[1]
+    assert f"{T2_BOTH.iterations} iterations of every program" in text
+    assert "Peers of T2, with one thread, count among the peers here" in text
+    assert "| alone (T2) | CartPole-v1 | 100 |" in text
+    assert "| slow" not in text
+    assert "| 1.88 × | 1.50 × |" in text
+    text = markdown(Results({"date": "today"}, [T2_BOTH], rows=both))
+    assert "weren't measured in this run" in text
+    assert "| 1.88 × | 1.88 × |" in text
+
+
+def test_ratios_over_all_cases_are_told_with_the_cases_that_they_are_of(row):
+    rows = [row(10.0), row(12.0, ours=True), row(13.0, ours=True, reduction="fast", label="Lockstep, fast")]
+    rows += [row(50.0, ours=True, env=ARRAY_CARTPOLE), row(100.0, case="A1"), row(166.0, case="A1", ours=True)]
+    rows.append(row(case="A1", ours=True, failures=["killed"], reduction="fast", label="Lockstep, fast"))
+    text = markdown(Results({"date": "today"}, [T1, A1], rows=rows)).split("## Over the best peer")[1].split("\n## ")[0]
+    assert "| every row | 4 | 1.20 × (T1, CartPole-v1, exact) | 5.00 × (T1, lockstep/CartPole-v1, exact) |" in text
+    assert "| every `exact` row | 3 | 1.20 × (T1, CartPole-v1, exact) | 5.00 ×" in text
+    assert "where a row is there as both | 1 | 1.30 × (T1, CartPole-v1, fast) | 1.30 ×" in text
+    assert "| the fastest row of each case and environment | 3 | 1.30 × (T1, CartPole-v1, fast) | 5.00 ×" in text
+    assert "| the fastest row of each case | 2 | 1.66 × (A1, CartPole-v1, exact) | 5.00 ×" in text
+    assert "Our rows that have no such ratio: A1, CartPole-v1, fast." in text
+    none = markdown(Results({"date": "today"}, [T1], rows=[row(10.0)]))
+    assert "| every row | 0 |  |  |" in none
+    assert "no such ratio: none." in none
 
 
 def test_split_shows_shares_or_why_not(row):
@@ -79,7 +112,7 @@ def test_json_holds_every_repetition(row):
     out = results(row(10.0, 12.0), row(35.0, 42.0, ours=True)).as_json()
     assert out["rows"][0]["rates"] == [10.0, 12.0]
     assert out["rows"][0]["median"] == 11.0
-    assert out["titles"] == {"T1": T1.title}
+    assert (out["titles"], out["iterations"]) == ({"T1": T1.title}, {"T1": T1.iterations})
     (reached,) = {one["reached"] for one in out["targets"] if one["what"].startswith("CartPole")}
     assert reached == 3.5
 

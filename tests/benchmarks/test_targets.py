@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.cases import A1, A1_BOTH, ARRAY_CARTPOLE, CASES, J1, T1, T2
+from benchmarks.cases import A1, A1_BOTH, ARRAY_CARTPOLE, CASES, J1, ONE_THREAD, T1, T2
 from benchmarks.comparison import Row
 from benchmarks.programs import COPIES, WEAK, programs_of, scaling_programs
 from benchmarks.targets import PEERS, RANKS, REDUCTIONS, TARGETS, judge, twin, verdict_on
@@ -91,6 +91,27 @@ def test_with_jax_rejax_is_the_measure_and_pure_jax_rl_is_not(row):
     rows = [row(100.0, label="rejax", **jax), row(250.0, label="PureJaxRL", **jax), mine]
     rows.append(row(900.0, ours=True, env=ARRAY_CARTPOLE, devices=1, label="Lockstep, exact, 1 device", **jax))
     assert verdicts(rows, J1.name) == {"lockstep/CartPole-v1, exact 3": (3.01, "met")}
+
+
+def test_on_both_cores_the_peers_with_one_thread_count(row):
+    rows = [row(90.0, case=A1_BOTH.name), row(150.0, case=A1_BOTH.name, ours=True)]
+    assert verdicts(rows, A1_BOTH.name) == {"CartPole-v1, exact 1.4": (1.667, "met")}
+    one = row(110.0, case=A1.name, label="one thread")
+    (found,) = judge([*rows, one], [A1_BOTH.name])
+    assert (found.over, found.verdict) == ("the best PyTorch peer, one thread (A1)", "missed")
+    one.failures, rows[0].rates = ["killed"], [100.0]
+    (found,) = judge([*rows, one], [A1_BOTH.name])
+    assert found.over == "the best PyTorch peer, peer torch (no figure of one thread (A1))"
+    assert found.verdict == "unknown"
+
+
+def test_every_case_on_both_cores_is_one_of_one_thread_otherwise():
+    known = {case.name: case for case in CASES}
+    same = ("env", "num_envs", "num_steps", "num_epochs", "num_minibatches", "normalize", "images", "lstm")
+    assert set(ONE_THREAD) == {case.name for case in CASES if case.cores > 1 and case.engine == "torch"}
+    for both, one in ONE_THREAD.items():
+        assert known[one].cores == 1
+        assert all(getattr(known[both], name) == getattr(known[one], name) for name in same)
 
 
 def test_on_both_cores_our_fastest_way_counts(row):
