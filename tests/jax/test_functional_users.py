@@ -52,6 +52,21 @@ def train(updates, devices=2, state=None, seed=3, envs=8, ppo=PPO, **runner):
     return ljax.train_ppo_multigpu(env, params, ppo_config=ppo, runner_config=settings, train_state=state)
 
 
+def test_a_callers_guard_against_transfers_holds_for_the_callers_code_alone():
+    with jax.transfer_guard("disallow"):
+        state, _ = train(1)
+        with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+            jnp.add(jnp.ones(2), np.ones(2))
+    assert int(state.step) == 1
+
+
+def test_training_in_a_traced_function_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^train: called in a function that JAX traces \(jit, scan, …\), which has no"
+    ):
+        jax.jit(lambda x: x + train(1)[0].step)(1)
+
+
 @pytest.fixture(scope="module")
 def whole():
     return train(4)
@@ -551,6 +566,13 @@ class Averaging(ljax.Task):
 
     def on_update(self, update, metrics):
         self.seen = jax.sharding.get_mesh()
+
+
+def test_a_report_is_printed_or_not():
+    text: Any = "no"
+    task = Averaging(PPO, ljax.RunnerConfig(2 * STEPS, num_devices=2, num_envs=4))
+    with pytest.raises(ValueError, match=r"^verbose: 'no' must be True or False$"):
+        task.verify_distributed_setup(verbose=text)
 
 
 def test_a_mesh_that_is_set_changes_no_training(whole, tmp_path):

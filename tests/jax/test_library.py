@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from jax._src.compilation_cache import decompress_executable
 from refusals import error_of
 from tasks_of_users import Corridors, corridor_settings
 
@@ -33,7 +34,7 @@ PPO = ljax.PPOConfig(n_steps=16)
 def fresh(*command, cwd=ROOT, **environment):
     """Run Python in a process that JAX has not started in."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "modules")])
-    ours = ("XLA_FLAGS", "PJRT_NPROC", "JAX_COMPILATION_CACHE_DIR")
+    ours = ("XLA_FLAGS", "PJRT_NPROC", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     variables = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [sys.executable, *command], cwd=cwd, env=variables | {"PYTHONPATH": paths} | environment,
@@ -214,6 +215,26 @@ def test_jax_is_seen_to_have_started():
     fresh("-c", "import jax; jax.devices(); import lockstep.jax as j; assert not j.prepare_jax()")
 
 
+def test_a_program_of_ones_own_that_was_torn_is_compiled_and_kept_again(tmp_path):
+    """The place is Lockstep's, so that its promise holds for what ``lockstep.jax`` has kept there, too."""
+    code = (
+        "import jax, lockstep.jax as j; j.prepare_jax(); jax.config.update('jax_persistent_cache_min_compile_time_secs'"
+        ", 0); print(jax.jit(lambda x: x @ x.T + 3)(jax.numpy.ones((8, 8)))[0, 0])"
+    )
+    given = fresh("-c", code, XDG_CACHE_HOME=str(tmp_path)).stdout
+    kept = list(tmp_path.rglob("*-cache"))
+    assert kept
+    for file in kept:
+        file.write_bytes(file.read_bytes()[:40])
+    again = fresh("-c", code, XDG_CACHE_HOME=str(tmp_path))
+    assert (again.stdout, again.stderr) == (given, "")
+    # Whole again. Their sizes differ by some bytes: two compilations of a program needn't give the same file.
+    assert all(decompress_executable(file.read_bytes()) for file in kept)
+    written = {file: file.stat().st_mtime_ns for file in kept}
+    assert fresh("-c", code, XDG_CACHE_HOME=str(tmp_path)).stdout == given
+    assert {file: file.stat().st_mtime_ns for file in kept} == written
+
+
 OPENED = """
 import jax, lockstep.jax as ljax
 from lockstep.jax.training import Training
@@ -239,6 +260,25 @@ def test_an_environment_can_be_made_before_anything_else(tmp_path):
     threads, cache = fresh("-c", code, XDG_CACHE_HOME=str(tmp_path)).stdout.split()
     assert int(threads) == 16  # as for eight devices: what a user brings may depend on it
     assert cache.startswith(str(tmp_path / "lockstep" / "jax"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jax_persistent_cache_min_compile_time_secs", 30.0),
+        ("jax_persistent_cache_min_compile_time_secs", 0.0),
+        ("jax_compilation_cache_dir", "mine"),
+    ],
+)
+@pytest.mark.parametrize("by", ["setting", "variable"])
+def test_how_a_user_keeps_compiled_programs_is_left_alone(tmp_path, name, value, by):
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    seen = f"[jax.config.values[name] for name in {names}]"
+    sets = f"jax.config.update({name!r}, {value!r})" if by == "setting" else "pass"
+    code = f"import jax; {sets}; before = {seen}; import lockstep.jax as j; j.make('CartPole-v1')"
+    code += f"; assert {seen} == before and {value!r} in before, ({seen}, before)"
+    variables: dict[str, Any] = {} if by == "setting" else {name.upper(): str(value)}
+    fresh("-c", code, XDG_CACHE_HOME=str(tmp_path), **variables)
 
 
 def refused(env, params=None, **settings):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from quick_compiler import OLDER_LOOPS, OPTIMIZED
 
+import lockstep.jax
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,13 +35,17 @@ def test_the_examples_of_the_docs():
 
 
 def test_every_public_function_has_an_example():
-    import lockstep.jax
-
     page = (ROOT / "docs" / "jax.md").read_text()
     more = page + (ROOT / "docs" / "environments.md").read_text()
     functions = [name for name in dir(lockstep.jax) if name.islower()]
     assert [name for name in functions if f"ljax.{name}(" not in page] == []
     assert [name for name in dir(lockstep.jax) if not re.search(rf"\b{name}\b", more)] == []
+
+
+def test_all_public_names_are_imported_at_once():
+    names: dict[str, object] = {}
+    exec("from lockstep.jax import *", names)
+    assert sorted(names.keys() - {"__builtins__"}) == dir(lockstep.jax) == sorted(lockstep.jax.__all__)
 
 
 def test_importing_it_starts_no_framework():

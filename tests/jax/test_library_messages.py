@@ -20,6 +20,7 @@ import lockstep
 import lockstep.jax as ljax
 from lockstep.jax.checkpoints.folder import CheckpointFolder
 from lockstep.jax.history import PPOMetricsHistory
+from lockstep.jax.pmap.config import settings_of
 
 untyped: Any = ljax
 """For what a type checker would refuse as well."""
@@ -175,6 +176,55 @@ def test_a_seed_is_a_whole_number():
     assert "must be a whole number, at least 0" in error_of(untyped.RunnerConfig, seed=jax.random.PRNGKey(0))
     assert "must be a whole number" in error_of(untyped.RunnerConfig, seed=np.eye(2))
     assert ljax.RunnerConfig(seed=np.int64(3)).seed == 3  # pyright: ignore[reportArgumentType]
+
+
+SWITCHES = [
+    *((ljax.PPOConfig, name) for name in ("anneal_lr", "shared_layers", "normalize_advantage", "drop_remainder")),
+    *((ljax.PPOConfig, name) for name in ("normalize_observations", "normalize_rewards")),
+    *((ljax.RunnerConfig, name) for name in ("resume", "overwrite", "plot")),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), SWITCHES)
+@pytest.mark.parametrize("value", ["False", "no", "", 2, 0.5, None, np.zeros(2)])
+def test_a_setting_that_is_on_or_off_is_no_text(kind, name, value):
+    """Python takes the text ``"False"`` for true, and ``overwrite`` removes checkpoints."""
+    said = " ".join(repr(value).split())
+    assert error_of(kind, **{name: value}) == f"{name}: {said} must be True or False"
+
+
+def test_a_setting_that_is_on_or_off_may_be_a_bool_of_numpy_or_jax():
+    for on, off in ((True, False), (np.True_, np.False_), (jax.numpy.bool_(1), jax.numpy.bool_(0)), (1, 0)):
+        ppo = untyped.PPOConfig(anneal_lr=on, normalize_advantage=off)
+        assert (ppo.anneal_lr, ppo.normalize_advantage) == (True, False)
+        assert type(ppo.anneal_lr) is type(ppo.normalize_advantage) is bool
+        assert untyped.RunnerConfig(resume=off).resume is False
+
+
+@pytest.mark.parametrize("name", ["anneal_lr", "normalize_advantages", "use_clipped_value_loss", "resume", "overwrite"])
+def test_so_is_one_of_a_task_over_devices(name):
+    config = untyped.DistributedPPOConfig(checkpoint_dir="it", **{name: "False"})
+    assert error_of(settings_of, config, 1) == f"{name}: 'False' must be True or False"
+
+
+@pytest.mark.parametrize("name", ["n_steps", "n_epochs", "n_minibatches"])
+@pytest.mark.parametrize("value", [True, "4", 0, 2.5])
+def test_steps_passes_and_minibatches_are_whole_numbers(name, value):
+    assert error_of(untyped.PPOConfig, **{name: value}) == f"{name}: {value!r} must be a whole number, at least 1"
+    assert getattr(untyped.PPOConfig(**{name: 4.0}), name) == 4
+
+
+@pytest.mark.parametrize("size", [0, True, 64.5, "64", -1])
+def test_layers_have_whole_numbers_of_units(size):
+    line = f"hidden_sizes: {size!r} must be a whole number, at least 1"
+    assert error_of(untyped.PPOConfig, hidden_sizes=(64, size)) == line
+    assert error_of(settings_of, untyped.DistributedPPOConfig(hidden_sizes=[64, size]), 1) == line
+    assert "must be units of each layer" in error_of(settings_of, untyped.DistributedPPOConfig(hidden_sizes=64), 1)
+
+
+def test_numbers_are_neither_true_nor_false():
+    assert error_of(untyped.PPOConfig, lr=True).startswith("learning_rate: True: a number or text is wanted here")
+    assert error_of(untyped.RunnerConfig, num_shards=True) == "num_shards: True must be a whole number, at least 1"
 
 
 def test_replacing_a_setting_takes_its_own_name():

@@ -239,6 +239,13 @@ def test_hooks_that_give_something_else_are_one_line(hook, result, words):
     assert words in error_of(lambda: kind(pmap_periodic.config(grad_sync_period=1)).train())
 
 
+def test_a_task_trains_under_a_callers_guard_against_transfers():
+    task = Plain(pmap_periodic.config(grad_sync_period=1))
+    with jax.transfer_guard("disallow"):
+        state, _ = task.train()
+    assert int(state.step) > 0
+
+
 def test_states_of_ones_own_are_not_laid_out_anew():
     per_env = jax.ShapeDtypeStruct((2, 4, 2, 3), np.int32)
     other: Any = jax.ShapeDtypeStruct((2, 4, 1), np.float32)
@@ -380,6 +387,9 @@ def test_the_update_that_is_verified_rounds_as_all_others(monkeypatch):
     monkeypatch.setattr(DeviceRunner, "dispatch", looked_at)
     monkeypatch.setattr(Training, "rounding", lambda _: jax.default_matmul_precision("highest"))
     task = Plain(pmap_periodic.config(grad_sync_period=1))
+    text: Any = "no"
+    with pytest.raises(ValueError, match=r"^verbose: 'no' must be True or False$"):
+        task.verify_distributed_setup(verbose=text)
     task.verify_distributed_setup(verbose=False)
     task.train()
     assert len(seen) > 1

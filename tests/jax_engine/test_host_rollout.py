@@ -99,8 +99,8 @@ def test_a_step_of_all_parts_says_what_one_of_them_says():
                 envs.buffers.actions[:] = envs.description.action.first
                 envs.step()
             np.testing.assert_array_equal(whole.buffers.observations, halves.buffers.observations)
-            assert whole.stated == halves.stated
-            said |= whole.stated.keys()
+            assert whole.env_metrics == halves.env_metrics
+            said |= whole.env_metrics.keys()
         assert {row < 4 for row in said} == {True, False}
 
 

@@ -12,7 +12,7 @@ from lockstep.config.run import Config
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.jax_engine.session import pool_of
-from lockstep.jax_engine.setup import set_up
+from lockstep.jax_engine.setup import kept_programs, set_up
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ devices, pool, cores, platform = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 if hasattr(os, "sched_setaffinity"):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 from lockstep.jax_engine.distributed import processes
-from lockstep.jax_engine.setup import set_up
+from lockstep.jax_engine.setup import kept_programs, set_up
 from lockstep.core.topology import Topology
 try:
     set_up.configure(1, platform, devices if platform == "cpu" else None, int(pool) if pool else None)
@@ -64,7 +64,7 @@ print(json.dumps({
 
 
 def child(directory, devices=1, pool: int | str = "", cores=1, platform="cpu", **variables):
-    unset = ("XLA_FLAGS", "PJRT_NPROC", "NPROC", "JAX_PLATFORMS", set_up.CACHE_VARIABLE)
+    unset = ("XLA_FLAGS", "PJRT_NPROC", "NPROC", "JAX_PLATFORMS", kept_programs.CACHE_VARIABLE)
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(directory), **variables}
     command = [sys.executable, "-c", CHILD, str(devices), str(pool), str(cores), platform]
@@ -179,11 +179,11 @@ def test_flags_are_appended_and_the_users_stay(monkeypatch):
 
 def test_processors_that_differ_have_caches_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(set_up, "cpu_features", lambda: ("avx2",))
-    narrow = set_up.cache_directory()
-    assert narrow == set_up.cache_directory()
-    monkeypatch.setattr(set_up, "cpu_features", lambda: ("avx2", "avx512f"))
-    assert narrow != set_up.cache_directory()
+    monkeypatch.setattr(kept_programs, "cpu_features", lambda: ("avx2",))
+    narrow = kept_programs.cache_directory()
+    assert narrow == kept_programs.cache_directory()
+    monkeypatch.setattr(kept_programs, "cpu_features", lambda: ("avx2", "avx512f"))
+    assert narrow != kept_programs.cache_directory()
     assert narrow is not None
     assert narrow.parent == tmp_path / "lockstep" / "jax"
 
@@ -192,7 +192,7 @@ LOOKS = """
 import os
 before = dict(os.environ)
 import jax
-from lockstep.jax_engine.setup import set_up
+from lockstep.jax_engine.setup import kept_programs, set_up
 jax.config.update("jax_enable_x64", True)
 set_up.look_with_cpu()
 assert not jax.config.jax_enable_x64  # as runs have it

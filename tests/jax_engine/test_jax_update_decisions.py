@@ -1,4 +1,4 @@
-"""What an update of the JAX engine decides about the learning rate."""
+"""What an update of the JAX engine decides about the learning rate, and where it says that it failed."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,8 @@ from jax import numpy as jnp
 from small_programs import arrays_of, opened, small_config, trained
 
 from lockstep import reference
+from lockstep.core.errors import NonFiniteError
+from lockstep.jax_engine.program.iterations import numbers_of
 from lockstep.jax_engine.update import adapted_learning_rate
 from lockstep.training.limits import KL_NOISE, LEARNING_RATE_LIMITS
 from lockstep.training.losses import TERMS
@@ -41,6 +43,24 @@ def test_the_rate_follows_the_minibatch_that_stops_the_update_too(kind):
     rate, steps = after_an_update(kind, target_kl=1e-9, desired_kl=1e-9)
     assert rate == pytest.approx(5e-3 / 1.5)
     assert steps == (2 if kind == "apart" else 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("exact", "epoch 1, minibatch 2"),
+        ("fast", "epoch 1, minibatch 2"),
+        ("apart", "epoch 1, the 2 minibatches up to 2"),
+    ],
+)
+def test_where_a_loss_is_not_finite_is_named_as_far_as_it_is_known(kind, place):
+    """The first step makes parameters that the second one can't compute with."""
+    devices, changes = KINDS[kind]
+    ppo = {"learning_rate": 1e38, "max_grad_norm": None}
+    config = small_config(devices, **changes, ppo=ppo)
+    (iteration,) = trained(opened(config, devices))
+    with pytest.raises(NonFiniteError, match=rf"in iteration 1, {place} \(policy_loss"):
+        numbers_of(iteration, config)
 
 
 def test_a_policy_that_has_not_moved_changes_no_rate():

@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("two_processes.py")
@@ -26,10 +26,7 @@ def start(directory, devices, variables):
 def reports(tmp_path_factory):
     """What both processes of two report, and the one process of one."""
     directory = tmp_path_factory.mktemp("processes")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [start(directory, 2, common | {"RANK": str(rank)}) for rank in range(2)]
     processes.append(start(directory, 4, {}))
     try:

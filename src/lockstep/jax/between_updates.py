@@ -12,7 +12,7 @@ from lockstep.jax.engine_state import template_of
 from lockstep.jax.evaluation import Evaluator
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, say
-from lockstep.jax_engine.distributed.active_mesh import without_mesh
+from lockstep.jax_engine.distributed.active_mesh import without_callers_context
 from lockstep.jax_engine.distributed.processes import this_process
 from lockstep.runs.curves import MISSING_PLOT, can_plot
 from lockstep.runs.directory import is_writer
@@ -55,7 +55,7 @@ class Duties:
         at_end = updates == self._total
         return self._folder is not None and (at_end or self._crosses(updates, self._runner.checkpoint_interval))
 
-    @without_mesh()
+    @without_callers_context()
     def found(self) -> Found | None:
         """Returns the checkpoint to resume from, or None.
 
@@ -76,7 +76,7 @@ class Duties:
         say(f"training goes on after update {found.updates} of {self._total} ({self._folder.path})")
         return found
 
-    @without_mesh()
+    @without_callers_context()
     def after(self, rows: list[Metrics], seconds: float) -> None:
         """Evaluates, saves and prints after the newest update, as is due; adds an evaluation's means to its row."""
         updates, row = len(rows), rows[-1]

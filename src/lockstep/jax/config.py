@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstep.config.checks import resolve
-from lockstep.config.keys import validate
+from lockstep.config.keys import check_no_booleans, validate
+from lockstep.config.on_off import switch
 from lockstep.config.run import Config
 from lockstep.core.shards import default_num_shards
 from lockstep.jax.settings import Settings
@@ -54,7 +55,7 @@ _NAMES = re.compile(
 OFF_POLICY = ("buffer_size", "warmup_steps", "batch_size", "tau", "target_update_freq")
 
 COUNTS = (
-    *("total_timesteps", "num_devices", "num_envs", "fsdp_devices", "sync_period"),
+    *("total_timesteps", "num_devices", "num_envs", "fsdp_devices", "num_shards", "sync_period"),
     *("eval_every", "eval_episodes", "log_interval", "checkpoint_interval", "max_checkpoints", "keep_period"),
 )
 """Settings of :class:`RunnerConfig` that are whole numbers, at least 1."""
@@ -135,12 +136,13 @@ class PPOConfig(metaclass=Settings):
         shared_backbone: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "hidden_sizes", tuple(n + 0 for n in self.hidden_sizes))
-        except TypeError:
-            raise ValueError(
-                f"hidden_sizes: {self.hidden_sizes!r} must be units of each layer, such as (64, 64)"
-            ) from None
+        _set_switches(self, PPOConfig)
+        for name in ("n_steps", "n_epochs", "n_minibatches"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
+        if isinstance(self.hidden_sizes, str | bytes) or not isinstance(self.hidden_sizes, Iterable):
+            raise ValueError(f"hidden_sizes: {self.hidden_sizes!r} must be units of each layer, such as (64, 64)")
+        sizes = tuple(whole_number("hidden_sizes", n, 1) for n in self.hidden_sizes)
+        object.__setattr__(self, "hidden_sizes", sizes)
         engine_config(self)
 
 
@@ -202,6 +204,7 @@ class RunnerConfig(metaclass=Settings):
     plot: bool = False
 
     def __post_init__(self) -> None:
+        _set_switches(self, RunnerConfig)
         for name in COUNTS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), 1))
@@ -237,6 +240,13 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return int(number)
 
 
+def _set_switches(settings: Any, kind: type[PPOConfig] | type[RunnerConfig]) -> None:
+    """Checks all settings of a class that are on or off, and makes each a bool; not those that a subclass adds."""
+    for field in fields(kind):
+        if isinstance(field.default, bool):
+            object.__setattr__(settings, field.name, switch(field.name, getattr(settings, field.name)))
+
+
 def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> Config:
     """Returns the engine's config for a :class:`PPOConfig` and further settings by dotted name; not resolved.
 
@@ -252,6 +262,7 @@ def engine_config(ppo: PPOConfig, settings: Mapping[str, Any] | None = None) -> 
         section, _, key = name.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[key] = value
     try:
+        check_no_booleans(nested)
         return validate(Config, nested, "lockstep.jax")
     except ValueError as error:
         raise ValueError(in_users_names(str(error).removeprefix("lockstep.jax: "))) from None

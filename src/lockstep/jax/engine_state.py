@@ -17,7 +17,7 @@ from lockstep.jax_engine.distributed.mesh import replicate_sharding
 from lockstep.jax_engine.distributed.placement import fetch, gathered, replicate_on_mesh
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import ParameterLayout
-from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
+from lockstep.jax_engine.shards.keys import is_key, key_of, key_words, keyed
 from lockstep.jax_engine.shards.normalizers import Moments
 from lockstep.jax_engine.shards.rows import ShardRows
 from lockstep.jax_engine.state import EnvCarry, TrainState
@@ -211,7 +211,7 @@ def replaced_environments(shapes: EnvCarry, observation_rows: Array, state: Any)
     def of(path: Any, x: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         if isinstance(x, jax.ShapeDtypeStruct):
             return np.zeros(shape.shape, shape.dtype)
-        plain = jax.random.key_data(x) if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key) else x
+        plain = jax.random.key_data(x) if is_key(x) else x
         found, wanted = np.asarray(plain), shape.shape[2:]
         if found.shape != (count, *wanted) or _kind(found.dtype) > _kind(shape.dtype):
             name = jax.tree_util.keystr(path[1:], simple=True, separator="/")

@@ -26,6 +26,7 @@ from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.nets.encoders import decode_rows, encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.rollout import native_actions
+from lockstep.jax_engine.shards.keys import is_key
 from lockstep.jax_engine.shards.normalizers import Scale, normalized
 from lockstep.jax_engine.state import EnvCarry, check_networks
 from lockstep.networks.initial import initial_parameters
@@ -208,7 +209,7 @@ def _seed_of(key: Array) -> int:
     """Returns the seed that ``jax.random.key`` made a key from; for a key that was split off, all its words."""
     if not hasattr(key, "dtype"):
         raise SettingError(f"PPO.init: key: {type(key).__name__} was given; give one of jax.random.key")
-    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    words = jax.random.key_data(key) if is_key(key) else key
     try:
         known = np.asarray(words)
     except jax.errors.TracerArrayConversionError:

@@ -12,17 +12,19 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
+from lockstep.config.on_off import switch
 from lockstep.core.fingerprint import compare_ranks
 from lockstep.core.user_code.errors import users_error
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, whole_number
+from lockstep.jax.customs import Customs
 from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
 from lockstep.jax.ppo import PPOTrainState
 from lockstep.jax.report import DeviceMetrics, DistributedSetup, device_metrics, distributed_setup
 from lockstep.jax.reward_terms import RewardTermsWrapper, Terms
-from lockstep.jax.training import Customs, Training
-from lockstep.jax_engine.distributed.active_mesh import without_mesh
+from lockstep.jax.training import Training
+from lockstep.jax_engine.distributed.active_mesh import without_callers_context
 from lockstep.jax_engine.distributed.mesh import REPLICATED, over_mesh
 from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, device_index
@@ -140,7 +142,7 @@ class Task:
         self.device_log = []
         return self._training.train(self._first_state(), self._look)
 
-    @without_mesh()
+    @without_callers_context()
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
         """Takes one update, and reports (prints, if ``verbose``) the devices and whether their copies are equal.
 
@@ -148,13 +150,13 @@ class Task:
             DesyncError: copies of the training state differ between devices.
             ValueError: settings or hooks don't fit; one line.
         """
-        training = self._training
+        prints, training = switch("verbose", verbose), self._training
         training.begin(self._first_state())
         with training.rounding():
             training.device_runner.fetch(training.device_runner.dispatch(0, 1, 0))
         names, rows = Copies.of(training.device_runner.state, training.program.layout).fingerprints()
         report = distributed_setup(training.program, rows, self._gradient_error())
-        if verbose:
+        if prints:
             print(report)
         compare_ranks(names, rows, "after an update")
         return report

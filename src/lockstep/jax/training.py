@@ -20,6 +20,7 @@ from lockstep.core.user_code.errors import users_error
 from lockstep.envs.description import described
 from lockstep.jax.between_updates import Duties
 from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, run_config
+from lockstep.jax.customs import Customs
 from lockstep.jax.engine_state import (
     environments_of,
     of_engine,
@@ -34,10 +35,9 @@ from lockstep.jax.metrics import Metrics, history_of, metrics_of, say
 from lockstep.jax.ppo import PPOTrainState, check_spaces, check_state
 from lockstep.jax.settings import SettingError, in_one_line, names_of
 from lockstep.jax.wrappers.single import innermost
-from lockstep.jax_engine.distributed.active_mesh import without_mesh
+from lockstep.jax_engine.distributed.active_mesh import without_callers_context
 from lockstep.jax_engine.distributed.mesh import check_divisible, check_one_kind, get_num_devices, make_mesh
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
-from lockstep.jax_engine.distributed.reductions import BATCH_AXIS
 from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.nets.custom import custom_net
@@ -47,28 +47,12 @@ from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.program.calls import Pending
 from lockstep.jax_engine.program.fingerprints import Copies, check_copies
 from lockstep.jax_engine.program.iterations import Iteration
-from lockstep.jax_engine.program.program import Collect, Program
+from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.program.runner import DeviceRunner
 from lockstep.jax_engine.session import parameter_layout
-from lockstep.jax_engine.setup.set_up import check_numbers, prepare_jax
+from lockstep.jax_engine.setup.set_up import check_not_traced, check_numbers, prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
 from lockstep.training.announcement import APART, FAST
-
-
-@dataclasses.dataclass(frozen=True)
-class Customs:
-    """What a task customises: a maker of an Equinox module, its reduction of gradients, the name of the batch axis.
-
-    See :class:`lockstep.jax.task.Task` and :class:`lockstep.jax_engine.nets.parameters.VectorLayout`; ``collect`` is
-    that of :class:`lockstep.jax_engine.program.program.Program`, and ``first_envs`` returns observations and states
-    ``[num_envs, …]`` that first episodes begin with.
-    """
-
-    policy: Callable[..., Any] | None = None
-    synchronize: Callable[[Any], Any] | None = None
-    axis_name: str = BATCH_AXIS
-    collect: Collect | None = None
-    first_envs: Callable[[], tuple[Any, Any] | None] | None = None
 
 
 class Training:
@@ -80,7 +64,7 @@ class Training:
         ValueError: settings, environment or devices don't fit; one line.
     """
 
-    @without_mesh()
+    @without_callers_context()
     def __init__(
         self, env: Any, env_params: Any, ppo: PPOConfig, runner: RunnerConfig, customs: Customs | None = None
     ) -> None:
@@ -93,6 +77,7 @@ class Training:
             )
         check_numbers()
         prepared = prepare_jax()
+        check_not_traced()
         devices, fsdp = devices_of(runner)
         if jax.default_backend() == "gpu":
             apply((NO_SWITCH_SUMS,))  # NCCL reads it when devices meet
@@ -127,7 +112,7 @@ class Training:
         """The engine's config."""
         return self.program.config
 
-    @without_mesh()
+    @without_callers_context()
     def begin(self, given: PPOTrainState | None = None, done: int = 0) -> None:
         """Begins with a given state and its environments; else with the config's parameters and first episodes.
 
@@ -183,18 +168,18 @@ class Training:
             end = next(mark for mark in [*ends, total] if mark > (pending[0].first if pending else dispatched))
             while dispatched < end and len(pending) < (2 if dispatched > done + 1 else 1):
                 count = min(1 if dispatched == done else runner.capacity, end - dispatched)  # the first one compiles
-                with self.rounding(), without_mesh():
+                with self.rounding(), without_callers_context():
                     pending.append(runner.dispatch(dispatched, count, 0))
                 dispatched += count
             call = pending.popleft()
-            with without_mesh():
+            with without_callers_context():
                 iterations = runner.fetch(call)
                 if call.first == done or not (pending or dispatched < total):
                     held = Copies.of(runner.state, self.program.layout)
                     check_copies(held, f"after update {call.first + call.count}")
             yield from ((iteration, call) for iteration in iterations)
 
-    @without_mesh()
+    @without_callers_context()
     def fresh(self) -> PPOTrainState:
         """Returns the state before training."""
         program = self.program
@@ -202,13 +187,13 @@ class Training:
         placed = place_state(state, state_specs(state, program.layout.specs), program.mesh)
         return of_engine(placed, program.layout, program.net, 0, program.mesh)
 
-    @without_mesh()
+    @without_callers_context()
     def state(self, updates: int) -> PPOTrainState:
         """Returns the current state, after ``updates`` updates, with its environments."""
         program, state = self.program, self.device_runner.state
         return with_environments(self.agent(updates), state, self.config.seed, program.mesh, program.rows)
 
-    @without_mesh()
+    @without_callers_context()
     def agent(self, updates: int) -> PPOTrainState:
         """Returns the current state, after ``updates`` updates, without environments."""
         program = self.program

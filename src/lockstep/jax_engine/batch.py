@@ -31,7 +31,7 @@ class Batch(NamedTuple):
         values: before the update; ``returns`` are the critic's targets. Both are None without a critic.
         valid: 1.0 where a sample counts; None if all count.
         reference_log_probs: of the actions, under the reference policy.
-        recurrent_state: of a recurrent policy before each sequence, ``[units, carry_size]``.
+        recurrent_state: of a recurrent policy before each sequence, ``[units, state_size]``.
         resets: 1.0 where an episode begins within a sequence.
     """
 
@@ -57,7 +57,7 @@ class PolicyOutputs(NamedTuple):
     Attributes:
         log_probs: of the actions, float32 ``[T, n]``.
         values: of all observations, the last one included, ``[T+1, n]``; None without a critic.
-        recurrent_states: after each step ``[T+1, n, carry_size]``; None without a recurrent core.
+        recurrent_states: after each step ``[T+1, n, state_size]``; None without a recurrent core.
     """
 
     log_probs: Array
@@ -152,7 +152,7 @@ def make_batch(
     ``platform`` is the mesh's.
 
     Returns:
-        The batch, and the recurrent state before the next rollout ``[n, carry_size]``: zeros where an episode begins.
+        The batch, and the recurrent state before the next rollout ``[n, state_size]``: zeros where an episode begins.
     """
     length = config.sequence_length
     outputs = policy_outputs(net, parameters, rollout, rollout.outputs, platform)

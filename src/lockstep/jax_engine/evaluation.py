@@ -19,7 +19,7 @@ def evaluate_policy(session: Session) -> np.ndarray:
     policy, envs = session.policy, session.eval_envs()
     shards, net = session.plan.local_num_shards, session.program.net
     parameters, scale = policy.local_parameters(session.state), policy.local_scale(session.state)
-    recurrent_state, owned = jnp.zeros((shards, envs.num_envs // shards, net.carry_size)), jnp.int32(shards)
+    recurrent_state, owned = jnp.zeros((shards, envs.num_envs // shards, net.state_size)), jnp.int32(shards)
 
     def act(rows: np.ndarray) -> np.ndarray:
         nonlocal recurrent_state

@@ -31,7 +31,7 @@ class PolicyFunction:
 
     Attributes:
         observation: layout of observations in rows; ``action`` is that of actions.
-        carry_size: length of a recurrent policy's state, else 0.
+        state_size: length of a recurrent policy's state, else 0.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PolicyFunction:
         self._device = _cpu()
         with jax.default_device(self._device):
             self._net = make_net(config, self.observation, self.action, custom_class)
-        self.carry_size = self._net.carry_size if self._net.core else 0
+        self.state_size = self._net.state_size if self._net.core else 0
         parameters = {name: arrays[POLICY + name] for name in self._net.shapes()}
         check_shapes(parameters, self._net.shapes())
         self._weights = jax.device_put(parameters, self._device)
@@ -72,7 +72,7 @@ class PolicyFunction:
         """Returns actions for normalised observation rows ``[rows, width]``, and the recurrent state after them.
 
         ``noise`` is float32 ``[rows, action outputs]``, Gumbel or normal; None: the most likely actions. The
-        recurrent state is float32 ``[rows, carry_size]``. Actions are rows as
+        recurrent state is float32 ``[rows, state_size]``. Actions are rows as
         :class:`lockstep.envs.host_envs.Buffers` takes them.
         """
         with jax.default_device(self._device):

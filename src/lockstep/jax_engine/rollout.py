@@ -34,7 +34,7 @@ class Rollout(NamedTuple):
         rewards: float32, after reward shaping.
         terminated: bool, for the learner; so is ``truncated``.
         final: rows that each step led to, before any reset, as the networks see them ``[T, n, width]``.
-        recurrent_state: of a recurrent policy before the rollout, ``[n, carry_size]``.
+        recurrent_state: of a recurrent policy before the rollout, ``[n, state_size]``.
         over: bool, where an episode of the environment ended.
         returns: of the episode up to this step, float32; ``lengths`` are its steps, int32.
         successes: int8: 1 if the task is solved, -1 if not, 0 if the environment doesn't say.
@@ -169,7 +169,7 @@ def begin(net: PolicyNet, env: JaxEnvironment, random: Tree) -> EnvCarry:
     state, observation = env.reset(random)
     rows = encode_rows(net.observation, observation)
     zeros, none = jnp.zeros(len(rows)), jnp.zeros(len(rows), jnp.int32)
-    return EnvCarry(state, rows, zeros, none, jnp.zeros((len(rows), net.carry_size)), zeros)
+    return EnvCarry(state, rows, zeros, none, jnp.zeros((len(rows), net.state_size)), zeros)
 
 
 def restarted(

@@ -38,7 +38,7 @@ class EnvCarry(NamedTuple):
         state: the environment's own, a pytree.
         rows: observation rows ``[…, width]`` as the environment gives them.
         returns: undiscounted return so far, float32; ``lengths`` are the steps so far, int32.
-        recurrent_state: of a recurrent policy, float32 ``[…, carry_size]``.
+        recurrent_state: of a recurrent policy, float32 ``[…, state_size]``.
         discounted: discounted return so far, float32.
     """
 
@@ -89,7 +89,7 @@ def make_net(
         ValueError: if they don't fit the spaces; the message is one line.
     """
     network = config.network
-    net = PolicyNet(**net_options(config, observation, action), remat=getattr(network, "remat", False))
+    net = PolicyNet(**net_options(config, observation, action), remat=network.remat)
     if network.custom is None:
         return net
     seed = keyed_seed(config.seed, "init/custom")

@@ -163,7 +163,7 @@ class Trainer:
         session.optimizer_steps += iteration.numbers["steps"]
         session.learning_rate = iteration.numbers["learning_rate"]
         episodes = iteration.episodes
-        session.recent.extend_newest(episodes.newest, episodes.count, episodes.stated)
+        session.recent.extend_newest(episodes.newest, episodes.count, episodes.env_metrics)
         self.stop_code = max(self.stop_code, stops(iteration.numbers["stop"]))
         self.save_code = max(self.save_code, iteration.numbers["stop"])
         record = episode_metrics(session.iteration, session.global_step, session.recent)

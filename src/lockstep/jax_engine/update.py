@@ -42,7 +42,8 @@ class UpdateResult(NamedTuple):
         grad_norm: sum over optimiser steps; ``steps`` is their number.
         stopped_by_kl: whether the KL stop ended the update.
         failed: index of the first minibatch whose loss or gradient was not finite, or -1; no step was applied from it
-            on. ``failed_terms`` are its loss terms.
+            on. ``failed_terms`` are its loss terms. With ``sync_period``: the last one of the first period that had
+            such a minibatch, and the period's sums.
     """
 
     terms: Array

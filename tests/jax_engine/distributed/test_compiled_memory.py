@@ -1,13 +1,18 @@
 """The compiled file of collectives in memory: how it is kept, what it says where something is missing or goes wrong."""
 
+import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from variants import variants
+
+from lockstep.core.temporary import sweep_temporary
 
 ROOT = Path(__file__).parents[3]
 CHECKS = "tests/jax_engine/distributed/impatient_devices.py"
@@ -39,15 +44,47 @@ def test_it_is_compiled_once_and_kept_in_the_cache(tmp_path):
     assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="/no/such/compiler").stdout == "None\n"
 
 
-@pytest.mark.long
+def test_what_a_kill_leaves_of_the_compilation_is_swept(tmp_path, monkeypatch):
+    compiler, base = tmp_path / "cc", tmp_path / "base"
+    compiler.write_text("#!/bin/sh\nkill -9 $PPID\n")
+    compiler.chmod(0o700)
+    base.mkdir()
+    done = python("-c", WHY, XDG_CACHE_HOME=str(tmp_path / "cache"), CC=str(compiler), TMPDIR=str(base))
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(base.iterdir())) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(base))
+    sweep_temporary()
+    assert not list(base.iterdir())
+
+
 @needs_compiler
-def test_a_kept_file_that_cannot_be_loaded_is_made_again(tmp_path):
+@pytest.mark.parametrize("left", [0.5, 0], ids=["half", "nothing"])
+def test_a_damaged_kept_file_is_made_again(tmp_path, left):
     assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path)).stdout == "None\n"
     (kept,) = tmp_path.rglob("collectives-*")
-    kept.write_bytes(b"\x7fELF")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[: int(left * len(whole))])
     assert "can't compile" in python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="false").stdout
     assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="  ").stdout == "None\n"
-    assert len(kept.read_bytes()) > 1000
+    assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="/no/such/compiler").stdout == "None\n"
+
+
+@pytest.mark.long
+@needs_compiler
+def test_a_kept_file_of_another_machine_is_made_again(tmp_path):
+    assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path)).stdout == "None\n"
+    (kept,) = tmp_path.rglob("collectives-*")
+    kept.write_bytes(b"\x7fELF of another machine")
+    kept = named_by_content(kept)
+    assert "can't compile" in python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="false").stdout
+    assert python("-c", WHY, XDG_CACHE_HOME=str(tmp_path), CC="  ").stdout == "None\n"
+    assert len(set(tmp_path.rglob("collectives-*")) - {kept}) == 1
+
+
+def named_by_content(library):
+    """Rename a library as if it had been kept as it is now."""
+    start = library.name.rpartition("-")[0]
+    return library.rename(library.with_name(f"{start}-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so"))
 
 
 AN_INTRUDERS = """
@@ -74,6 +111,7 @@ def test_what_others_may_have_written_is_not_executed(tmp_path, others):
     (kept,) = tmp_path.rglob("collectives-*")
     (tmp_path / "intruder.c").write_text(AN_INTRUDERS)
     subprocess.run([COMPILER, "-shared", "-fPIC", str(tmp_path / "intruder.c"), "-o", str(kept)], check=True)
+    kept = named_by_content(kept)
     places = {"nothing": None, "the file": kept, "its directory": kept.parent, "the cache": tmp_path / "lockstep"}
     if places[others] is not None:
         give_away(places[others])

@@ -81,7 +81,7 @@ def rollout_of(net: PolicyNet) -> Rollout:
         terminated=ends,
         truncated=no,
         final=rows[:-1],
-        recurrent_state=jnp.full((ENVS, net.carry_size if net.core else 0), 0.3),
+        recurrent_state=jnp.full((ENVS, net.state_size if net.core else 0), 0.3),
         over=ends,
         returns=zeros,
         lengths=zeros.astype(jnp.int32),

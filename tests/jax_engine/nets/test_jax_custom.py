@@ -137,6 +137,35 @@ def test_a_head_of_its_own_in_float32_gives_what_bfloat16_cannot_hold():
 
 
 @pytest.mark.parametrize(
+    ("kind", "returned"),
+    [("three", "a tuple of 3 ("), ("one", "a tuple of 1 ("), ("dict", "an object of type dict"), ("nothing", "None")],
+)
+def test_what_is_returned_otherwise_is_refused_by_what_is_needed(kind, returned):
+    with pytest.raises(ValueError) as caught:
+        made("Returning", {"kind": kind})
+    needed = "; a tuple of outputs [n, 3] and values [n] is needed for n observations"
+    assert str(caught.value).startswith(f"network.custom: equinox_nets:Returning returned {returned}")
+    assert str(caught.value).endswith(needed)
+
+
+def test_a_list_of_outputs_and_values_is_taken_as_a_tuple():
+    rows = rows_of(SMALL, 4)
+    of_list, of_tuple = (nets.actor_critic(net, arrays_of(net), rows) for net in map(made, ("Returning", "Tiny")))
+    for ours, expected in zip(of_list, of_tuple, strict=True):
+        assert np.array_equal(np.asarray(ours), np.asarray(expected))
+
+
+def test_a_call_without_a_key_is_refused_by_what_is_needed():
+    with pytest.raises(ValueError) as caught:
+        made("Keyless")
+    assert str(caught.value) == (
+        "network.custom: equinox_nets:Keyless is called with observations and a keyword key, which is None outside of "
+        "training; its __call__ takes (observation) (got an unexpected keyword argument 'key'); write def "
+        "__call__(self, observation, *, key)"
+    )
+
+
+@pytest.mark.parametrize(
     ("name", "kwargs", "said"),
     [
         ("Missing", {}, "equinox_nets:Missing can't be imported: "),

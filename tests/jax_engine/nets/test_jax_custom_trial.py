@@ -28,6 +28,11 @@ REFUSED = [
     ("Jittery", {}, HOSTS),
     ("JitteryInTraining", {}, HOSTS),
     ("Untrainable", {}, ": in training: AttributeError: "),
+    (
+        "Squeezed",
+        {},
+        " gave outputs of shape (3,) and values of shape (1,) for a single observation; needed are (1, 3)",
+    ),
     ("Imprecise", {}, " has a parameter scale of bfloat16, but parameters are kept and trained in float32; make it "),
     ("Imprecise", {"dtype": "float16"}, " has a parameter scale of float16, but parameters are kept and trained in "),
 ]

@@ -35,7 +35,7 @@ def outputs_of(net: PolicyNet, weights: Any, rows: Any) -> tuple[Any, Any]:
     """Of either kind of network, recurrent ones over four steps of three environments."""
     if not net.core:
         return nets.actor_critic(net, weights, rows)
-    carry = jnp.full((ENVS, net.carry_size), 0.3)
+    carry = jnp.full((ENVS, net.state_size), 0.3)
     return nets.unroll(net, weights, rows.reshape(STEPS, ENVS, -1), carry, jnp.zeros((STEPS, ENVS)))[:2]
 
 
@@ -130,7 +130,7 @@ def test_an_activation_in_bfloat16_is_one():
 def test_what_is_carried_stays_float32_in_bfloat16():
     case = CASES["LSTM"]
     net, rows = case.net(PolicyNet, bf16=True), rows_of(case, ENVS)
-    carry = jnp.full((ENVS, net.carry_size), 0.3)
+    carry = jnp.full((ENVS, net.state_size), 0.3)
     carries = nets.unroll(net, arrays_of(net), rows[None], carry, jnp.zeros((1, ENVS)))[2]
     assert carries.dtype == np.float32
 
@@ -174,7 +174,7 @@ def test_steps_one_by_one_are_the_sequence_and_the_actor_alone_gives_the_same(na
     case = CASES[name]
     net = case.net(PolicyNet)
     weights, rows = arrays_of(net), rows_of(case, STEPS * ENVS).reshape(STEPS, ENVS, -1)
-    carry = np.random.default_rng(3).normal(size=(ENVS, net.carry_size)).astype(np.float32)
+    carry = np.random.default_rng(3).normal(size=(ENVS, net.state_size)).astype(np.float32)
     resets = np.zeros((STEPS, ENVS), bool)
     resets[1, 0] = resets[0, 2] = True
     run = jax.jit(partial(nets.unroll, net), static_argnames="actor_only")
@@ -188,7 +188,7 @@ def test_steps_one_by_one_are_the_sequence_and_the_actor_alone_gives_the_same(na
         np.testing.assert_allclose(alone[0][0], output[t], rtol=1e-5, atol=1e-6)
         if values is not None:
             np.testing.assert_allclose(step[1][0], values[t], rtol=1e-5, atol=1e-6)
-        width = net.carry_size // len(net.trunks)
+        width = net.state_size // len(net.trunks)
         np.testing.assert_allclose(alone[2][0, :, :width], carries[t, :, :width], rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(alone[2][0, :, width:], carry[:, width:])
         carry = np.asarray(step[2][0])

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from safetensors.numpy import load_file
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
-from lockstep.jax_engine.seeds.train import train
+from lockstep.jax_engine.seeds.train import SeedsTrainer, train
 from lockstep.launch.request import request_of
 from lockstep.runs.curves import METRIC, curve_of
 from lockstep.runs.directory import RunDirectory
@@ -164,3 +166,10 @@ def test_a_seed_goes_on_as_its_own_run(exact, own, tmp_path):
     summary = json.loads((path / "summary.json").read_text())
     assert (summary["params_sha256"], summary["state_sha256"]) == own.agent
     assert metrics(path) == own.metrics
+
+
+def test_the_progress_of_seeds_counts_whole_iterations():
+    lengths, config = [], Config(num_envs=6, num_steps=16, total_steps=600)
+    runner, directory = SimpleNamespace(config=config), SimpleNamespace(open_progress=lengths.append)
+    SeedsTrainer(cast(Any, runner), cast(Any, [None, None]), cast(Any, directory), 0.0)
+    assert lengths == [2 * 7 * 96]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lockstep.config.on_off import switch
 from lockstep.jax.config import SEEDS, UPDATES, PPOConfig, RunnerConfig, whole_number
 from lockstep.jax.settings import Settings, check_attribute
 from lockstep.jax_engine.distributed.mesh import nearest
@@ -157,13 +158,14 @@ def settings_of(config: DistributedPPOConfig, devices: int) -> tuple[PPOConfig, 
 
 
 def _ppo(config: DistributedPPOConfig, num_envs: int) -> PPOConfig:
+    clipped = switch("use_clipped_value_loss", config.use_clipped_value_loss)
     return PPOConfig(
         learning_rate=config.learning_rate,
         anneal_lr=config.anneal_lr,
         gamma=config.gamma,
         gae_lambda=config.lam,
         clip_eps=config.clip_param,
-        vf_clip_eps=config.clip_param if config.use_clipped_value_loss else None,
+        vf_clip_eps=config.clip_param if clipped else None,
         ent_coef=config.entropy_coef,
         vf_coef=config.value_loss_coef,
         max_grad_norm=config.global_grad_clip,
@@ -171,7 +173,7 @@ def _ppo(config: DistributedPPOConfig, num_envs: int) -> PPOConfig:
         n_steps=_steps(config),
         n_epochs=whole_number("num_passes", config.num_passes, 1),
         n_minibatches=_batches(config, num_envs),
-        hidden_sizes=tuple(config.hidden_sizes),
+        hidden_sizes=config.hidden_sizes,
         activation=config.activation,
         normalize_advantage=config.normalize_advantages,
     )

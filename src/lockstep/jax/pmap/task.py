@@ -15,9 +15,11 @@ import equinox as eqx
 import jax
 from jax import Array
 
+from lockstep.config.on_off import switch
 from lockstep.core.shards import keyed_seed
 from lockstep.core.user_code.errors import users_error
 from lockstep.jax.config import RunnerConfig
+from lockstep.jax.customs import Customs
 from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics
@@ -30,7 +32,7 @@ from lockstep.jax.report import DeviceMetrics, DistributedSetup
 from lockstep.jax.reward_terms import Terms
 from lockstep.jax.settings import SettingError
 from lockstep.jax.task import Task
-from lockstep.jax.training import Customs
+from lockstep.jax_engine.distributed.active_mesh import without_callers_context
 from lockstep.jax_engine.distributed.mesh import get_num_devices
 from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.setup.set_up import prepare_jax
@@ -157,9 +159,10 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
 
     def verify_distributed_setup(self, verbose: bool = True) -> DistributedSetup:
         """See :meth:`Task.verify_distributed_setup`; the report is logged, line by line."""
+        prints = switch("verbose", verbose)
         self._check_config()
         report = super().verify_distributed_setup(verbose=False)
-        for line in report.summary.splitlines() if verbose else ():
+        for line in report.summary.splitlines() if prints else ():
             logger.info("%s", line)
         return report
 
@@ -210,7 +213,8 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
 
     @cached_property
     def _model(self) -> Any:
-        return self.get_initial_model(seed_key(keyed_seed(self.runner_config.seed, "init/custom")))
+        with without_callers_context():
+            return self.get_initial_model(seed_key(keyed_seed(self.runner_config.seed, "init/custom")))
 
     def _in_users_names(self, message: str) -> str:
         said = in_configs_names(super()._in_users_names(message))
@@ -238,7 +242,8 @@ class DistributedPPOTask(Task, Generic[ConfigT]):
         return found[0], found[1]
 
     def _first_envs(self) -> tuple[Any, Any] | None:
-        found = self.get_initial_env_state(seed_key(keyed_seed(self.runner_config.seed, "env_state")))
+        with without_callers_context():
+            found = self.get_initial_env_state(seed_key(keyed_seed(self.runner_config.seed, "env_state")))
         if found is not None and not (isinstance(found, tuple) and len(found) == 2):
             raise ValueError(
                 f"get_initial_env_state: {type(found).__name__} was returned; return (obs, state) of all environments, "

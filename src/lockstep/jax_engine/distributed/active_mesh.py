@@ -79,11 +79,15 @@ def active_mesh() -> Mesh | None:
 
 
 @contextlib.contextmanager
-def without_mesh() -> Iterator[None]:
-    """Hides any mesh that a caller has set, JAX's and Lockstep's, so that nothing is mapped or cut over it."""
+def without_callers_context() -> Iterator[None]:
+    """Hides what a caller has set for its own code: meshes, JAX's and Lockstep's, and guards against transfers.
+
+    Nothing is mapped or cut over such a mesh, and what we read from devices isn't refused.
+    """
     before = _active.set(())
     try:
-        with contextlib.nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(None):
+        mesh = contextlib.nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(None)
+        with mesh, jax.transfer_guard("allow"):
             yield
     finally:
         _active.reset(before)

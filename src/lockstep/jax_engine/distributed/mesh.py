@@ -24,6 +24,7 @@ from lockstep.jax_engine.distributed.active_mesh import activated as activated
 from lockstep.jax_engine.distributed.active_mesh import active_mesh as active_mesh
 from lockstep.jax_engine.distributed.active_mesh import set_mesh as set_mesh
 from lockstep.jax_engine.distributed.reductions import AXES, BATCH_AXIS, FSDP_AXIS, tracing_over
+from lockstep.jax_engine.shards.keys import is_key
 
 Tree = TypeVar("Tree")
 Result = TypeVar("Result")
@@ -207,7 +208,7 @@ def fsdp_sharding(pytree: Pytree, mesh: Mesh, min_size_mbytes: float = 4) -> Pyt
         if not is_data(leaf):
             return replicate_sharding(mesh)
         shape = np.shape(leaf)
-        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if is_key(leaf):
             return replicate_sharding(mesh)
         size = math.prod(shape) * _itemsize(leaf)
         fitting = [(n, -axis) for axis, n in enumerate(shape) if n and n % parts == 0]

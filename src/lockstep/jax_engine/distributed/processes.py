@@ -22,7 +22,7 @@ from lockstep.core.machine import check_facts_alike
 from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.rank_variables import apply, machine_class, settings_of_xla
 from lockstep.core.silence import SIGNS, Watch, watch
-from lockstep.core.topology import Topology
+from lockstep.core.topology import LOOPBACK_ADDRESS, Topology
 from lockstep.jax_engine.distributed.numbering import check_number, check_order
 from lockstep.jax_engine.distributed.programs import keep_programs
 from lockstep.jax_engine.setup.accelerators import gpus_of_this_host, take_gpus
@@ -31,7 +31,6 @@ from lockstep.jax_engine.setup.set_up import check_device, configure, has_starte
 SHUTDOWN_TIMEOUT_SECONDS = 30
 _NO_PROXY = "no_grpc_proxy"
 """Variable with the hosts that gRPC reaches without a proxy; without it, gRPC reads ``no_proxy``."""
-LOOPBACK_ADDRESS = "127.0.0.1"
 
 LONGER, HEARTBEAT_SECONDS = 1.5, 30
 WITHOUT_LIMIT_SECONDS = 20 * 86400.0

@@ -27,9 +27,10 @@ import numpy as np
 from jax import Array
 
 from lockstep.config.run import Config
+from lockstep.core.files import sync_path
 from lockstep.core.private import only_we_write
 from lockstep.core.tree import Tree
-from lockstep.jax_engine.setup.set_up import cache_directory
+from lockstep.jax_engine.setup.kept_programs import cache_directory
 
 SOURCE = Path(__file__).with_name("shared_memory.c")
 FUNCTIONS = ("lockstep_tree_sum", "lockstep_gather")
@@ -99,28 +100,39 @@ def missing() -> str | None:
 def _library() -> ctypes.CDLL:
     """Loads the library that an earlier run kept in the user's cache directory, or compiles it now."""
     said = f"{jaxlib.version.__version__} {sys.platform} {' '.join(FLAGS)}"
-    digest = hashlib.sha256(SOURCE.read_bytes() + said.encode()).hexdigest()[:16]
+    name = f"collectives-{hashlib.sha256(SOURCE.read_bytes() + said.encode()).hexdigest()[:16]}"
     cache = cache_directory()
-    kept = None if cache is None else cache / f"collectives-{digest}.so"
-    if kept is not None and only_we_write(kept):
-        with contextlib.suppress(OSError):  # from another machine, or damaged: compiled again
-            return ctypes.CDLL(str(kept))
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as work:  # a loaded library needs no file
-        made = Path(work) / f"collectives-{digest}.so"
+    for kept in () if cache is None else sorted(cache.glob(f"{name}-*.so")):
+        with contextlib.suppress(OSError):  # from another machine: compiled again
+            if only_we_write(kept) and kept.name == _name_by_content(
+                name, kept
+            ):  # loading half a file ends the process
+                return ctypes.CDLL(str(kept))
+    from lockstep.core.temporary import temporary_directory  # it locks as Windows can't
+
+    with temporary_directory() as work:  # a loaded library needs no file
+        made = work / f"{name}.so"
         _compile(made)
-        if kept is not None:
+        if cache is not None:
             with contextlib.suppress(OSError):  # can't be stored, or not executed from there
+                kept = cache / _name_by_content(name, made)
                 _keep(made, kept)
                 return ctypes.CDLL(str(kept))
         return ctypes.CDLL(str(made))
 
 
+def _name_by_content(name: str, file: Path) -> str:
+    """Returns what a library is called in the cache, by which a damaged one is known."""
+    return f"{name}-{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}.so"
+
+
 def _keep(made: Path, kept: Path) -> None:
-    """Copies a file into the cache atomically, even if other processes do the same."""
+    """Copies a file into the cache atomically, even if other processes do the same or the power fails."""
     with tempfile.TemporaryDirectory(prefix=".collectives-", dir=kept.parent) as work:
         copy = Path(work) / kept.name
         shutil.copy(made, copy)
         copy.chmod(0o700)
+        sync_path(copy)
         copy.replace(kept)
 
 

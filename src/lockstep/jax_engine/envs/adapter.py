@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
+from lockstep.envs.gymnasium.step_info import SUCCESS_KEYS
 from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.envs.functional import (
     FINAL,
@@ -25,7 +25,7 @@ from lockstep.jax_engine.envs.functional import (
 from lockstep.jax_engine.envs.functional_checks import check_functions
 from lockstep.jax_engine.envs.gymnax_environment import resets_itself, without_autoreset
 from lockstep.jax_engine.envs.protocol import Step, Tree
-from lockstep.jax_engine.shards.keys import seed_key
+from lockstep.jax_engine.shards.keys import is_key, seed_key
 
 
 class FunctionalAdapter:
@@ -79,7 +79,7 @@ class FunctionalAdapter:
     def reset_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
         """See :meth:`lockstep.jax_engine.envs.protocol.JaxEnvironment.reset_random`: keys, uint32 ``[*shape, 2]``."""
         keys = jax.random.split(key, shape)
-        return jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
+        return jax.random.key_data(keys) if is_key(keys) else keys
 
     def step_random(self, key: Array, shape: tuple[int, ...]) -> Tree:
         """See :meth:`lockstep.jax_engine.envs.protocol.JaxEnvironment.step_random`: keys, or None."""

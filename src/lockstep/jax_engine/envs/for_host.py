@@ -17,7 +17,7 @@ from lockstep.envs.host_envs import HostEnvs, WantedEnvs, by_row
 from lockstep.jax_engine.envs.environments import make_environment
 from lockstep.jax_engine.envs.protocol import JaxEnvironment, Step, Tree, pick
 from lockstep.jax_engine.nets.encoders import encode_rows
-from lockstep.jax_engine.setup.set_up import use_compilation_cache
+from lockstep.jax_engine.setup.kept_programs import use_compilation_cache
 from lockstep.jax_engine.shards.blocks import each_shard
 from lockstep.jax_engine.shards.keys import key_of, keyed
 from lockstep.jax_engine.shards.saved import check_fit, from_saved, named_leaves, to_saved

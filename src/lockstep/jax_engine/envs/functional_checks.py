@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lockstep.core.user_code.errors import UsersFunctionError, one_line, users_line
-from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
+from lockstep.envs.gymnasium.step_info import SUCCESS_KEYS
 from lockstep.jax_engine.envs.functional import TERMS, TRUNCATED, gets_keys
 from lockstep.jax_engine.shards.keys import is_key
 

@@ -13,6 +13,8 @@ import jax
 from jax import Array
 from jax import numpy as jnp
 
+from lockstep.jax_engine.shards.keys import is_key
+
 Tree = Any
 """A pytree of arrays; an observation is an array, or a (nested) dict or tuple of arrays like its space."""
 
@@ -83,7 +85,7 @@ def pick(where: Array, yes: Any, no: Any) -> Any:
     """Selects leaves of one tree or the other by row, by ``where``, bool ``[n]``."""
 
     def of(a: Array, b: Array) -> Array:
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        if is_key(a):
             data = of(jax.random.key_data(a), jax.random.key_data(b))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(a))
         return jnp.where(where.reshape(-1, *(1,) * (a.ndim - 1)), a, b)

@@ -33,7 +33,7 @@ class HostRollout:
         final: rows that truncated an episode; zeros elsewhere.
         successes: int8.
         over: bool, where an episode of the environment ended.
-        stated: the environments' own metrics of episodes that ended.
+        env_metrics: the environments' own metrics of episodes that ended.
     """
 
     raw: np.ndarray
@@ -48,7 +48,7 @@ class HostRollout:
     over: np.ndarray
 
     def __post_init__(self) -> None:
-        self.stated: dict[tuple[int, int], dict[str, float]] = {}
+        self.env_metrics: dict[tuple[int, int], dict[str, float]] = {}
 
     @classmethod
     def empty(cls, config: Config, envs: HostEnvs) -> HostRollout:
@@ -90,7 +90,7 @@ def collect(
     """
     parts = envs.parts
     buffers = [envs.buffers.of(part) for part in parts]
-    out.stated.clear()
+    out.env_metrics.clear()
     out.raw[0] = envs.buffers.observations
     under_way = [infer(p, 0, out.raw[0, part]) for p, part in enumerate(parts)]
     steps = len(out.scores)
@@ -99,7 +99,7 @@ def collect(
         envs.end_step(p)
         life.progressed()
         out.take(t, parts[p], buffers[p])
-        out.stated |= envs.stated_at(t)
+        out.env_metrics |= envs.env_metrics_at(t)
         if t + 1 < steps:
             under_way[p] = infer(p, t + 1, out.raw[t + 1, parts[p]])
 

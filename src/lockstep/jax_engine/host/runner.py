@@ -42,13 +42,13 @@ from lockstep.training.session import gather_shards
 class HostPending:
     """An iteration whose update is under way, with the episodes that ended in it and its times.
 
-    ``stated`` are the environments' own metrics of each of those episodes, empty if they give none.
+    ``env_metrics`` are the environments' own metrics of each of those episodes, empty if they give none.
     """
 
     first: int
     metrics: dict[str, Array]
     episodes: np.ndarray
-    stated: list[dict[str, float]]
+    env_metrics: list[dict[str, float]]
     laps: Laps
 
 
@@ -94,7 +94,7 @@ class HostRunner:
         self._counter = EpisodeCounter(self.envs.num_envs)
         self.rollout = HostRollout.empty(self.config, self.envs)
         self.discounted = np.zeros((plan.local_num_shards, plan.envs_per_shard), np.float32)
-        self.recurrent_state = np.zeros((*self.discounted.shape, program.net.carry_size), np.float32)
+        self.recurrent_state = np.zeros((*self.discounted.shape, program.net.state_size), np.float32)
         self._carried: Carried | None = None
         self._clock = Clock()
 
@@ -129,7 +129,7 @@ class HostRunner:
             record_replay(self._replay, self.envs, self.rollout)
         out = self.rollout
         episodes = finished_episodes(config, self._counter, out.scores, out.over, out.successes, self.plan.env_ids)
-        stated = [self.rollout.stated.get((int(step), int(env)), {}) for step, env, *_ in episodes]
+        env_metrics = [self.rollout.env_metrics.get((int(step), int(env)), {}) for step, env, *_ in episodes]
         laps = self._clock.rollout_ends()
         coefficients = jax.tree.map(lambda x: jnp.asarray(x[0]), coefficients_of(config, first, 1))
         inputs = Inputs(jnp.int32(first), jnp.float32(learning_rates(config, first, 1)[0]), coefficients)
@@ -138,14 +138,14 @@ class HostRunner:
         rollout, discounted = self._placed()
         before()
         self.state, metrics, self._carried = self._learn(self.state, rollout, discounted, inputs, stops, self.owned)
-        return HostPending(first, metrics, episodes, stated, laps)
+        return HostPending(first, metrics, episodes, env_metrics, laps)
 
     def fetch(self, pending: HostPending) -> list[Iteration]:
         """See :meth:`.Runner.fetch`."""
         life.begin(Part.PROGRAM)
         metrics = {name: fetch(x).tolist() for name, x in pending.metrics.items()}
         self._clock.update_ends(pending.laps)
-        laps, told = pending.laps, finished(pending.episodes, pending.stated)
+        laps, told = pending.laps, finished(pending.episodes, pending.env_metrics)
         return [Iteration(pending.first, metrics, told, laps.total, time.monotonic(), laps.parts)]
 
     # --- the rollout ----------------------------------------------------------------------------------------------
@@ -250,9 +250,9 @@ class HostRunner:
         self.envs.close()
 
 
-def finished(episodes: np.ndarray, stated: Sequence[Mapping[str, float]]) -> Finished:
+def finished(episodes: np.ndarray, env_metrics: Sequence[Mapping[str, float]]) -> Finished:
     """Gathers the episodes ``[n, 5]`` of all processes, and the environments' own metrics of them; a collective."""
-    own = [*zip(episodes.tolist(), stated, strict=True)]
+    own = [*zip(episodes.tolist(), env_metrics, strict=True)]
     everyone = gather_json(own) if jax.process_count() > 1 else [own]
     both = sorted((pair for pairs in everyone for pair in pairs), key=lambda pair: pair[0][:2])
     newest = both[-WINDOW:]

@@ -16,8 +16,9 @@ from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.core.user_code.named import named_object
 from lockstep.jax_engine.nets import encoders
 from lockstep.jax_engine.shards.keys import seed_key
-from lockstep.networks.checks import check_outputs, running_statistics
+from lockstep.networks.checks import check_outputs, needed_instead, running_statistics
 from lockstep.networks.draws import host_generators
+from lockstep.networks.returned import ReturnedError, outputs_and_values
 
 
 def _part(leaf: Leaf, rows: Array, floats: Array) -> Array:
@@ -117,9 +118,9 @@ class CustomNet:
         module = eqx.combine(jax.tree.map(lambda name: cast(parameters[name]), self._names), self._rest)
         module = eqx.nn.inference_mode(module, value=key is None)
         result = module(jax.tree.map(cast, observation_arrays(layout, rows)), key=key)
-        output, values = result if isinstance(result, tuple) else (result, None)
+        output, values = outputs_and_values(result)
         if values is not None:
-            values = values.reshape(len(rows)).astype(jnp.float32)
+            values = (values.reshape(len(rows)) if values.size == len(rows) else values).astype(jnp.float32)
         return output.astype(jnp.float32), values
 
 
@@ -146,13 +147,17 @@ def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> Cust
     """
     rows = jnp.asarray(net.observation.zeros(2))
     try:
-        module = make(observation_arrays(net.observation, rows), net.outputs, key=seed_key(seed))
+        sample = observation_arrays(net.observation, rows)
+        module = make(sample, net.outputs, key=seed_key(seed))
         _check_state(name, module)
+        _check_call(name, module, sample)
         custom, before = CustomNet(module), host_generators()
         output, values = jax.eval_shape(
             lambda parameters, x: custom(parameters, net.observation, x), custom.initial_parameters(), rows
         )
         custom.drew = host_generators() != before
+    except ReturnedError as error:
+        raise needed_instead(name, net, error) from error
     except Exception as error:
         if str(error).startswith(name):
             raise
@@ -167,6 +172,21 @@ def _checked(path: str, kind: Any) -> Callable[..., eqx.Module]:
     if not (inspect.isclass(kind) and issubclass(kind, eqx.Module)):
         raise ValueError(f"network.custom: {path} is no equinox.Module class, which the JAX engine's networks are")
     return kind
+
+
+def _check_call(name: str, module: Callable[..., Any], sample: Any) -> None:
+    """Refuses a module that can't be called with a batch of observations and a key."""
+    try:
+        called = inspect.signature(module, follow_wrapped=False)  # a decorator may take the key
+    except (TypeError, ValueError):  # what isn't written in Python has none
+        return
+    try:
+        called.bind(sample, key=None)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} is called with observations and a keyword key, which is None outside of training; its __call__ "
+            f"takes {called} ({error}); write def __call__(self, observation, *, key)"
+        ) from error
 
 
 def _check_state(name: str, module: eqx.Module) -> None:

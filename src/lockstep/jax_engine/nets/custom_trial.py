@@ -10,7 +10,7 @@ from jax import numpy as jnp
 from lockstep.core.user_code.errors import one_line, users_line
 from lockstep.jax_engine.nets.custom import CustomNet
 from lockstep.jax_engine.shards.keys import seed_key
-from lockstep.networks.checks import other_type
+from lockstep.networks.checks import check_outputs, other_type
 from lockstep.networks.draws import host_generators, keyed_by_nothing
 
 
@@ -21,8 +21,8 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
     trained before this check existed can still be loaded.
 
     Raises:
-        ValueError: if it draws such numbers, can't be called in training, or has parameters that JAX doesn't compute in
-            float32; one line that begins with ``name``.
+        ValueError: if it draws such numbers, can't be called in training or with a single observation, or has
+            parameters that JAX doesn't compute in float32; one line that begins with ``name``.
     """
     for parameter, dtype in custom.dtypes.items():
         if jax.dtypes.canonicalize_dtype(dtype) != jnp.float32:  # JAX computes NumPy's float64 in float32
@@ -37,5 +37,19 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
         )
     except Exception as error:  # the user's own exception
         raise ValueError(f"{name}: in training: {one_line(error)}{users_line(error)}") from error
+    _check_single_row(name, custom, net)
     if custom.drew or host_generators() != before:
         raise keyed_by_nothing(name, "jax.random, of the key that it is called with,")
+
+
+def _check_single_row(name: str, custom: CustomNet, net: Any) -> None:
+    """Refuses a module that drops the axis of observations if there is only one; policies are called like that."""
+    try:
+        output, values = jax.eval_shape(
+            lambda parameters, x: custom(parameters, net.observation, x),
+            custom.initial_parameters(),
+            jnp.asarray(net.observation.zeros(1)),
+        )
+    except Exception as error:  # the user's own exception
+        raise ValueError(f"{name}: with a single observation: {one_line(error)}{users_line(error)}") from error
+    check_outputs(name, net, output.shape, None if values is None else values.shape, 1)

@@ -173,7 +173,7 @@ def unroll(
     actor_only: bool = False,
     most_rows: int | None = None,
 ) -> tuple[Array, Array | None, Array]:
-    """Runs recurrent networks over rows ``[steps, n, width]`` from a recurrent state, float32 ``[n, carry_size]``.
+    """Runs recurrent networks over rows ``[steps, n, width]`` from a recurrent state, float32 ``[n, state_size]``.
 
     ``resets`` ``[steps, n]`` is true (or 1.0) where an episode begins with a step; the recurrent state is 0 there. With
     ``actor_only`` the critic is left out, and its recurrent state doesn't change. Encoders take ``most_rows`` rows at a
@@ -181,7 +181,7 @@ def unroll(
 
     Returns:
         The actor's output ``[steps, n, outputs]``, values ``[steps, n]`` or None, and the recurrent state after each
-        step ``[steps, n, carry_size]``.
+        step ``[steps, n, state_size]``.
     """
     steps, n, _ = observations.shape
     rows, built = observations.reshape(steps * n, -1), networks(net, parameters)

@@ -54,13 +54,13 @@ def named_core(core: str, trunk: str) -> LSTM | GRU:
 def unroll(
     core: LSTM | GRU, x: Array, recurrent_state: Array, resets: Array, remat: bool = False
 ) -> tuple[Array, Array]:
-    """Runs a core over inputs ``[steps, n, inputs]``, from a recurrent state ``[n, carry_size]``.
+    """Runs a core over inputs ``[steps, n, inputs]``, from a recurrent state ``[n, state_size]``.
 
     ``resets`` ``[steps, n]`` is true (or 1.0) where the recurrent state is 0 before a step. With ``remat`` each step's
     inner activations are recomputed for its gradient instead of stored.
 
     Returns:
-        Hidden states ``[steps, n, size]`` and the recurrent state after each step ``[steps, n, carry_size]``.
+        Hidden states ``[steps, n, size]`` and the recurrent state after each step ``[steps, n, state_size]``.
     """
 
     def step(recurrent_state: Array, now: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:

@@ -205,7 +205,7 @@ def _rollout_shapes(program: Program) -> tuple[Rollout, jax.ShapeDtypeStruct]:
         terminated=steps(np.bool_),
         truncated=steps(np.bool_),
         final=steps(dtype, width),
-        recurrent_state=of(np.float32, rows, net.carry_size),
+        recurrent_state=of(np.float32, rows, net.state_size),
         over=steps(np.bool_),
         returns=steps(np.float32),
         lengths=steps(np.int32),
@@ -240,7 +240,7 @@ def _traced_policy(program: Program) -> Any:
         scale = jax.tree.map(lambda x: of(x.shape, x.dtype), jax.eval_shape(scale_of, empty_moments(size)))
     noise = of((shards, config.num_steps, rows, net.action.outputs))
     seen = of((shards, rows, net.observation.width), net.observation.dtype)
-    carried, ended = of((shards, rows, net.carry_size)), of((shards, rows), np.bool_)
+    carried, ended = of((shards, rows, net.state_size)), of((shards, rows), np.bool_)
     act: Any = Inference(program).act
     return act.trace(named, scale, seen, carried, ended, noise, of((), np.int32), of((), np.int32))
 
@@ -289,7 +289,7 @@ def _pass_bytes(program: Program, rows: int) -> int:
     if net.core is None:
         traced = jax.make_jaxpr(lambda named, seen: nets.actor_critic(net, named, seen))(named, seen)
     else:
-        carried = jax.ShapeDtypeStruct((rows, net.carry_size), np.float32)
+        carried = jax.ShapeDtypeStruct((rows, net.state_size), np.float32)
         resets = jax.ShapeDtypeStruct((1, rows), np.bool_)
         seen = jax.ShapeDtypeStruct((1, rows, layout.width), layout.dtype)
         traced = jax.make_jaxpr(lambda *given: nets.unroll(net, *given))(named, seen, carried, resets)

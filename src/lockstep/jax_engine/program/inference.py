@@ -20,7 +20,7 @@ from lockstep.jax_engine.shards.normalizers import Scale, normalized, scale_of
 from lockstep.jax_engine.state import TrainState
 
 Inferred = tuple[Array, Array]
-"""Actions ``[k, n, …]``, and the recurrent state after the step, float32 ``[k, n, carry_size]``."""
+"""Actions ``[k, n, …]``, and the recurrent state after the step, float32 ``[k, n, state_size]``."""
 
 
 class Inference:

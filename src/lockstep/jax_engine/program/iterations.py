@@ -50,12 +50,12 @@ class Outputs(NamedTuple):
 class Finished:
     """Ended episodes: return, length and success of the newest hundred, by (step, environment), and the number of all.
 
-    ``stated`` are the environments' own metrics of those hundred; None if there are none.
+    ``env_metrics`` are the environments' own metrics of those hundred; None if there are none.
     """
 
     newest: list[tuple[float, int, int]]
     count: int
-    stated: list[dict[str, float]] | None = None
+    env_metrics: list[dict[str, float]] | None = None
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def purpose_words(seed: int) -> np.ndarray:
 class Carried(NamedTuple):
     """State that environments carry from one rollout to the next, by block or shard, float32.
 
-    Recurrent states are ``[…, n, carry_size]``, discounted returns so far ``[…, n]``.
+    Recurrent states are ``[…, n, state_size]``, discounted returns so far ``[…, n]``.
     """
 
     recurrent_state: Array

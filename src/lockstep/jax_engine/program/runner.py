@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax import Array
-from jax import numpy as jnp
 
 from lockstep.core.life import Part, life
 from lockstep.jax_engine.distributed.mesh import SHARDED, named_sharding
@@ -18,6 +17,7 @@ from lockstep.jax_engine.program.calls import CallClock, CallInputs, Pending, it
 from lockstep.jax_engine.program.device_program import DeviceProgram
 from lockstep.jax_engine.program.iterations import Iteration, finished
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.shards.keys import is_key
 from lockstep.jax_engine.shards.rows import ShardRows
 from lockstep.jax_engine.shards.saved import check_fit, from_saved, named_leaves, to_saved
 from lockstep.jax_engine.state import EnvCarry, TrainState, place_state, state_specs
@@ -154,7 +154,7 @@ class DeviceRunner:
             check_fit(mine, shards[shard])
         for name, leaf in named:
             whole = self.program.rows.laid_out(np.stack([shards[n][name] for n in range(self.config.shards)]))
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            if is_key(leaf):
                 leaves.append(jax.random.wrap_key_data(place(whole, sharding), impl=jax.random.key_impl(leaf)))
             else:
                 leaves.append(place(from_saved(whole, leaf.dtype), sharding))
@@ -183,6 +183,6 @@ def _leaves(envs: EnvCarry | None) -> list[tuple[str, Array]]:
     out = []
     for path, leaf in named_leaves(envs):
         name = CHECKPOINT_NAMES.get(path, path)
-        typed = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        typed = isinstance(leaf, jax.Array) and is_key(leaf)
         out.append((name, jax.random.key_data(leaf) if typed else leaf))
     return out

@@ -83,7 +83,8 @@ class SeedsTrainer:
     ) -> None:
         self.runner, self.trainers, self.directory, self.started = runner, list(trainers), directory, started
         self.lead = self.trainers[0]
-        self.progress = directory.open_progress(runner.config.total_steps * len(self.trainers))
+        steps = runner.config.num_iterations * runner.config.steps_per_iteration  # of each seed
+        self.progress = directory.open_progress(steps * len(self.trainers))
 
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code; see :meth:`Trainer.loop`."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import platform as machine
 import re
 import sys
-from pathlib import Path
 
 import jax
 import jaxlib.version
 import numpy as np
+from jax import numpy as jnp
+from jax.core import Tracer
 
 from lockstep.core.life import life
 from lockstep.core.machine import (
     JAX_PACKAGES,
-    cpu_features,
     device_facts,
     instruction_set,
     kernel_variables,
@@ -26,8 +25,8 @@ from lockstep.core.machine import (
     package_versions,
     processor,
 )
-from lockstep.core.private import user_cache
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
+from lockstep.jax_engine.setup.kept_programs import cache_is_the_users, use_compilation_cache
 
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu", "tpu": "tpu,cpu"}
 
@@ -45,9 +44,6 @@ GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
 FIRST_MEETING = {"xla_gpu_first_collective_call_terminate_timeout_seconds": "600"}
 """XLA ends a process if its GPUs come to a program's first collective more than 40 seconds apart, and a GPU with more
 shards takes longer for its rollout. A version that doesn't know the flag would end the process at once."""
-
-CACHE_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
-MIN_COMPILE_SECONDS = 0.2
 
 
 def lean_pool(devices: int) -> int:
@@ -163,6 +159,14 @@ def check_numbers() -> None:
             raise ValueError(f"{name}: {value}; lockstep.jax needs {NUMBERS[name]}")
 
 
+def check_not_traced() -> None:
+    """Raises a one-line ``ValueError`` if JAX traces the caller's function, where arrays have no numbers."""
+    if isinstance(jnp.zeros(()), Tracer):
+        raise ValueError(
+            "train: called in a function that JAX traces (jit, scan, …), which has no numbers; call it outside"
+        )
+
+
 def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:
     """Settles what counts only before JAX first uses a device.
 
@@ -241,13 +245,14 @@ def prepare_jax() -> bool:
     """Sets what :func:`configure` sets for threads, last bits and compiled programs, for a user's own program.
 
     It only takes effect before JAX first uses a device, and must follow the setting of the number of CPU devices. The
-    pool of threads has one size for up to eight devices, because bits may depend on it. Compiled programs are kept
-    between runs unless JAX was told otherwise.
+    pool of threads has one size for up to eight devices, because bits may depend on it. Compiled programs, the user's
+    own too, are kept between runs, unless the user has set JAX's directory for that or the least time of compiling.
 
     Returns:
         Whether it took effect: JAX hasn't started yet, or started with the same settings.
     """
-    use_compilation_cache()
+    if not cache_is_the_users():
+        use_compilation_cache()
     threads = roomy_pool(pool_devices(_wanted_cpu_devices()))
     if not has_started():
         os.environ[POOL_VARIABLE] = str(threads)
@@ -263,31 +268,6 @@ def _wanted_cpu_devices() -> int:
     """Returns the number of CPU devices that JAX makes, by its own setting or XLA's flag."""
     flagged = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return max([1, jax.config.values["jax_num_cpu_devices"], *map(int, flagged)])
-
-
-def cache_directory() -> Path | None:
-    """Returns the directory of compiled programs in the user's cache, one for each set of processor features; makes it.
-
-    Its name says ``threads`` because JAX's key doesn't include the number of threads that a program was compiled for.
-    Earlier versions left programs for one thread, which have other bits, in another directory.
-
-    Returns:
-        None if it can't be made, or if others may write there, whose programs this user would then execute.
-    """
-    features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
-    directory, usable = user_cache(f"jax/{machine.machine()}-{features}-threads")
-    return directory if usable else None
-
-
-def use_compilation_cache() -> None:
-    """Keeps compiled programs between runs, in ``JAX_COMPILATION_CACHE_DIR`` or else in the user's cache."""
-    if CACHE_VARIABLE not in os.environ and jax.config.values["jax_compilation_cache_dir"] is None:
-        directory = cache_directory()
-        if directory is None:
-            return
-        jax.config.update("jax_compilation_cache_dir", str(directory))
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
 
 
 def check_device(platform: str) -> None:

@@ -17,6 +17,8 @@ import jax
 from jax import Array, lax
 from jax import numpy as jnp
 
+from lockstep.jax_engine.shards.keys import is_key
+
 CPU_BLOCK_ENVS = 64
 """Shards are joined on a CPU until a block has this many environments."""
 
@@ -193,7 +195,7 @@ def _never_one(trees: Tree) -> Tree:
     def of(x: Array) -> Array:
         if len(x) > 1:
             return x
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if is_key(x):
             return jnp.concatenate([x, x])
         return jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
 
@@ -201,7 +203,7 @@ def _never_one(trees: Tree) -> Tree:
 
 
 def _empty(count: int, shape: jax.ShapeDtypeStruct) -> Array:
-    if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+    if is_key(shape):
         kind = str(jax.random.key_impl(shape))  # pyright: ignore[reportArgumentType]
         words = jax.random.key_data(jax.random.key(0, impl=kind))
         return jax.random.wrap_key_data(jnp.zeros((count, *shape.shape, *words.shape), words.dtype), impl=kind)
