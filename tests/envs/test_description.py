@@ -1,3 +1,6 @@
+import calendar
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -103,6 +106,22 @@ def test_arguments_reach_the_environment():
     env = make_environment(EnvConfig(id="Pendulum-v1", kwargs={"g": 1.5}))
     assert getattr(env.unwrapped, "g", None) == 1.5
     env.close()
+
+
+def test_a_limit_is_an_argument_where_an_environment_has_one_of_this_name():
+    """``gymnasium.make`` would keep it, and the environment would have its default."""
+    made = make_environment(EnvConfig(id="unfit_later:OwnLimit", kwargs={"max_episode_steps": 500}))
+    assert (made.unwrapped.length, made.spec and made.spec.max_episode_steps) == (500, None)  # pyright: ignore[reportAttributeAccessIssue]
+    both = EnvConfig(id="unfit_later:OwnLimit", kwargs={"max_episode_steps": 500}, max_episode_steps=70)
+    made = make_environment(both)
+    assert (made.unwrapped.length, made.spec and made.spec.max_episode_steps) == (500, 70)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("env_id", [FAKE, "unfit_later:Fit", "unfit_later:made_with"])
+def test_a_limit_among_the_arguments_is_gymnasiums_elsewhere(env_id):
+    made = make_environment(EnvConfig(id=env_id, kwargs={"max_episode_steps": 30}))
+    assert made.spec is not None
+    assert made.spec.max_episode_steps == 30
 
 
 def test_texts_are_named_where_they_are_left_out():
@@ -227,6 +246,84 @@ def test_an_unknown_id_gets_the_nearest_one(wrong, right):
 
 def test_a_script_isnt_an_environment():
     assert "'ppo.py' is a script: lockstep run --nproc 2 ppo.py" in complaint(EnvConfig(id="ppo.py"))
+
+
+MAZES = """raise SystemExit("imported")
+class Helper: ...
+class _Base(gymnasium.Env): ...
+class Maze(_Base):
+    def step(self, action): ...
+class Cave(gym.Env[int, int]): ...
+class Hall(gym.Env): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("mazes", "mazes:Maze"),
+        ("mazes.Hall", "mazes:Hall"),
+        ("mazes.Hal", "mazes:Hall"),
+        ("Maze", None),
+        ("cave", "cave:Cave"),
+        ("Cave", "cave:Cave"),
+        ("games.mazes", "games.mazes:Maze"),
+        ("games.mazes.Cave", "games.mazes:Cave"),
+        ("helpers", None),
+        ("torn", None),
+    ],
+)
+def test_a_file_here_is_read_for_the_class_that_may_be_meant(tmp_path, monkeypatch, wrong, right):
+    (tmp_path / "games").mkdir()
+    files = {"mazes": MAZES, "games/mazes": MAZES, "cave": "class Cave(gymnasium.Env): ...", "helpers": "class A: ..."}
+    for name, text in (files | {"torn": "class A(Env"}).items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    text = complaint(EnvConfig(id=wrong))
+    start = f"env.id: no environment {wrong!r} is registered; "
+    assert text.startswith(
+        start + ("'module:Class' names your own class" if right is None else f"did you mean {right}?")
+    )
+
+
+def test_a_script_with_an_environment_is_told_how_to_name_that(tmp_path, monkeypatch):
+    (tmp_path / "mazes.py").write_text(MAZES)
+    monkeypatch.chdir(tmp_path)
+    assert complaint(EnvConfig(id="mazes.py")).endswith("; its environment is mazes:Maze")
+
+
+@pytest.mark.parametrize("backend", [None, "tensor"])
+def test_a_module_that_another_one_hides_is_named(tmp_path, monkeypatch, backend):
+    monkeypatch.chdir(tmp_path)
+    for name in ("calendar.py", "time.py", "unfit_later.py"):
+        (tmp_path / name).touch()
+    options = {} if backend is None else {"backend": backend}
+    hidden = complaint(EnvConfig(id="calendar:Mine", **options))  # pyright: ignore[reportArgumentType]
+    assert hidden.endswith(f"calendar has no Mine; calendar is {calendar.__file__} here, so rename your calendar.py")
+    built_in = complaint(EnvConfig(id="time:Mine", **options))  # pyright: ignore[reportArgumentType]
+    assert built_in.endswith("time has no Mine; time is built into Python here, so rename your time.py")
+    monkeypatch.setattr(sys.modules["unfit_later"], "__file__", str(tmp_path / "unfit_later.py"))
+    assert complaint(EnvConfig(id="unfit_later:Mine", **options)).endswith("unfit_later has no Mine")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("backend", [None, "tensor"])
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("mine.py", "mine:Base"),
+        ("./mine.py", "mine:Base"),
+        ("games/mine.py", "games.mine:Base"),
+        ("{}/mine.py", "mine:Base, with {} in PYTHONPATH"),
+    ],
+)
+def test_a_file_in_place_of_a_module_is_told_how_to_name_it(tmp_path, monkeypatch, file, said, backend):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "games").mkdir()
+    for path in ("mine.py", "games/mine.py"):
+        (tmp_path / path).touch()
+    env_id = f"{file.format(tmp_path)}:Base"
+    config = EnvConfig(id=env_id) if backend is None else EnvConfig(id=env_id, backend=backend)
+    assert complaint(config) == f"env.id: {env_id} names a file; give the module, {said.format(tmp_path)}"
 
 
 def test_an_id_like_no_other_gets_no_suggestion():

@@ -57,6 +57,10 @@ def test_a_run_is_resumed_by_the_id_that_it_was_asked_for_with(tmp_path):
     config = resolve(Config.model_validate({"env": "lockstep/CartPole-v1", "engine": "jax"}))
     (tmp_path / "config.json").write_text(config.model_dump_json())
     assert resumed_config(tmp_path, {"env": {"id": "CartPole-v1"}}) == config
+    workers = resumed_config(tmp_path, {"env": {"id": "CartPole-v1", "workers": 2}}).env
+    assert (workers.id, workers.workers) == ("lockstep/CartPole-v1", 2)  # of which the start says what is wrong
+    with pytest.raises(ValueError, match=r"^env\.frame_skip: run .* can't be resumed with 2"):
+        resumed_config(tmp_path, {"env": {"id": "CartPole-v1", "frame_skip": 2}})
     with pytest.raises(ValueError, match=r"^env\.id: run .* can't be resumed with lockstep/Pendulum-v1"):
         resumed_config(tmp_path, {"env": {"id": "Pendulum-v1"}})
     (tmp_path / "config.json").write_text(config.model_copy(update={"engine": "torch"}).model_dump_json())

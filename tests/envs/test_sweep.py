@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import threading
 from typing import Any
 
 import gymnasium
@@ -13,12 +16,15 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit, Tra
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
+from lockstep.envs import describe as describing
 from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium import in_process
 from lockstep.envs.gymnasium.in_process import Watchdog
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.gymnasium.sweep import Sweep
 from lockstep.envs.gymnasium.time_limit import without_time_limit
 from lockstep.envs.host_envs import Buffers, WantedEnvs, buffer_layout
+from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import row_hashes
 
 
@@ -180,10 +186,10 @@ def test_what_a_step_said_is_not_said_again_by_the_next_one():
     sweep.reset()
     for _ in range(6):
         b.actions[:] = [1, 0]
-        stated = sweep.step()
+        env_metrics = sweep.step()
     assert b.successes.tolist() == [1, -1]
     assert b.terminated.tolist() == [True, True]
-    assert stated == {}
+    assert env_metrics == {}
     b.actions[:] = 0
     sweep.step()
     assert not b.terminated.any()
@@ -285,3 +291,42 @@ def test_whoever_waits_for_this_rank_sees_that_its_environments_go_on():
     with moving:
         wait_until(lambda: life.sign().count >= before + 3, "what is waited for is no sign of life of this rank")
     moving.close()
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """A module whose environment number ``made_before`` waits where it is made until it is released."""
+    module = importlib.import_module("unfit_later")
+    monkeypatch.setattr(module, "RELEASED", threading.Event())
+    monkeypatch.setattr(module, "MADE", itertools.count())
+    for place in (describing, in_process):
+        monkeypatch.setattr(place, "MAKE_SECONDS", 1.0)
+    return module
+
+
+def test_an_environment_that_is_never_made_is_named(waiting):
+    said = []
+
+    def fail(message: str) -> None:
+        said.append(message)
+        waiting.RELEASED.set()
+
+    config = EnvConfig(id="unfit_later:WaitsWhereMade", kwargs={"made_before": 3}, timeout=0.1)
+    make_envs(config, describe(config), 0, range(4), fail).close()
+    line = f"environment 2 ({config.id}) wasn't made within 1 s; a longer env.timeout gives it more"
+    assert said == [line]
+
+
+def test_where_its_spaces_are_read_it_is_told_and_waited_for(waiting, monkeypatch):
+    said = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        waiting.RELEASED.set()
+
+    monkeypatch.setattr(describing, "say", say)
+    config = EnvConfig(id="unfit_later:WaitsWhereMade", timeout=0.1)
+    describe(config)
+    assert said == [f"lockstep: warning: env.id: {config.id} isn't made after 1 s; it is waited for"]
+    describe(config)
+    assert len(said) == 1

@@ -549,6 +549,75 @@ def check_out_of_step():
         say_error("back in step", s.backward)
 
 
+def check_rates():
+    """Learning rates that one rank changes by its own data, and some that all ranks change alike."""
+
+    def update(s):
+        s.backward()
+        s.optimizer.step()
+        s.optimizer.zero_grad()
+
+    def rate(s, value):
+        for group in s.optimizer.param_groups:
+            group["lr"] = value
+
+    with script() as s:
+        update(s)
+        rate(s, 0.2 if s.rank == 0 else 0.3)
+        say_error("other rate", s.backward)
+    with script() as s:
+        s.backward()
+        rate(s, 0.2 if s.rank == 0 else 0.3)
+        s.optimizer.step()
+        rate(s, 0.1)
+        say_error("other rate for one step", s.backward)
+    with script(lr=torch.tensor(0.1)) as s:
+        update(s)
+        s.optimizer.param_groups[0]["lr"].fill_(0.2 if s.rank == 0 else 0.3)
+        say_error("other rate in a tensor", s.backward)
+
+    def together(optimizer: Any = torch.optim.Adam, lr: Any = 0.1):
+        with script(optimizer=optimizer, lr=lr) as s:
+            schedule = torch.optim.lr_scheduler.ExponentialLR(s.optimizer, 0.5)
+            for _ in range(3):
+                update(s)
+                schedule.step()
+            s.backward()
+            schedule.step()
+            s.optimizer.step()
+            rate(s, 0.01 if lockstep.all_mean(float(s.rank)) > 0.1 else 0.02)
+            update(s)
+            assert same_on_all_ranks(s.agent)
+
+    def two_groups(parameters, lr):
+        first, *others = parameters
+        return torch.optim.Adam([{"params": [first], "lr": lr / 10}, {"params": others}], lr)
+
+    def closures():
+        with script(optimizer=lambda parameters, lr: torch.optim.LBFGS(parameters, lr, max_iter=4)) as s:
+            schedule = torch.optim.lr_scheduler.ExponentialLR(s.optimizer, 0.5)
+
+            def closure():
+                s.optimizer.zero_grad()
+                loss = s.agent.losses(s.x).mean()
+                loss.backward()
+                return lockstep.all_mean(loss.detach())
+
+            for _ in range(3):
+                s.optimizer.step(closure)
+                schedule.step()
+            assert same_on_all_ranks(s.agent)
+
+    say_error("rates together", together)
+    say_error("rates together, in a tensor", lambda: together(lr=torch.tensor(0.1)))
+    say_error("rates together, two groups", lambda: together(two_groups))
+    say_error("rates together, closures", closures)
+    with script() as s:  # two hosts' rounding
+        update(s)
+        rate(s, 0.1 * (1 + 1e-15 * s.rank))
+        say_error("rates rounded", s.backward)
+
+
 # --- buffers, companions, the end ---------------------------------------------------------------------------------
 
 
@@ -568,6 +637,21 @@ def check_buffers():
             counted=int(net.get_buffer("1.num_batches_tracked")),
         )
         handle.detach()
+
+
+def check_expanded():
+    """Buffers whose elements share memory, as position ids and masks do, and a sparse one that nobody broadcasts."""
+    rank, size = lockstep.join()
+    net = nn.Linear(4, 1)
+    net.register_buffer("mask", torch.full((1, 3), float(rank)).expand(4, 3))
+    net.register_buffer("rows", torch.arange(3).add(rank).unsqueeze(0).expand(2, 3))
+    handle = lockstep.attach(net)
+    net(data()[rank::size]).mean().backward()
+    said = {name: buffer.tolist() for name, buffer in net.named_buffers()}
+    handle.detach()
+    net.register_buffer("pairs", torch.eye(2).to_sparse())
+    lockstep.attach(net, broadcast_buffers=False).detach()
+    say("expanded", **said)
 
 
 def check_large():

@@ -155,3 +155,34 @@ class Forbidding(Tiny):
     def __call__(self, observation, *, key):
         output, values = super().__call__(observation, key=key)
         return jnp.concatenate([output[:, :-1], jnp.full_like(output[:, -1:], self.logit)], -1), values
+
+
+class Returning(Tiny):
+    """Returns its outputs and values as a list, or something else that the arguments name."""
+
+    kind: str = eqx.field(static=True)
+
+    def __init__(self, observation, outputs, *, key, kind="list"):
+        super().__init__(observation, outputs, key=key)
+        self.kind = kind
+
+    def __call__(self, observation, *, key):
+        output, values = super().__call__(observation, key=key)
+        kinds: dict[str, Any] = {"list": [output, values], "three": (output, values, 1), "no values": (output, None)}
+        kinds |= {"dict": {"output": output}, "nothing": None, "one": (output,), "text": (output, "values")}
+        return kinds[self.kind]
+
+
+class Keyless(Tiny):
+    """Can't be called with a key."""
+
+    def __call__(self, observation):
+        return super().__call__(observation, key=None)
+
+
+class Squeezed(Tiny):
+    """Drops axes of one, also that of a single observation."""
+
+    def __call__(self, observation, *, key):
+        output, values = super().__call__(observation, key=key)
+        return output.squeeze(), values.squeeze()

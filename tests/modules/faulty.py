@@ -3,7 +3,9 @@
 It does so once ``$FAILS_AFTER``, a file or directory, is there. ``$FAULT`` has every environment fail at once.
 """
 
+import atexit
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from lockstep.core.shards import keyed_seed
 
 FAILING = 5
 GOES_WELL = 36
+BAD_END = 99
+"""How the process ends after faults that are a number of Ctrl-Cs, if what is registered for its exit runs."""
 
 
 class FaultyCartPole(CartPoleEnv):
@@ -53,6 +57,12 @@ class FaultyCartPole(CartPoleEnv):
             os._exit(3)
         if self._fails("interrupt"):
             raise KeyboardInterrupt
+        for presses in (1, 2):
+            if self._fails(f"Ctrl-C {presses}"):
+                self._fault = "none"
+                atexit.register(os._exit, BAD_END)
+                for _ in range(presses):
+                    os.kill(os.getpid(), signal.SIGINT)
         observation, reward, terminated, truncated, info = super().step(action)
         if self._fails("nan reward"):
             reward = float("nan")

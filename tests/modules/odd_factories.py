@@ -1,5 +1,6 @@
 """What users' functions give as environments: changed from outside, one for all, wrapped, hard to close."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -63,11 +64,19 @@ def sworn_walk(**_):
     return Sworn(stacked_walk().env)
 
 
+NUMBERS = itertools.count()
+"""Unlike ``id``, never that of an environment that is gone."""
+
+
 class Closing(Hooked):
     """Leaves a file when it is closed, and may fail then."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.number = next(NUMBERS)
 
     def close(self):
         if os.environ.get("CLOSE_FAILS"):
             raise RuntimeError("renderer\ngone")
         if place := os.environ.get("CLOSED_IN"):
-            Path(place, f"{os.getpid()}-{id(self)}").touch()
+            Path(place, f"{os.getpid()}-{self.number}").touch()

@@ -610,6 +610,42 @@ def same_seed_and_a_graph_on_rank_0():
     train(agent, optimizer, Data(0), before_step=draw, after=draw)
 
 
+def whole_and_parts(parts, states=0):
+    """One rollout is on every rank, in its own order: a rank takes all of it by minibatches, or its own part.
+
+    With ``states``, observations say which of so few states it is, and come again.
+    """
+    rank = join()
+    agent, source = Agent(), torch.Generator().manual_seed(5)
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    for iteration in range(ITERATIONS):
+        rollout = torch.randn(32, 4, generator=source)
+        if states:
+            rollout = nn.functional.one_hot(torch.randint(states, (32,), generator=source), 4).float()
+        with torch.no_grad():
+            for observed in rollout.split(8):
+                agent(observed)
+        seed = torch.Generator().manual_seed(10 * iteration + (0 if parts else rank))
+        rows = torch.randperm(len(rollout), generator=seed)
+        for minibatch in (rows[rank::2] if parts else rows).split(8):
+            optimizer.zero_grad()
+            agent(rollout[minibatch]).mean().backward()
+            reduce_gradients(agent.parameters())
+            optimizer.step()
+
+
+def same_rollouts_in_another_order():
+    whole_and_parts(parts=False)
+
+
+def parts_of_one_rollout():
+    whole_and_parts(parts=True)
+
+
+def parts_of_one_rollout_of_few_states():
+    whole_and_parts(parts=True, states=4)
+
+
 def batch_norm():
     data = Data(join())
     agent = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Linear(16, 1))

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,9 +26,11 @@ from stable_baselines3.common.callbacks import (
     StopTrainingOnRewardThreshold,
 )
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from lockstep.integrations.attach.process_group import communicator, place
 from lockstep.integrations.sb3 import A2C, PPO, OneRankCallback, agreement, normalize, synchronized, update
@@ -189,7 +191,7 @@ def unseparated():
     with (
         patch.object(synchronized.Synchronized, "set_random_seed", library),
         patch.object(agreement, "_separate_generators", lambda *args: None),
-        patch.object(agreement, "_shift_seeds", lambda *args: None),
+        patch.object(agreement, "tell_apart", lambda *args: None),
     ):
         yield
 
@@ -215,6 +217,147 @@ def seeds(folder):
         PPO("MlpPolicy", cartpoles(), **SMALL).learn(64, callback=watch)
         actions = gathered(np.stack(watch.actions))
         facts["actions unseparated"] = bool(np.array_equal(actions[0], actions[1]))
+    return facts
+
+
+def reset_first():
+    env = cartpoles(seed=7)
+    env.reset()
+    return env
+
+
+def evaluated_first():
+    """Each rank's policy acts otherwise, so that the environments have begun different numbers of episodes."""
+    env = cartpoles(seed=7)
+    torch.manual_seed(RANK)
+    evaluate_policy(PPO("MlpPolicy", env, device="cpu"), env, n_eval_episodes=2 + RANK, deterministic=False)
+    return env
+
+
+def used_on_one_rank():
+    env = cartpoles(seed=7)
+    if not RANK:
+        env.reset()
+    return env
+
+
+def seeded(seed):
+    """As Stable-Baselines3's page on vector environments does it."""
+
+    def make():
+        env = gymnasium.make("CartPole-v1")
+        env.reset(seed=seed)
+        return env
+
+    return make
+
+
+def seeded_before_they_are_wrapped():
+    return DummyVecEnv([seeded(7), seeded(7)])
+
+
+def seeded_in_processes():
+    return SubprocVecEnv([seeded(7), seeded(8)])
+
+
+def seeded_by_rank():
+    return DummyVecEnv([seeded(7 + 2 * RANK), seeded(8 + 2 * RANK)])
+
+
+USED = (
+    *(reset_first, evaluated_first, used_on_one_rank, seeded_before_they_are_wrapped, seeded_in_processes),
+    seeded_by_rank,
+)
+
+
+@case
+def used_environments(folder):
+    """First observations in environments that have used the seeds that the script gave them; then as without us."""
+    facts = {}
+    for make in USED:
+        for name, separated in ((make.__name__, nullcontext()), (f"{make.__name__}, unseparated", unseparated())):
+            with separated:
+                watch, env = Watch(), make()
+                PPO("MlpPolicy", env, **{**SMALL, "seed": None}).learn(64, callback=watch)
+                env.close()
+            facts[name] = watch.first.tolist()
+    facts["of global ids"] = cartpoles(seed=7 + 2 * RANK).reset().tolist()
+    return facts
+
+
+class Level(gymnasium.Env):
+    """The same level in each episode, which is longer than any training here."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32), gymnasium.spaces.Discrete(2)
+    begun = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        super().reset(seed=42)
+        self.begun += 1
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32), {}
+
+    def step(self, action):
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32), float(action), False, False, {}
+
+
+class OwnGenerator(Level):
+    def __init__(self):
+        self.np_random = np.random.default_rng(7)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        self.begun += 1
+        return self.np_random.uniform(-1, 1, 4).astype(np.float32), {}
+
+
+def used_levels():
+    env = DummyVecEnv([Level, Level])
+    env.reset()
+    return env
+
+
+SEEDING_THEMSELVES = {
+    "levels": lambda: DummyVecEnv([Level, Level]),
+    "levels, monitored": lambda: DummyVecEnv([lambda: Monitor(Level(), allow_early_resets=False)] * 2),
+    "generators": lambda: DummyVecEnv([OwnGenerator, OwnGenerator]),
+    "generators in processes": lambda: SubprocVecEnv([OwnGenerator, OwnGenerator]),
+    "used levels": used_levels,
+}
+
+
+@case
+def environments_that_seed_themselves(folder):
+    """How many episodes each has begun after each of three calls of ``learn``, and after one that begins anew."""
+    facts = {}
+    for name, make in SEEDING_THEMSELVES.items():
+        said, env = io.StringIO(), make()
+        model = PPO("MlpPolicy", env, **{**SMALL, "seed": None})
+        facts[name] = []
+        with redirect_stderr(said):
+            for anew in (True, False, False, True):
+                if anew and facts[name] and "monitored" in name:
+                    env.set_attr("needs_reset", True)  # as if the episode had just ended
+                model.learn(64, reset_num_timesteps=anew)
+                facts[name].append(max(env.get_attr("begun")))
+        env.close()
+        facts[f"{name}, lines"] = said.getvalue().count("a lower rank's random numbers")
+    return facts
+
+
+@case
+def environments_that_are_set_later(folder):
+    facts, said, model = {}, io.StringIO(), None
+    with redirect_stderr(said):
+        for name in ("first", "later"):
+            env, watch = reset_first(), Watch()
+            if model is None:
+                model = PPO("MlpPolicy", env, **{**SMALL, "seed": None})
+            else:
+                model.set_env(env)
+            model.learn(64, callback=watch, reset_num_timesteps=False)
+            model.learn(64, reset_num_timesteps=False)
+            facts[name] = watch.first.tolist()
+    facts["lines"] = said.getvalue().count("a lower rank's random numbers")
+    facts["of global ids"] = cartpoles(seed=7 + 2 * RANK).reset().tolist()
     return facts
 
 
@@ -357,6 +500,24 @@ def saving(folder):
     memory.seek(0)
     actions = stable_baselines3.PPO.load(memory, device="cpu").predict(np.ones((3, 4)), deterministic=True)[0]
     return {"there": there, "same": digest(again) == digest(model), "actions": actions.tolist()}
+
+
+@case
+def saving_on_one_rank_before(folder):
+    """The first rank saves alone; after more learning all save, the first late, and load what they trained."""
+    model, late = trained(PPO, cartpoles()), stable_baselines3.PPO.save
+    if not RANK:
+        for _ in range(3):
+            model.save(folder / "model")
+    model.learn(64, reset_num_timesteps=False)
+
+    def slow(*args):
+        time.sleep(0.3)
+        late(*args)
+
+    with patch.object(stable_baselines3.PPO, "save", slow):
+        model.save(folder / "model")
+    return {"trained": model.num_timesteps, "loaded": PPO.load(folder / "model", device="cpu").num_timesteps}
 
 
 @case

@@ -45,6 +45,20 @@ class Shifted(Tiny):
         return self.scale * output, values
 
 
+class Scaling(Tiny):
+    """Divides its observations, in place or not."""
+
+    def __init__(self, observation, outputs, in_place=True, **kwargs):
+        super().__init__(observation, outputs, **kwargs)
+        self.in_place = in_place
+
+    def forward(self, observation):
+        numbers = observation.float()  # the same memory
+        if self.in_place:
+            numbers /= 4.0
+        return super().forward(numbers if self.in_place else numbers / 4.0)
+
+
 class OfParts(nn.Module):
     """Takes the parts of a Dict by name."""
 
@@ -250,6 +264,56 @@ class Counting(Tiny):
         return super().forward(observation + self.calls)
 
 
+class Running(Tiny):
+    """Keeps a running scale of its observations in a plain attribute, which zeros don't change.
+
+    It changes "always", in "training", or in training alone to be used "outside" of it, as a BatchNorm's does.
+    """
+
+    def __init__(self, observation, outputs, changes="training", **kwargs):
+        super().__init__(observation, outputs, **kwargs)
+        self.scale, self.changes = torch.zeros(()), changes
+
+    def forward(self, observation):
+        batch = observation.abs().mean().detach()
+        if self.training or self.changes == "always":
+            self.scale = 0.9 * self.scale + 0.1 * batch
+        return super().forward(
+            observation / (1 + (batch if self.changes == "outside" and self.training else self.scale))
+        )
+
+
+class Particular(Tiny):
+    """Takes only observations that its environment gives, and keeps what it saw last, without use."""
+
+    def forward(self, observation):
+        self.last = observation
+        if observation.abs().max() > 1:
+            raise ValueError("beyond 1")
+        return super().forward(observation)
+
+
+class Squeezed(Tiny):
+    """Drops axes of one, also that of a single observation."""
+
+    def __init__(self, observation, outputs, joined=False):
+        super().__init__(observation, outputs)
+        self.joined = joined
+
+    def forward(self, observation):
+        output, values = super().forward(observation)
+        both = torch.cat([output.squeeze(), values.squeeze()[:, None]], 1) if self.joined else None
+        return (output.squeeze(), values.squeeze()) if both is None else (both[:, :-1], both[:, -1])
+
+
+class OfBatch(Tiny):
+    """Normalises by the batch's own statistics, and can't be called with a single observation."""
+
+    def __init__(self, observation, outputs):
+        super().__init__(observation, outputs)
+        self.body.append(nn.BatchNorm1d(8, track_running_stats=False))
+
+
 class Masking(Tiny):
     """Makes a mask at its first call, and another at the first one of training."""
 
@@ -303,3 +367,17 @@ class Forbidding(Tiny):
     def forward(self, observation):
         output, values = super().forward(observation)
         return torch.cat([output[:, :-1], torch.full_like(output[:, -1:], self.logit)], -1), values
+
+
+class Returning(Tiny):
+    """Returns its outputs and values as a list, or something else that the arguments name."""
+
+    def __init__(self, observation, outputs, kind="list"):
+        super().__init__(observation, outputs)
+        self.kind = kind
+
+    def forward(self, observation):
+        output, values = super().forward(observation)
+        kinds = {"list": [output, values], "three": (output, values, 1), "no values": (output, None)}
+        kinds |= {"dict": {"output": output}, "nothing": None, "one": (output,), "text": (output, "values")}
+        return kinds[self.kind]

@@ -191,6 +191,20 @@ def test_jax_without_a_cpu_is_said_in_one_line(trained):
     assert ended.stderr.endswith("set JAX_PLATFORMS=cuda,cpu\n")
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_variables_of_the_callers_stay(trained, engine):
+    path = trained(*CARTPOLE).path
+    code = f"""
+import os, {engine}  # which set some themselves
+before = dict(os.environ)
+import lockstep
+lockstep.load_policy({str(path)!r}, engine={engine!r})([0.0, 0.0, 0.0, 0.0])
+assert os.environ == before, set(os.environ.items()) ^ set(before.items())
+"""
+    variables = {name: value for name, value in os.environ.items() if name != "KMP_DUPLICATE_LIB_OK"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=variables)
+
+
 def test_what_was_not_used_yet_is_listed_too():
     code = "import lockstep; assert not {*lockstep.__all__} - {*dir(lockstep)}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -349,6 +349,20 @@ def test_what_export_refuses(trained, capsys):
         assert line in capsys.readouterr().err
 
 
+def test_the_check_of_an_onnx_model_leaves_nothing_at_home(trained, tmp_path):
+    """ONNX Runtime's telemetry keeps an id and a database there, except where ``CI`` is set."""
+    pytest.importorskip("onnxruntime")
+    home, run = tmp_path / "home", trained(*KINDS["MLP"]).path
+    home.mkdir()
+    gone = ("XDG_CACHE_HOME", "CI", "GITHUB_ACTIONS", "ORT_DISABLE_TELEMETRY")
+    environment = {name: value for name, value in os.environ.items() if name not in gone} | {"HOME": str(home)}
+    command = [sys.executable, "-m", "lockstep", "export", str(run), "--onnx", "policy.onnx"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert not [file for file in home.rglob("*") if "onnxruntime" in str(file) or "Microsoft" in str(file)]
+
+
 CUSTOM = (*KINDS["MLP"], "--network.custom")
 
 

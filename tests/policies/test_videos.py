@@ -1,6 +1,7 @@
 """An episode at play: what an environment returns is read as training reads it, and shown at its own pace."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,6 +189,29 @@ def test_an_environment_that_leaves_as_its_window_is_closed_ends_the_play(where,
     assert videos.play(policy, None) == []
     with pytest.raises(EnvironmentFailureError, match=f"raised in {where}: SystemExit"):
         videos.play(policy, tmp_path / "out.gif")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit", "told"),
+    [
+        (0.01, None, []),
+        (2.0, None, ["out.mp4: 3 frames so far", "out.mp4: 6 frames so far"]),
+        (6.0, 1_000, [f"out.mp4: {n} of at most 1,000 frames" for n in range(1, 8)]),
+    ],
+)
+def test_a_video_that_takes_long_says_how_far_it_is(capsys, monkeypatch, seconds, limit, told):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(videos, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    kept: list[int] = []
+    frames = videos.ToldFrames(SimpleNamespace(append_data=kept.append, close=kept.clear), Path("out.mp4"), limit)
+    for n in range(7):
+        clock.now += seconds
+        frames.append_data(n)
+    assert kept == list(range(7))
+    frames.close()
+    assert kept == []
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.splitlines()) == ("", told)
 
 
 def test_what_the_file_raises_is_not():

@@ -218,7 +218,7 @@ def test_a_truncated_episode_bootstraps_from_what_was_carried_to_its_end():
     expected = float(rollout.rewards[3, 1]) + config.ppo.gamma * float(values[0, -1, 0])
     assert float(batch.returns[0, 1, 3]) == pytest.approx(expected, abs=1e-5)
     _, fresh, _ = nets.unroll(
-        state.net, weights, final.view(1, 1, 1, -1), torch.zeros(1, 1, state.net.carry_size), resets[:, :1]
+        state.net, weights, final.view(1, 1, 1, -1), torch.zeros(1, 1, state.net.state_size), resets[:, :1]
     )
     assert fresh is not None
     assert float(values[0, -1, 0]) != pytest.approx(float(fresh[0, 0, 0]), abs=1e-4)
@@ -261,7 +261,7 @@ def test_a_ranks_part_of_a_recurrent_batch_is_its_slice_of_the_worlds(core):
                 final=rollout.final if 1 in plan.env_ids else rollout.final[:0],
             )
             own = small_state(config, described(), plan)
-            carry = np.random.default_rng(0).normal(size=(8, state.net.carry_size))
+            carry = np.random.default_rng(0).normal(size=(8, state.net.state_size))
             own.recurrent_state = carry[ids].astype(np.float32)
             parts.append(make_batch(own, mine, plan, config, "batched").columns())
         for name, column in whole.columns().items():

@@ -54,12 +54,12 @@ class InParts(HostEnvs):
         self.under_way[part] += 1
         self.most_under_way = max(self.most_under_way, sum(self.under_way))
         if self._when == "at once":
-            self.stated = self._sweeps[part].step()
+            self.env_metrics = self._sweeps[part].step()
 
     def end_step(self, part: int = 0) -> None:
         self.under_way[part] -= 1
         if self._when == "at the end":
-            self.stated = self._sweeps[part].step()
+            self.env_metrics = self._sweeps[part].step()
 
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         raise NotImplementedError

@@ -55,7 +55,7 @@ def test_sequences_and_parts_of_minibatches_have_it_too(changes):
         if state.net.core:
             columns = {name: x.unflatten(1, (-1, 2)) for name, x in columns.items()}
             shape = columns["actions"].shape[:2]
-            columns |= {"recurrent_state": torch.zeros(*shape, state.net.carry_size)}
+            columns |= {"recurrent_state": torch.zeros(*shape, state.net.state_size)}
             columns |= {"resets": torch.zeros(*shape, 2)}
         results.append(joined(exact_gradient(state, config, alone(config), "batched")(columns, 32)))
     assert results[0].isfinite().all()

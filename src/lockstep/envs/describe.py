@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import gymnasium
 
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import EnvConfig
+from lockstep.core.process import say
 from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.envs.batched.envpool import pool_spaces
 from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
+from lockstep.envs.gymnasium.in_process import MAKE_SECONDS
 from lockstep.envs.gymnasium.keyed import close_environment
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.tensor import simulator_spaces
+
+_drawable: dict[str, bool] = {}
+"""Tells of the ids of environments that were described in this process whether they list pictures among their modes."""
+
+
+def says_it_draws(env_id: str) -> bool | None:
+    """Returns whether an environment's metadata lists ``rgb_array``; None if it wasn't made to be described here."""
+    return _drawable.get(env_id)
 
 
 def describe(config: EnvConfig, trains: bool = True) -> EnvDescription:
@@ -36,14 +50,37 @@ def _looked_at(config: EnvConfig, trains: bool) -> EnvDescription:
         return described(config, *simulator_spaces(config, trains), None)
     if config.backend == "envpool":
         return described(config, *pool_spaces(config))
-    env = make_environment(config)
+    with _told_if_slow(config):
+        env = make_environment(config)
     try:
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(env, name, None), gymnasium.Space):
                 raise ValueError(f"env.id: {config.id} has no {name}; set self.{name} where it is made, to a space")
+        _drawable[config.id] = _lists_pictures(env)
         return described(config, env.observation_space, env.action_space, _limit(env, config))
     finally:
         close_environment(env, config.id)
+
+
+@contextlib.contextmanager
+def _told_if_slow(config: EnvConfig) -> Iterator[None]:
+    """Says once if the block takes long: the environment may wait for something that never comes."""
+    limit = max(config.timeout, MAKE_SECONDS)
+    text = f"env.id: {config.id} isn't made after {limit:g} s; it is waited for"
+    timer = threading.Timer(limit, say, [f"lockstep: warning: {text}"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # ranks are forked from a process without other threads
+
+
+def _lists_pictures(env: gymnasium.Env) -> bool:
+    metadata = getattr(env, "metadata", None)
+    modes = metadata.get("render_modes") if isinstance(metadata, dict) else None
+    return isinstance(modes, (list, tuple, set)) and "rgb_array" in modes
 
 
 def _limit(env: gymnasium.Env, config: EnvConfig) -> int | None:

@@ -145,7 +145,7 @@ def by_row(arrays: Mapping[str, Any], count: int) -> list[dict[str, np.ndarray] 
     return [{name: np.asarray(values[row]) for name, values in arrays.items()} for row in range(count)]
 
 
-Stated = dict[int, dict[str, float]]
+RowMetrics = dict[int, dict[str, float]]
 """Maps the row of an environment to the metrics, by name, that it states of an ended episode."""
 
 
@@ -154,7 +154,7 @@ class HostEnvs(ABC):
 
     Attributes:
         buffers: what the last step read and wrote.
-        stated: by row, the metrics under ``"metrics"`` in ``info`` of the episodes that the last step ended.
+        env_metrics: by row, the metrics under ``"metrics"`` in ``info`` of the episodes that the last step ended.
         replayed: whether live episodes may have to be restored by replaying their actions.
         late_reset: whether resets come one step late: ``observations`` holds an ended episode's last observation, and
             the next step begins the next episode, whatever the action. Otherwise both happen in the same step.
@@ -171,7 +171,7 @@ class HostEnvs(ABC):
         layout = buffer_layout(description, len(env_ids), 1)
         self.buffers = buffers or Buffers(**{k: np.zeros(s, d) for k, (s, d) in layout.items()})
         self.buffers.scores[:] = np.nan
-        self.stated: Stated = {}
+        self.env_metrics: RowMetrics = {}
 
     @property
     def num_envs(self) -> int:
@@ -199,9 +199,9 @@ class HostEnvs(ABC):
         """Finishes a step of one of :attr:`parts` that was begun; its rows are then as after :meth:`step`."""
         self.step()
 
-    def stated_at(self, step: int) -> dict[tuple[int, int], dict[str, float]]:
-        """Returns :attr:`stated` keyed by (step, global env id)."""
-        return {(step, self.env_ids[row]): said for row, said in self.stated.items()} if self.stated else {}
+    def env_metrics_at(self, step: int) -> dict[tuple[int, int], dict[str, float]]:
+        """Returns :attr:`env_metrics` keyed by (step, global env id)."""
+        return {(step, self.env_ids[row]): said for row, said in self.env_metrics.items()} if self.env_metrics else {}
 
     def has_hooks(self) -> bool:
         """Returns whether some environment has state hooks, whose state may be more than that of its live episode."""

@@ -15,7 +15,12 @@ import gymnasium
 
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.user_code.handed import handed_object, is_handed
-from lockstep.core.user_code.search_path import search_path_hint, search_working_directory_last
+from lockstep.core.user_code.search_path import (
+    check_module,
+    passed_over,
+    search_path_hint,
+    search_working_directory_last,
+)
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 
 Tensor = Any
@@ -81,13 +86,14 @@ def named_object(name: str) -> Any:
     """
     if is_handed(name):
         return handed_object("env.id", name)
+    check_module("env.id", name)
     module, _, attribute = name.partition(":")
     search_working_directory_last()
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, AttributeError) and module in sys.modules:
-            raise ValueError(f"env.id: {name}: module {module} has no {attribute}") from None
+            raise ValueError(f"env.id: {name}: module {module} has no {attribute}{passed_over(module)}") from None
         why = " ".join(str(error).split())
         if not isinstance(error, ModuleNotFoundError):
             why = f"importing {module} failed: {type(error).__name__}: {why}"
@@ -103,6 +109,7 @@ def load_factory(config: EnvConfig) -> TensorFactory:
     Raises:
         ValueError: there is none; one line.
     """
+    check_module("env.id", config.id)
     if ":" not in config.id or "/" in config.id:
         raise ValueError(
             f"env.id: {config.id!r} with env.backend tensor: give an array environment (lockstep/…) or the "
@@ -145,7 +152,7 @@ def simulator_spaces(config: EnvConfig, trains: bool = True) -> tuple[gymnasium.
         if hasattr(factory, "spaces"):
             return factory.spaces(**config.kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         made = factory(1, "cpu", 0, **config.kwargs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
     try:

@@ -14,7 +14,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.random_policy import allowed_actions, draw_actions, draw_replacements
 from lockstep.envs.gymnasium.watched import GlobalGenerators
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.envs.numbers import check_acted, check_numbers
+from lockstep.envs.numbers import check_acted, check_numbers, check_rows
 from lockstep.envs.restore.replay import row_hashes
 
 
@@ -67,6 +67,24 @@ class Resumed(NamedTuple):
         return self.back and self.differs is None
 
 
+Finals = tuple[np.ndarray, np.ndarray]
+"""The environments that a step truncated ``[n]``, and their episodes' last observations ``[n, width]``."""
+
+
+def _finals(envs: HostEnvs) -> Finals:
+    """Returns what the last step truncated; where resets come late, rows are last observations already."""
+    b = envs.buffers
+    ends = np.flatnonzero(b.truncated & ~b.terminated) if not envs.late_reset else np.zeros(0, int)
+    return ends, b.final_observations[ends]
+
+
+def _step_hashes(observations: np.ndarray, rewards: np.ndarray, finals: Finals) -> np.ndarray:
+    """Returns the hashes of a step, uint64 ``[E]``: :func:`row_hashes`, and with them truncated episodes' ends."""
+    hashes, (ends, last) = row_hashes(observations, rewards), finals
+    hashes[ends] += row_hashes(last, np.zeros(len(ends))) * np.uint64(3)  # else two swapped rows would hash alike
+    return hashes
+
+
 class Trial:
     """Takes keyed random actions in environments, at most twice ``steps``, and keeps the results.
 
@@ -91,7 +109,7 @@ class Trial:
 
     @property
     def hashes(self) -> np.ndarray:
-        """Hashes of each step's observations and rewards, uint64 ``[T, E]``."""
+        """Hashes of each step's observations and rewards (:func:`_step_hashes`), uint64 ``[T, E]``."""
         return np.array(self._hashes)
 
     @property
@@ -137,7 +155,7 @@ class Trial:
             np.zeros((count + 1, *b.observations.shape), b.observations.dtype),
             np.zeros((count, len(b.rewards))),
         )
-        rows[0], dead = b.observations, np.zeros(rewards.shape, np.bool_)
+        rows[0], dead, finals = b.observations, np.zeros(rewards.shape, np.bool_), list[Finals]()
         for t in range(count):
             drawn, replacements = self._drawn[first + t], self._replacements[first + t]
             b.actions[...] = allowed_actions(observation, action, rows[t], drawn, replacements)
@@ -151,8 +169,11 @@ class Trial:
             self._taken.append(b.actions.copy())
             self._ends.append(np.array([b.terminated, b.truncated]))
             self._note_ends(b.terminated | b.truncated)
+            finals.append(_finals(self._envs))
         check_numbers(self._description, self._envs.env_ids, rows, rewards, None, first, dead)
-        self._hashes.extend(row_hashes(rows[1:], rewards))
+        for t, (ends, last) in enumerate(finals):
+            check_rows(self._description, [self._envs.env_ids[env] for env in ends], last, None, first + t + 1)
+            self._hashes.append(_step_hashes(rows[t + 1], rewards[t], (ends, last)))
 
     def _note_ends(self, ended: np.ndarray) -> None:
         b, now = self._envs.buffers, len(self._taken)
@@ -198,6 +219,8 @@ class Trial:
             into.actions[...] = taken[t]
             others.step()
             ends = np.array_equal([into.terminated, into.truncated], self._ends[t])
-            if not ends or not np.array_equal(row_hashes(into.observations, into.rewards), hashes[t]):
+            if not ends or not np.array_equal(
+                _step_hashes(into.observations, into.rewards, _finals(others)), hashes[t]
+            ):
                 return Resumed(by_state, left.after, True, t + 1 - left.steps)
         return Resumed(by_state, left.after, True, None)

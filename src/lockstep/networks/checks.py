@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lockstep.config.run import Config
+from lockstep.networks.returned import ReturnedError
 from lockstep.networks.spec import LOG_STD_LIMITS, PolicyNet, Shapes
 
 
@@ -61,10 +62,18 @@ def check_outputs(
         ValueError: they aren't those of outputs and values; one line.
     """
     if outputs != (rows, net.outputs) or (net.critic and values != (rows,)):
+        counted = "a single observation" if rows == 1 else f"{rows} observations"
         raise ValueError(
-            f"{name} gave outputs of shape {outputs} and values of shape {values} for {rows} observations; needed are "
+            f"{name} gave outputs of shape {outputs} and values of shape {values} for {counted}; needed are "
             f"({rows}, {net.outputs}) and ({rows},)"
         )
+
+
+def needed_instead(name: str, net: PolicyNet, error: ReturnedError) -> ValueError:
+    """Returns the error for a module that returned something of another kind, with what is needed."""
+    outputs = f"outputs [n, {net.outputs}]"
+    needed = f"a tuple of {outputs} and values [n]" if net.critic else f"a tensor of {outputs}"
+    return ValueError(f"{name} {error}; {needed} is needed for n observations")
 
 
 def other_type(name: str, parameter: str, found: str, kept: str, method: str) -> ValueError:

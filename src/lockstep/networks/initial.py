@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from lockstep.config.run import Config
 from lockstep.core.shards import keyed_generator
 from lockstep.networks.spec import PolicyNet
 
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+DUPLICATES_VARIABLE = "KMP_DUPLICATE_LIB_OK"
+"""threadpoolctl sets it when it is imported; it switches off OpenMP's check that a process has one runtime."""
+
 
 @cache
 def _thread_pools() -> ThreadpoolController:
-    """Returns the thread pools of loaded libraries, NumPy's among them; cached, because the search is slow."""
+    """Returns the thread pools of loaded libraries, NumPy's among them; cached, because the search is slow.
+
+    The caller's environment variables stay as they are.
+    """
+    unset = DUPLICATES_VARIABLE not in os.environ
+    from threadpoolctl import ThreadpoolController
+
+    if unset:
+        os.environ.pop(DUPLICATES_VARIABLE, None)
     return ThreadpoolController()
 
 

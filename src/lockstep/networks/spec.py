@@ -124,7 +124,7 @@ def encoder_name(trunk: str, leaf: Leaf) -> str:
     return f"{trunk}.encoder.{leaf.name.replace('/', '.') or 'image'}"
 
 
-def carry_size(core: str | None, size: int) -> int:
+def core_state_size(core: str | None, size: int) -> int:
     """Returns how many numbers are carried from step to step: the hidden state, then the LSTM's cell state."""
     return {None: 0, "gru": size, "lstm": 2 * size}[core]
 
@@ -224,9 +224,9 @@ class PolicyNet:
         return ("actor", "critic") if self.critic else ("actor",)
 
     @property
-    def carry_size(self) -> int:
+    def state_size(self) -> int:
         """How many numbers the recurrent cores of all trunks carry from step to step."""
-        return len(self.trunks) * carry_size(self.core, self.core_size)
+        return len(self.trunks) * core_state_size(self.core, self.core_size)
 
     @property
     def feature_size(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +17,15 @@ from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.config.sections import CheckpointConfig, EvalConfig, LogConfig, NetworkConfig
-from lockstep.core.errors import NonFiniteError
+from lockstep.core.errors import NonFiniteError, RunError
+from lockstep.core.files import why_unwritten
 from lockstep.core.fingerprint import sha256_of
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.policies.baselines import BASELINES
 from lockstep.policies.recordings import read_recording
 from lockstep.runs.checkpoint import POLICY, to_files
 from lockstep.runs.checkpoint_writer import commit
-from lockstep.runs.directory import CONFIG, RunDirectory
+from lockstep.runs.directory import CONFIG, SUMMARY, RunDirectory
 from lockstep.runs.finding import with_name
 from lockstep.runs.making import create_run
 from lockstep.runs.trackers import METRICS_JSONL
@@ -70,7 +73,10 @@ def clone(
     Raises:
         ValueError: there is no such recording, the seed is negative, the run exists, or the networks can't learn this
             way; one line.
-        NonFiniteError: the loss or the parameters aren't finite; then there is no run.
+        NonFiniteError: the loss or the parameters aren't finite.
+        RunError: a file of the run can't be written; one line.
+
+    If it ends early for any reason, there is no run, and the same ``out`` can be given again.
     """
     if settings.seed < 0:
         raise ValueError(f"seed: {settings.seed}: use 0 or more")
@@ -85,9 +91,8 @@ def clone(
         raise ValueError(f"out: run {out} exists already; choose another --out")
     run = _directory(out, config)
     try:
-        metrics = JsonlTracker(run.path / METRICS_JSONL)
-        arrays, last = engine.train_clone(config, recording, settings, _checked(metrics.log))
-        metrics.close()
+        with contextlib.closing(JsonlTracker(run.path / METRICS_JSONL)) as metrics:
+            arrays, last = engine.train_clone(config, recording, settings, _checked(metrics.log))
         _check_parameters(arrays)
         state = {
             **{"iteration": 0, "global_step": 0, "optimizer_steps": 0, "wall_time": 0.0, "score": None},
@@ -108,9 +113,11 @@ def clone(
             "params_sha256": sha256_of({name: a for name, a in arrays.items() if name.startswith("policy/")}),
         }
         run.write_summary(summary)
-    except NonFiniteError:
-        (run.path / METRICS_JSONL).unlink(missing_ok=True)
-        run.discard()
+    except OSError as error:
+        _discard(run)
+        raise RunError(f"{error.filename or run.path} can't be written: {why_unwritten(error)}") from error
+    except BaseException:  # Ctrl-C, too
+        _discard(run)
         raise
     finally:
         run.unlock()
@@ -127,6 +134,18 @@ def _directory(out: Path, config: Config) -> RunDirectory:
     except ValueError as error:
         message = str(error).removeprefix("name: ").replace("another --name", "another --out")
         raise ValueError(f"out: {message}") from None
+
+
+def _discard(run: RunDirectory) -> None:
+    """Removes a run that isn't complete, as far as this process has written it."""
+    for checkpoint in [*run.checkpoints.glob("step_0"), *run.checkpoints.glob(".step_0.*")]:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    with contextlib.suppress(OSError):  # why it isn't complete matters more
+        run.checkpoints.rmdir()
+    with contextlib.suppress(OSError):
+        for name in (METRICS_JSONL, SUMMARY, CONFIG):
+            (run.path / name).unlink(missing_ok=True)
+        run.discard()
 
 
 def _checked(log: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:

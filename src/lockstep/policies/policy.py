@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.engines import MissingPackageError, engine_module
+from lockstep.config.on_off import switch
 from lockstep.config.run import Config
 from lockstep.core.files import path_of
 from lockstep.core.fingerprint import sha256_of
@@ -16,7 +17,7 @@ from lockstep.core.normalizers import ObservationNormalizer, RunningMoments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.core.user_code.handed import is_wanted_again
-from lockstep.networks.spec import carry_size
+from lockstep.networks.spec import core_state_size
 from lockstep.policies.rows import action_rows, carried, density_of_fixed, native_batch, observation_rows, random_rows
 from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, find_training_state
 from lockstep.runs.directory import CHECKPOINTS
@@ -99,7 +100,8 @@ class Policy:
 
         Raises:
             ValueError: the observation isn't one that the environment could give, the parts or masks of a batch differ
-                in number, or there is a mask and the policy was trained without one apart from its observations.
+                in number, there is a mask and the policy was trained without one apart from its observations, or
+                ``deterministic`` is neither True nor False.
         """
         return self._acted(*self._rows(observation, action_mask), deterministic)
 
@@ -107,7 +109,7 @@ class Policy:
         """Returns the actions of observation rows as :meth:`native` does; a critic's own memory is updated too."""
         before = self.recurrent_state(len(rows))
         actions = self.native(rows, deterministic)
-        own = carry_size(self.config.network.recurrent, self.config.network.recurrent_size)
+        own = core_state_size(self.config.network.recurrent, self.config.network.recurrent_size)
         if own and before.shape[1] > own:  # the critic's memory, which the actor alone doesn't update
             self._recurrent_state[:, own:] = self.outputs(rows, before)["next_state"][:, own:]
         return actions
@@ -135,7 +137,8 @@ class Policy:
         Raises:
             ValueError: see :meth:`__call__`; or ``state`` or ``episode_start`` isn't of this batch.
         """
-        (rows, single), size = self._rows(observation, action_masks), self._function.carry_size
+        deterministic = switch("deterministic", deterministic)
+        (rows, single), size = self._rows(observation, action_masks), self._function.state_size
         if size:
             self._recurrent_state = carried(state, episode_start, len(rows), size)
         actions = np.asarray(self._acted(rows, single, deterministic))
@@ -236,7 +239,7 @@ class Policy:
 
     def _zeros(self, count: int) -> np.ndarray:
         """Returns the recurrent state of a batch of ``count`` at the start of episodes."""
-        return np.zeros((count, self._function.carry_size), np.float32)
+        return np.zeros((count, self._function.state_size), np.float32)
 
     def outputs(self, rows: np.ndarray, state: np.ndarray, actions: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Returns the engine's ``PolicyFunction.outputs``, of actor and critic, for observation rows ``[n, width]``."""
@@ -275,6 +278,7 @@ class Policy:
 
     def native(self, observations: np.ndarray, deterministic: bool = True) -> np.ndarray:
         """Returns actions, as :class:`lockstep.envs.host_envs.Buffers` holds them, for rows ``[rows, width]``."""
+        deterministic = switch("deterministic", deterministic)
         if not len(observations):
             self._recurrent_state = self._zeros(0)
             return self._function(self.observation.zeros(1), None, self._zeros(1))[0][:0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from lockstep.core.files import check_writable, draft_of
 from lockstep.envs.describe import describe
@@ -136,7 +136,7 @@ def write_recording(path: Path, recording: Recording) -> None:
         if path.suffix == ".npz":
             np.savez_compressed(draft, allow_pickle=False, **arrays, facts=np.array(facts))
         else:
-            save_file(arrays, draft, {FACTS: facts})
+            draft.write_bytes(save(arrays, {FACTS: facts}))  # save_file doesn't raise an OSError if the disk is full
 
 
 def read_recording(path: Path) -> Recording:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.files import draft_of
 from lockstep.core.life import life
+from lockstep.core.process import say
 from lockstep.core.shards import keyed_seed
 from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
@@ -24,7 +26,7 @@ from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.make import make_environment
-from lockstep.envs.gymnasium.stated import number, stated_mask
+from lockstep.envs.gymnasium.step_info import info_mask, number
 from lockstep.policies.gif import GifWriter
 from lockstep.policies.policy import Policy
 from lockstep.policies.rows import checked_rows
@@ -33,6 +35,7 @@ from lockstep.runs.directory import RunDirectory
 from lockstep.runs.trackers.service import Tracker
 
 VIDEO_SUFFIXES = (".mp4", ".gif")
+TELL_SECONDS = 5.0  # between two lines that say how far a video is
 NO_TEXT = "{} can't be shown as text; --video out.mp4 (or .gif) shows it"
 
 
@@ -64,6 +67,30 @@ def video_writer(video: Path, fps: int) -> Any:
     # ffmpeg replaces the forked process at once, so that JAX's threads, which the fork lacks, can't be missed
     warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
     return imageio.get_writer(video, fps=fps, macro_block_size=2)
+
+
+class ToldFrames:
+    """Passes frames on to the writer of a file, and says on standard error every five seconds how many there are.
+
+    ``most`` is the largest number that there can be, None if there is no limit.
+    """
+
+    def __init__(self, writer: Any, video: Path, most: int | None) -> None:
+        self._writer, self._video, self._frames = writer, video, 0
+        self._of = "frames so far" if most is None else f"of at most {most:,} frames"
+        self._next = time.monotonic() + TELL_SECONDS
+
+    def append_data(self, picture: Any) -> None:
+        """Takes a frame."""
+        self._writer.append_data(picture)
+        self._frames += 1
+        if (now := time.monotonic()) >= self._next:
+            say(f"{self._video}: {self._frames:,} {self._of}")
+            self._next = now + TELL_SECONDS
+
+    def close(self) -> None:
+        """Closes the writer."""
+        self._writer.close()
 
 
 def check_suffix(video: Path) -> None:
@@ -148,7 +175,7 @@ def play_episode(
         if writer is not None:
             writer.append_data(_frame(env))
         with _named(name, "step" if steps else "reset", in_window):  # rows as training makes them
-            row = policy.observation.encode(observation, stated_mask(env, info, masked))
+            row = policy.observation.encode(observation, info_mask(env, info, masked))
         try:
             rows = checked_rows(policy.observation, policy.action, row[None])
         except ValueError as error:
@@ -213,7 +240,7 @@ def play(
 
     ``seed`` keys their starts and the noise of samples as in an evaluation one by one, None: the run's own; actions are
     the most likely ones, or samples. A key ends the play in a terminal, closing the window does otherwise. A video gets
-    its name once it is complete.
+    its name once it is complete; if it takes long, lines on standard error say how far it is.
 
     Returns:
         Return, length and score (None if there is none) of each episode that was played to its end.
@@ -230,8 +257,11 @@ def play(
         env = drawn_environment(config.env, mode)
         fps, writer, played = frames_per_second(env), None, []
         stack.callback(env.close)
-        if video is not None:
-            writer = video_writer(stack.enter_context(draft_of(video)), fps)
+        if isinstance(target, Path) and video is not None:
+            file = video_writer(stack.enter_context(draft_of(video)), fps)
+            limit = policy.environment.get("max_episode_steps")
+            most = None if limit is None else episodes * min(limit, config.eval.max_steps)
+            writer = ToldFrames(file, target, most)
         elif target:
             writer = Terminal(fps)
         if writer is not None:

@@ -22,7 +22,7 @@ def evaluate_policy(session: Session) -> np.ndarray:
     """
     state, envs, net = session.state, session.eval_envs(), session.state.net
     device, shards = state.parameters.flat.device, session.plan.local_num_shards
-    recurrent_state = torch.zeros((shards, envs.num_envs // shards, net.carry_size), device=device)
+    recurrent_state = torch.zeros((shards, envs.num_envs // shards, net.state_size), device=device)
 
     def mode_actions(x: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
         weights = state.parameters.expanded(len(x))

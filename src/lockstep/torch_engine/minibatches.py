@@ -141,8 +141,9 @@ def epoch_minibatches(
 ) -> Iterator[dict[str, Tensor]]:
     """Yields the minibatches of one epoch, tensors ``[k, rows, …]`` by name.
 
-    Each minibatch's observations are copied when it is needed, into memory of their own. The other columns go into no
-    matrix product, and are copied for the whole epoch at once.
+    Each minibatch's observations are copied when it is needed, into memory of their own. The other columns are
+    copied for the whole epoch at once. Of them only a recurrent policy's states go into a matrix product, whose bits
+    don't depend on where its factors begin.
     """
     shards, samples = batch.advantages.shape[:2]
     offsets = np.arange(shards)[:, None] * samples

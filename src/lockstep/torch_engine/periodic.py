@@ -24,7 +24,7 @@ from lockstep.torch_engine.minibatches import MinibatchStatistics, epoch_minibat
 from lockstep.torch_engine.nets.parameters import MOMENTS
 from lockstep.torch_engine.state import TrainState
 from lockstep.torch_engine.update import UpdateResult, begin_update, clip_and_step, decide
-from lockstep.training.limits import non_finite
+from lockstep.training.limits import minibatch_name, non_finite
 from lockstep.training.losses import loss_settings
 
 
@@ -96,8 +96,7 @@ def update_periodically(
             if done % config.sync_period and done < total:
                 continue
             together = synchronize(state, period, communicator)
-            where = f"epoch {epoch + 1}, the {period.steps} minibatches up to {number + 1}"
-            add_period(state, together, result, config, names, where)
+            add_period(state, together, result, config, names, minibatch_name(config, done - 1))
             if result.stopped_by_kl:
                 return result
             period = _Period(fresh)

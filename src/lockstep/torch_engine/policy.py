@@ -98,7 +98,7 @@ class PolicyFunction:
 
     Attributes:
         observation: the layout of observation rows; ``action`` is that of actions.
-        carry_size: size of a row's recurrent state, 0 if the policy has none.
+        state_size: size of a row's recurrent state, 0 if the policy has none.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class PolicyFunction:
             parameters = {name: arrays[POLICY + name] for name in self._net.shapes()}
             check_shapes(parameters, self._net.shapes())
             self._weights = nets.expand({name: torch.from_numpy(x) for name, x in parameters.items()}, 1)
-        self.carry_size = self._net.carry_size if self._net.core else 0
+        self.state_size = self._net.state_size if self._net.core else 0
 
     @torch.inference_mode()
     def __call__(
@@ -124,7 +124,7 @@ class PolicyFunction:
         """Returns actions, rows as :class:`lockstep.envs.host_envs.Buffers` takes them, and the next recurrent state.
 
         Takes normalised observation rows ``[rows, width]``, Gumbel or normal noise, float32 ``[rows, action outputs]``
-        (None: the most likely actions are returned), and the recurrent state before, float32 ``[rows, carry_size]``.
+        (None: the most likely actions are returned), and the recurrent state before, float32 ``[rows, state_size]``.
         """
         with as_in_training(self._threads):
             return self._act(torch.from_numpy(np.ascontiguousarray(observations)).unsqueeze(0), noise, recurrent_state)

@@ -47,7 +47,7 @@ class Rollout:
             None.
         final_missing: bool ``[T, E]``, truncations whose row in ``final`` is the observation before the step, because
             the simulator gave no other; None: there are none.
-        stated: the environments' own metrics of episodes that ended, by step and environment.
+        env_metrics: the environments' own metrics of episodes that ended, by step and environment.
     """
 
     observations: np.ndarray
@@ -66,7 +66,7 @@ class Rollout:
     final_missing: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        self.stated: dict[tuple[int, int], dict[str, float]] = {}
+        self.env_metrics: dict[tuple[int, int], dict[str, float]] = {}
         if not self.scores.size:
             self.scores = self.rewards
 
@@ -124,7 +124,7 @@ class Rollout:
         )
 
     def of(self, part: slice) -> Rollout:
-        """Returns views of some environments' columns; ``final``, still empty, and ``stated`` are its own."""
+        """Returns views of some environments' columns; ``final``, still empty, and ``env_metrics`` are its own."""
         views: dict[str, Any] = {"final": self.final[:0]}
         for name in (each.name for each in fields(Rollout) if each.name != "final"):
             whole = getattr(self, name)
@@ -283,7 +283,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
 
     Environments are stepped outside inference mode, because their own code may take gradients.
     """
-    out.stated.clear()
+    out.env_metrics.clear()
     final = [out.observations[0, :0]]
     with torch.inference_mode():
         actor.begin(state.recurrent_state)
@@ -299,7 +299,7 @@ def collect(state: TrainState, envs: HostEnvs, actor: Actor, noise: np.ndarray, 
                 envs.end_step(number)
                 life.progressed()
                 part.take(t)
-                out.stated |= envs.stated_at(t)
+                out.env_metrics |= envs.env_metrics_at(t)
                 if t + 1 < steps:
                     part.act(t + 1)
                     envs.begin_step(number)

@@ -143,7 +143,7 @@ def init_state(config: Config, description: EnvDescription, plan: ShardPlan, dev
         observation_normalizer=observations,
         return_normalizer=returns,
         counter=EpisodeCounter(plan.local_num_envs),
-        recurrent_state=np.zeros((plan.local_num_envs, net.carry_size), np.float32) if net.core else None,
+        recurrent_state=np.zeros((plan.local_num_envs, net.state_size), np.float32) if net.core else None,
         learning_rate=config.ppo.learning_rate,
         coefficients={name: torch.tensor(x, device=device) for name, x in scheduled_coefficients(config, 0).items()},
     )

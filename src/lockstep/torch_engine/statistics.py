@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.core.episodes import EPISODE_COLUMNS, StatedMetrics
+from lockstep.core.episodes import EPISODE_COLUMNS, EnvMetrics
 from lockstep.core.normalizers import merge_shards, shard_moments
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine.advantages import counted_moments, merge_counts, summed_alone
@@ -37,7 +37,7 @@ class SharedStatistics:
         episodes: the largest number of episodes that ended in one shard.
         stop: the highest stop code of any rank.
         samples: the number of samples that counted, by shard: int64 ``[num_shards]``.
-        stated: whether an environment gave metrics of its own.
+        has_env_metrics: whether an environment gave metrics of its own.
     """
 
     advantage_moments: Tensor
@@ -47,7 +47,7 @@ class SharedStatistics:
     episodes: int
     stop: int
     samples: np.ndarray
-    stated: bool
+    has_env_metrics: bool
 
 
 def sample_counts(rollout: Rollout, plan: ShardPlan) -> np.ndarray:
@@ -128,8 +128,8 @@ def share(
     k, rows = plan.local_num_shards, plan.envs_per_shard
     shard_of = (finished[:, 1].astype(np.int64) // rows) - plan.shards.start
     counts = np.bincount(shard_of, minlength=k).astype(np.float64)
-    stated = np.full(k, float(bool(rollout.stated)))
-    flags = np.stack([counts, np.full(k, float(stop)), sample_counts(rollout, plan), stated], 1)
+    metrics_given = np.full(k, float(bool(rollout.env_metrics)))
+    flags = np.stack([counts, np.full(k, float(stop)), sample_counts(rollout, plan), metrics_given], 1)
     normal = normalizer_moments(state, rollout, plan)
     value_moments = moments_of_values(batch).reshape(k, -1)
     computed = torch.cat([advantage_moments.reshape(k, -1), value_moments], 1)
@@ -146,7 +146,7 @@ def share(
         episodes=int(flag[:, 0].max()),
         stop=int(flag[:, 1].max()),
         samples=flag[:, 2].numpy().astype(np.int64),
-        stated=bool(flag[:, 3].any()),
+        has_env_metrics=bool(flag[:, 3].any()),
     )
 
 
@@ -215,7 +215,7 @@ def share_metrics(
     return np.concatenate(rows), RankTimes.of(laps_of_all, spent)
 
 
-def share_stated(stated: StatedMetrics, communicator: Communicator) -> StatedMetrics:
+def share_env_metrics(env_metrics: EnvMetrics, communicator: Communicator) -> EnvMetrics:
     """Gathers the environments' own metrics of all ranks; a collective, only for iterations in which there are any."""
-    everyone = communicator.gather_json([[*key, dict(said)] for key, said in stated.items()])
+    everyone = communicator.gather_json([[*key, dict(said)] for key, said in env_metrics.items()])
     return {(step, env): said for rows in everyone for step, env, said in rows}

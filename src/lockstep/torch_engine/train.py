@@ -38,8 +38,8 @@ from lockstep.torch_engine.statistics import (
     explained_variance,
     merge_normalizers,
     share,
+    share_env_metrics,
     share_metrics,
-    share_stated,
 )
 from lockstep.torch_engine.update import UpdateResult, update
 from lockstep.training.due import comes_due
@@ -191,8 +191,9 @@ class Trainer:
         """Adds the episodes of all ranks to the last hundred; returns the times of all ranks. A collective."""
         laps, durations = self.clock.finish()
         episodes, times = share_metrics(finished, shared.episodes, laps, durations, self.plan, self.communicator)
-        stated = share_stated(self.session.rollout.stated, self.communicator) if shared.stated else None
-        self.state.recent.extend(episodes, stated)
+        own = self.session.rollout.env_metrics
+        env_metrics = share_env_metrics(own, self.communicator) if shared.has_env_metrics else None
+        self.state.recent.extend(episodes, env_metrics)
         if self.recorder.timing is not None:
             self.recorder.timing.log(times.by_rank(self.state.iteration, self.config.steps_per_iteration))
         return times

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 MODULES = Path(__file__).parents[2] / "modules"
 WORDS = (
@@ -19,10 +20,10 @@ WORDS = (
 def commands(directory: Path, name: str, ranks: int, *words: str, device: str = "emulated") -> dict:
     """A run of so many ranks, each a process of its own that meets the others as under torchrun; its summary."""
     command = [sys.executable, str(MODULES / f"{device}_accelerator.py"), "train", *WORDS, "--name", name, *words]
-    started = []
+    started, port = [], free_port()
     for rank in range(ranks):
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29000 + os.getpid() % 1000}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         alone = {} if ranks == 1 else {key: str(value) for key, value in place.items()}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(command, cwd=directory, env={**os.environ, **alone}, **pipes))

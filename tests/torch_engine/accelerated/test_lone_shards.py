@@ -145,7 +145,7 @@ def test_an_actor_of_a_lone_shard_samples_as_one_of_two(changes):
     assert isinstance(policy, AutogradFunctions)
     generator = torch.Generator().manual_seed(0)
     x, noise = torch.randn(1, 4, generator=generator), torch.randn(1, 3, generator=generator)
-    carried = torch.randn(1, state.net.carry_size, generator=generator) if state.net.core else None
+    carried = torch.randn(1, state.net.state_size, generator=generator) if state.net.core else None
 
     def sampled(pairs: bool) -> Tensor:
         policy.pairs = pairs

@@ -1,6 +1,7 @@
 """How ranks join PyTorch's process group, what becomes of its errors, and how they leave it."""
 
 import datetime
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -9,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from lockstep.config.run import Config
-from lockstep.core.errors import PeerFailureError, UnavailableError
+from lockstep.core.errors import PeerFailureError, RankMismatchError, UnavailableError
 from lockstep.core.life import Life
 from lockstep.core.topology import Topology
 from lockstep.torch_engine.distributed import communicator as communicator_module
-from lockstep.torch_engine.distributed import scripts
+from lockstep.torch_engine.distributed import process_group, scripts
 from lockstep.torch_engine.distributed.communicator import Communicator
 from lockstep.torch_engine.distributed.ordered import Traffic
 from lockstep.torch_engine.distributed.process_group import WITHOUT_LIMIT, left_at_the_end, own_backend
@@ -63,6 +64,19 @@ def test_a_backend_that_this_pytorch_lacks_is_one_line(monkeypatch):
     assert own_backend(GPU) is None
     monkeypatch.setattr(dist, "is_backend_available", lambda name: True)
     assert own_backend(Config(device="cuda", backend="nccl")) == own_backend(GPU) == "nccl"
+
+
+def test_a_stranger_who_listens_where_ranks_meet_and_never_answers_is_one_line(monkeypatch):
+    monkeypatch.setattr(process_group, "ANSWER_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        place = Topology(1, 2, 1, 2, launched=True, master_port=port)
+        said = (
+            rf"^rank 1 can't meet the others at 127\.0\.0\.1:{port}: what listens there hasn't answered .* MASTER_PORT"
+        )
+        with pytest.raises(RankMismatchError, match=said) as refusal:
+            process_group.meet(place, datetime.timedelta(seconds=0.2))
+        assert "\n" not in str(refusal.value)
 
 
 class Store:

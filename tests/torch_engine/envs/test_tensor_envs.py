@@ -201,6 +201,15 @@ def test_what_lies_otherwise_than_its_space_says_is_refused(part, given, said):
         encode(observation_layout(SPACE), batch | {part: given}, 6)
 
 
+@pytest.mark.parametrize(("part", "said"), [("arm", "ndarray"), ("eye", "list")])
+def test_a_simulator_that_gives_no_tensors_is_told_what_it_must_give(part, said):
+    sampled = [SPACE.sample() for _ in range(6)]
+    batch = {k: torch.from_numpy(np.stack([x[k] for x in sampled])) for k in SPACE}
+    given = batch[part].numpy() if said == "ndarray" else batch[part].tolist()
+    with pytest.raises(ValueError, match=f"^observation part '{part}' must be a tensor, and is {said}; wrap the simul"):
+        encode(observation_layout(SPACE), batch | {part: given}, 6)
+
+
 def test_numbers_of_an_environment_may_come_in_another_shape_and_pixels_in_wider_integers():
     layout, sampled = observation_layout(SPACE), [SPACE.sample() for _ in range(6)]
     batch = {k: torch.from_numpy(np.stack([x[k] for x in sampled])) for k in SPACE}

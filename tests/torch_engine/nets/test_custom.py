@@ -147,6 +147,23 @@ def test_parameters_may_have_any_names():
     assert {"body.0.weight", "body_0_weight", "net"} <= set(gradients["fast"])
 
 
+@pytest.mark.parametrize("how", ["mapped", "mapped in pairs", "one shard", "several at once"])
+def test_a_network_that_works_in_place_leaves_observations_as_they_are(how):
+    count = 3 if how in ("mapped", "several at once") else 1
+    rows = torch.randn(count, 6, 4, generator=seeded(0))[:, :5]  # as a rollout's without its last ones
+    outputs = []
+    for in_place in (True, False):
+        state = small_state(custom_config("Scaling", {"in_place": in_place}), described())
+        state.net.custom.map_over_shards(how.startswith("mapped"), how.endswith("pairs") and not in_place)
+        given = rows.clone()
+        with torch.no_grad():
+            outputs.append(nets.actor_critic(state.net, state.parameters.expanded(count), given))
+        assert torch.equal(given, rows)
+    (output, values), (expected, its_values) = outputs
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(values, its_values)
+
+
 # --- Shards in one call ----------------------------------------------------------------------------------------------
 
 
@@ -378,6 +395,49 @@ def test_a_module_that_fails_is_refused_by_the_kind_and_the_words_of_its_error()
     said = complaint(custom_config("Broken", {}), described())
     assert "users_nets:Broken: RuntimeError: " in said  # between them newer PyTorch names the operation
     assert "mat1 and mat2 shapes cannot be multiplied" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "returned"),
+    [
+        ("three", "a tuple of 3 (Tensor, Tensor, int)"),
+        ("one", "a tuple of 1 (Tensor)"),
+        ("text", "a tuple of 2 (Tensor, str)"),
+        ("dict", "an object of type dict"),
+        ("nothing", "None"),
+    ],
+)
+def test_what_is_returned_otherwise_is_refused_by_what_is_needed(kind, returned):
+    config = custom_config("Returning", {"kind": kind})
+    assert complaint(config, described()) == (
+        f"network.custom: users_nets:Returning returned {returned}; a tuple of outputs [n, 3] and values [n] is needed "
+        "for n observations"
+    )
+
+
+def test_a_missing_critic_is_said_and_grpo_needs_none():
+    config = custom_config("Returning", {"kind": "no values"})
+    shapes = "gave outputs of shape (2, 3) and values of shape None for 2 observations; needed are (2, 3) and (2,)"
+    assert complaint(config, described()) == f"network.custom: users_nets:Returning {shapes}"
+    grpo = {"algorithm": "grpo", "num_envs": 16, "grpo": {"group_size": 4}}
+    net = make_net(
+        custom_config("Returning", {"kind": "no values"}, **grpo), described().observation, described().action
+    )
+    assert not net.critic
+    line = complaint(custom_config("Returning", {"kind": "nothing"}, **grpo), described())
+    assert line.endswith("returned None; a tensor of outputs [n, 3] is needed for n observations")
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_list_of_outputs_and_values_is_taken_as_a_tuple(mapped):
+    results = []
+    for name in ("Returning", "Tiny"):
+        state = small_state(custom_config(name), described())
+        state.net.custom.map_over_shards(mapped)
+        rows = torch.randn(2 if mapped else 1, 5, 4, generator=seeded(0))
+        results.append(nets.actor_critic(state.net, state.parameters.expanded(len(rows)), rows))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
 
 
 def test_a_module_that_is_not_there():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small_runs import described, small_config
 
-from lockstep.torch_engine.state import check_networks
+from lockstep.torch_engine.state import check_networks, make_net
 
 
 def checked(name: str, **kwargs):
@@ -28,6 +28,15 @@ HOSTS = "draws random numbers of Python's random or of numpy.random when it is c
         ("Spectral", {}, "changes its buffer body.0.parametrizations.weight.0._u when it is called"),
         ("Counting", {}, "changes its buffer calls when it is called"),
         ("Counting", {"buffer": False}, "gave other numbers when it was called again with the same observations"),
+        ("Running", {"changes": "always"}, "gave other numbers when it was called again with the same observations"),
+        ("Running", {"changes": "outside"}, "gave other numbers when it was called again with the same observations"),
+        ("Running", {}, "gave other numbers in training when it was called again with the same observations and ra"),
+        ("Running", {"dropout": 0.5}, "gave other numbers in training when it was called again with the same "),
+        (
+            "Squeezed",
+            {},
+            "gave outputs of shape (3,) and values of shape (1,) for a single observation; needed are (1, 3) and (1,)",
+        ),
     ],
 )
 def test_what_draws_unkeyed_numbers_or_keeps_some_is_refused(name, kwargs, said):
@@ -52,8 +61,32 @@ def test_what_minds_gradients_is_refused_by_its_place():
     assert "(users_nets.py, line " in str(caught.value)
 
 
+def test_what_fails_with_a_single_observation_is_refused_by_its_place():
+    said = r"^network\.custom: users_nets:Squeezed: with a single observation: IndexError: .* \(users_nets\.py, line "
+    with pytest.raises(ValueError, match=said) as caught:
+        checked("Squeezed", joined=True)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Running", "Squeezed"])
+def test_policies_of_such_networks_are_loaded(name):
+    description = described()
+    net = make_net(small_config(network={"custom": f"users_nets:{name}"}), description.observation, description.action)
+    assert net.custom is not None
+
+
+def test_a_network_is_tried_with_other_observations_in_a_copy():
+    seen = checked("Particular").custom.module.last
+    assert not seen.any()
+    assert seen.shape == (2, 4)
+
+
 @pytest.mark.parametrize(
-    ("name", "kwargs"), [("Tiny", {"dropout": 0.5}), ("Forgetful", {}), ("Shifted", {}), ("Masking", {})]
+    ("name", "kwargs"),
+    [
+        *[("Tiny", {"dropout": 0.5}), ("Forgetful", {}), ("Shifted", {}), ("Masking", {}), ("Scaling", {})],
+        *[("Particular", {}), ("OfBatch", {}), ("Varied", {})],
+    ],
 )
 def test_keyed_dropout_constants_and_what_is_made_once_are_taken(name, kwargs):
     torch_state, host = torch.get_rng_state(), (random.getstate(), str(np.random.get_state()))

@@ -84,7 +84,7 @@ def minibatch(config, state):
     if state.net.core:
         k, rows = columns["actions"].shape
         columns = {name: x.unflatten(1, (-1, 4)) for name, x in columns.items()}
-        columns["recurrent_state"] = torch.randn(k, rows // 4, state.net.carry_size, generator=seeded(3))
+        columns["recurrent_state"] = torch.randn(k, rows // 4, state.net.state_size, generator=seeded(3))
         columns["resets"] = (torch.randn(columns["actions"].shape, generator=seeded(4)) > 1).float()
     return columns
 
@@ -108,7 +108,7 @@ def test_matrix_products_are_of_the_precision_asked_for_and_those_of_heads_float
     function = PolicyFunction(
         config, _environment(), {POLICY + k: v.numpy() for k, v in state.parameters.views.items()}
     )
-    function(torch.randn(2, 4).numpy(), None, torch.zeros(2, function.carry_size).numpy())
+    function(torch.randn(2, 4).numpy(), None, torch.zeros(2, function.state_size).numpy())
     assert heads_alone(1)
 
 
@@ -136,7 +136,7 @@ def test_values_and_log_probabilities_are_float32_made_of_bfloat16(net):
     if NETS[net].get("recurrent"):
         config = config_of("bf16", **NETS[net])
         state = small_state(config, described())
-        x, carry = torch.randn(1, 3, 2, 4), torch.randn(1, 2, state.net.carry_size)
+        x, carry = torch.randn(1, 3, 2, 4), torch.randn(1, 2, state.net.state_size)
         results = nets.unroll(state.net, state.parameters.expanded(1), x, carry, torch.zeros(1, 3, 2))
     else:
         states = [small_state(config_of(p, **NETS[net]), described()) for p in ("bf16", "fp32")]
@@ -168,7 +168,7 @@ def test_heads_in_bfloat16_are_those_of_float32_on_the_same_features(net, monkey
     x, weights = torch.randn(1, 3, 5, 4, generator=seeded(0)), state.parameters.expanded(1)
     with torch.no_grad():
         if state.net.core:
-            carry, none = torch.zeros(1, 5, state.net.carry_size), torch.zeros(1, 3, 5)
+            carry, none = torch.zeros(1, 5, state.net.state_size), torch.zeros(1, 3, 5)
             results = nets.unroll(state.net, weights, x, carry, none)[:2]
         else:
             results = nets.actor_critic(state.net, weights, x.flatten(1, 2))

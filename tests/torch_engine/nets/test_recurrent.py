@@ -5,7 +5,7 @@ import torch
 from small_runs import policy_net, random_parameters, seeded
 from torch import Tensor, nn
 
-from lockstep.networks.spec import carry_size, core_shapes
+from lockstep.networks.spec import core_shapes, core_state_size
 from lockstep.torch_engine.nets import nets, recurrent
 from lockstep.torch_engine.setup.self_check import shard_invariant
 
@@ -18,7 +18,7 @@ def drawn(core: str, shards: int = SHARDS, size: int = SIZE, envs: int = ENVS) -
     g = seeded(0)
     return {
         "x": torch.randn(shards, STEPS, envs, INPUTS, generator=g),
-        "carry": 0.5 * torch.randn(shards, envs, carry_size(core, size), generator=g),
+        "carry": 0.5 * torch.randn(shards, envs, core_state_size(core, size), generator=g),
         "resets": (torch.rand(shards, STEPS, envs, generator=g) < 0.3).float(),
     }
 
@@ -63,7 +63,7 @@ def test_a_core_is_that_of_torch_nn(core):
     data, weights = drawn(core), weights_of(core)
     hidden, carries = recurrent.unroll(core, nets.expand(weights, SHARDS), "actor", *data.values())
     assert hidden.shape == (SHARDS, STEPS, ENVS, SIZE)
-    assert carries.shape == (SHARDS, STEPS, ENVS, carry_size(core, SIZE))
+    assert carries.shape == (SHARDS, STEPS, ENVS, core_state_size(core, SIZE))
     assert torch.equal(carries[..., :SIZE], hidden)
     module = reference_core(core, weights)
     for shard in range(SHARDS):
@@ -124,10 +124,10 @@ def test_batching_shards_keeps_their_bits(core, size, envs):
 def test_steps_one_by_one_are_the_sequence(core, shared):
     net = policy_net(INPUTS, 3, True, (8,), core=core, core_size=SIZE, shared=shared)
     weights, data = nets.expand(random_parameters(net), SHARDS), drawn(core)
-    carry = torch.randn(SHARDS, ENVS, net.carry_size, generator=seeded(2))
+    carry = torch.randn(SHARDS, ENVS, net.state_size, generator=seeded(2))
     output, values, carries = nets.unroll(net, weights, data["x"], carry, data["resets"])
     assert values is not None
-    assert net.carry_size == (1 if shared else 2) * carry_size(core, SIZE)
+    assert net.state_size == (1 if shared else 2) * core_state_size(core, SIZE)
     for t in range(STEPS):
         alone = nets.unroll(net, weights, data["x"][:, t : t + 1], carry, data["resets"][:, t : t + 1])
         torch.testing.assert_close(alone[0][:, 0], output[:, t], rtol=1e-5, atol=1e-6)
@@ -142,10 +142,10 @@ def test_steps_one_by_one_are_the_sequence(core, shared):
 def test_the_actor_alone_gives_the_same_and_leaves_the_critics_carry(core):
     net = policy_net(INPUTS, 3, True, (8,), core=core, core_size=SIZE)
     weights, data = nets.expand(random_parameters(net), SHARDS), drawn(core)
-    carry, none = torch.randn(SHARDS, ENVS, net.carry_size, generator=seeded(2)), torch.zeros(SHARDS, 1, ENVS)
+    carry, none = torch.randn(SHARDS, ENVS, net.state_size, generator=seeded(2)), torch.zeros(SHARDS, 1, ENVS)
     both = nets.unroll(net, weights, data["x"][:, :1], carry, none)
     output, values, carries = nets.unroll(net, weights, data["x"][:, :1], carry, none, actor_only=True)
-    half = net.carry_size // 2
+    half = net.state_size // 2
     assert values is None
     assert torch.equal(output, both[0])
     assert torch.equal(carries[..., :half], both[2][..., :half])

@@ -64,7 +64,7 @@ def sequences_for(
     columns = {
         "observations": torch.randn((*shape, net.observation.width), generator=g, dtype=torch.float64).to(dtype),
         "actions": actions if net.discrete else actions.to(dtype),
-        "recurrent_state": torch.randn((shards, SEQUENCES, net.carry_size), generator=g, dtype=torch.float64).to(dtype),
+        "recurrent_state": torch.randn((shards, SEQUENCES, net.state_size), generator=g, dtype=torch.float64).to(dtype),
         "resets": (torch.rand(shape, generator=g) < 0.3).to(dtype),
     }
     log_prob, _, values = torchs(net, nets.expand(parameters, shards), columns)
@@ -126,7 +126,7 @@ def test_the_gradient_depends_on_all_that_a_sequence_has(core, shared):
     for name, x in columns.items():
         other = gradients(net, parameters, columns | {name: x.flip(1)})
         assert (other - gradient)[:, : -len(TERMS)].abs().max() > 1e-5, name
-    half = net.carry_size // 2
+    half = net.state_size // 2
     for part in (slice(0, half), slice(half, None)):  # hidden and cell state, or the actor's and the critic's
         state = columns["recurrent_state"].clone()
         state[..., part] = 0.0
@@ -174,7 +174,7 @@ def rollout_for(net: PolicyNet, seed: int, dtype: torch.dtype, shards: int = SHA
     return (
         torch.randn((shards, STEPS + 1, SEQUENCES, net.observation.width), generator=g).to(dtype),
         actions if net.discrete else actions.to(dtype),
-        torch.randn((shards, SEQUENCES, net.carry_size), generator=g).to(dtype),
+        torch.randn((shards, SEQUENCES, net.state_size), generator=g).to(dtype),
         (torch.rand((shards, STEPS + 1, SEQUENCES), generator=g) < 0.3).to(dtype),
     )
 
@@ -209,7 +209,7 @@ def test_an_actor_goes_step_by_step_as_pytorchs_does(core, shared):
     autograds_own = AutogradFunctions(state.net, state.parameters, config)
     actors: list[Actor] = [state.policy.actor(plan, mode) for mode in ("batched", "loop")]
     actors.append(autograds_own.actor(plan, "batched"))
-    carried = torch.randn((8, state.net.carry_size), generator=seeded(0)).numpy()
+    carried = torch.randn((8, state.net.state_size), generator=seeded(0)).numpy()
     rng, taken = np.random.default_rng(0), []
     x = noise = np.zeros(0)
     for actor in actors:

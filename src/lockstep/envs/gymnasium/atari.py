@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import wrappers
 
-from lockstep.envs.gymnasium.stated import number
+from lockstep.envs.gymnasium.step_info import number
 
 LIFE_LOST = "lockstep/life_lost"
 """Key of ``info`` if a life was lost and the game goes on; True if that terminates an episode for the learner."""

@@ -11,10 +11,12 @@ import numpy as np
 from lockstep.core.life import life
 from lockstep.core.silence import Stillness
 from lockstep.envs.gymnasium.sweep import Sweep
-from lockstep.envs.host_envs import HostEnvs, Stated, WantedEnvs, cut
+from lockstep.envs.host_envs import HostEnvs, RowMetrics, WantedEnvs, cut
 
 FAILED_SECONDS = 2.0
 """Seconds that environments may take to close after a failure, before its message is printed."""
+MAKE_SECONDS = 60.0
+"""Seconds that each environment may take to be made, even if ``env.timeout`` is less: the first one loads its code."""
 _LOOK_SECONDS = 0.25
 """Longest time between two looks, by which ranks that wait for this one learn that its environments make progress."""
 
@@ -71,23 +73,29 @@ class InProcessEnvs(HostEnvs):
         count, in_parts = self.num_envs, wanted.in_parts and wanted.overlapped
         self._parts = cut(count, wanted.shard_size if in_parts else None, count)
         self._sweeps: list[Sweep] = []
+        limit = max(self._limit, MAKE_SECONDS)
+        more = "a longer env.timeout gives it more"
+        making = Watchdog(limit, self._sign, lambda: f"{self._late()} wasn't made within {limit:g} s; {more}", fail)
         try:
-            for part in self._parts:
-                self._sweeps.append(Sweep(wanted, self.buffers, range(part.start, part.stop), 0))
+            with making:
+                for part in self._parts:
+                    self._sweeps.append(Sweep(wanted, self.buffers, range(part.start, part.stop), 0))
         except BaseException:
             self._close_sweeps()
             raise
+        finally:
+            making.close()
         self._watchdog = Watchdog(self._limit, self._sign, self._hang, fail)
 
     def _sign(self) -> tuple[int, int]:
         return int(self.buffers.heartbeats[0]), int(self.buffers.stepping[0])
 
+    def _late(self) -> str:
+        """Names the environment that is being made, stepped, reset or asked."""
+        return f"environment {self.env_ids[max(int(self.buffers.stepping[0]), 0)]} ({self.description.id})"
+
     def _hang(self) -> str:
-        row = int(self.buffers.stepping[0])
-        return (
-            f"environment {self.env_ids[max(row, 0)]} ({self.description.id}) didn't answer within "
-            f"{self._limit:g} s (env.timeout)"
-        )
+        return f"{self._late()} didn't answer within {self._limit:g} s (env.timeout)"
 
     def reset(self) -> None:
         """See :meth:`HostEnvs.reset`."""
@@ -97,11 +105,11 @@ class InProcessEnvs(HostEnvs):
 
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
-        stated: Stated = {}
+        env_metrics: RowMetrics = {}
         for part in range(len(self._parts)):
             self.end_step(part)
-            stated |= self.stated
-        self.stated = stated
+            env_metrics |= self.env_metrics
+        self.env_metrics = env_metrics
 
     @property
     def parts(self) -> list[slice]:
@@ -111,7 +119,7 @@ class InProcessEnvs(HostEnvs):
     def end_step(self, part: int = 0) -> None:
         """See :meth:`HostEnvs.end_step`."""
         with self._watchdog:
-            self.stated = self._sweeps[part].step()
+            self.env_metrics = self._sweeps[part].step()
 
     def has_hooks(self) -> bool:
         """See :meth:`HostEnvs.has_hooks`."""

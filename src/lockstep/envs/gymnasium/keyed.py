@@ -19,12 +19,13 @@ from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import say
 from lockstep.envs.gymnasium.make import make_environment
-from lockstep.envs.gymnasium.stated import number, stated_mask
+from lockstep.envs.gymnasium.step_info import info_mask, number
 from lockstep.envs.gymnasium.time_limit import without_time_limit
 from lockstep.envs.gymnasium.watched import WatchedEnv, own_statistics
 from lockstep.envs.gymnasium.wrappers import stateful, vouches_for_state
 from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
+from lockstep.envs.restore.snapshot import check_savable
 
 CLOSE_LIMIT = 30.0
 """Seconds that an environment may take to close, by default."""
@@ -40,14 +41,21 @@ def wrong_number(env: gymnasium.Env, where: str, error: BaseException) -> str | 
     theirs = bool(frames) and "gymnasium" in Path(frames[-1].filename).parts
     if found is None or not (ours or theirs) or found[1] != ("5" if where == "step" else "2"):
         return None
-    wanted = "observation, reward, terminated, truncated, info" if where == "step" else "observation, info"
+    got = f"{found[2]} values" if found[2] else "something else"
+    returns = f"{where}() must return {_WANTED[where]}, and returned {got}"
+    return f"{returns}, as for Gymnasium's older interface ({_source_of(env, where)})"
+
+
+_WANTED = {"step": "observation, reward, terminated, truncated, info", "reset": "observation, info"}
+
+
+def _source_of(env: gymnasium.Env, where: str) -> str:
+    """Returns file and line of a function of an environment, inside all wrappers."""
     function = getattr(type(env.unwrapped), where)
     try:
-        line = f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
+        return f"{inspect.getsourcefile(function)}:{inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):
-        line = f"{type(env.unwrapped).__module__}.{type(env.unwrapped).__qualname__}.{where}"
-    got = f"{found[2]} values" if found[2] else "something else"
-    return f"{where}() must return {wanted}, and returned {got}, as for Gymnasium's older interface ({line})"
+        return f"{type(env.unwrapped).__module__}.{type(env.unwrapped).__qualname__}.{where}"
 
 
 def takes_no_seed(where: str, error: BaseException) -> str | None:
@@ -113,11 +121,10 @@ def close_environment(env: gymnasium.Env, name: str, limit: float = CLOSE_LIMIT)
     return True
 
 
-def _array(name: str, value: Any) -> np.ndarray:
-    """Copies an array of an environment's own state; raises a ``TypeError`` if it holds no numbers."""
+def _array(name: object, value: Any) -> np.ndarray:
+    """Copies an array of an environment's own state; raises a ``TypeError`` if no checkpoint holds it."""
     array = np.array(value)  # a copy: the environment may go on with this one
-    if array.dtype.kind not in "biufc":
-        raise TypeError(f"{name!r} must be an array of numbers, and is {' '.join(repr(value).split())[:80]}")
+    check_savable(name, array)
     return array
 
 
@@ -173,6 +180,13 @@ class KeyedEnv:
             return EnvironmentFailureError(f"{self._name}: {said}")
         return environment_failure(self._name, where, error)
 
+    def check_info(self, info: Any) -> None:
+        """Raises an :class:`EnvironmentFailureError` if what a step returned as its info is no mapping."""
+        if not isinstance(info, Mapping):
+            shown, line = " ".join(repr(info).split())[:80], _source_of(self._env, "step")
+            text = f"step() must return {_WANTED['step']}, and its info must be a dict and is {shown} ({line})"
+            raise EnvironmentFailureError(f"{self._name}: {text}")
+
     def reset(self, episode: int, row: np.ndarray) -> None:
         """Starts the k-th episode and writes its first observation into ``row`` ``[width]``."""
         seed = self._wanted.episode_seed(self._number, episode)
@@ -191,7 +205,7 @@ class KeyedEnv:
         """
         layout = self._description.observation
         masked = layout.mask is not None and not ended
-        mask = stated_mask(self._env, info, self._description.mask_from) if masked else self._all_allowed
+        mask = info_mask(self._env, info, self._description.mask_from) if masked else self._all_allowed
         layout.encode_into(row, observation, mask)  # whoever acts on it looks whether it allows anything
 
     def step(self, action: np.ndarray, row: np.ndarray) -> tuple[float, bool]:
@@ -216,12 +230,12 @@ class KeyedEnv:
         return None if self._wrapped else vouches_for_state(self._env)
 
     def save_state(self) -> dict[str, np.ndarray] | None:
-        """Returns the arrays of ``get_env_state()`` if the environment has both hooks for its state, else None."""
+        """Returns the arrays of ``get_env_state()``; None if the environment lacks one of the hooks, or gave none."""
         hooks = self._hooks
         if hooks is None:
             return None
         try:
-            return {name: _array(name, value) for name, value in hooks.get_env_state().items()}
+            return {name: _array(name, value) for name, value in hooks.get_env_state().items()} or None
         except (Exception, SystemExit) as error:
             raise self.failure("get_env_state", error) from error
 

@@ -6,7 +6,9 @@ import difflib
 import functools
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 import gymnasium
@@ -15,8 +17,9 @@ from gymnasium.envs.registration import EnvSpec
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
 from lockstep.core.process import say
+from lockstep.core.user_code.classes import named_here
 from lockstep.core.user_code.handed import handed_object, is_handed
-from lockstep.core.user_code.search_path import search_path_hint
+from lockstep.core.user_code.search_path import check_module, passed_over, search_path_hint
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
@@ -30,6 +33,9 @@ EXTRAS = {
     "gymnasium.envs.classic_control": "classic-control",
 }
 """Maps packages of Gymnasium's environments to extras of ours."""
+
+OF_MAKE = ("id", "max_episode_steps", "disable_env_checker")
+"""Arguments of ``gymnasium.make`` that it doesn't pass on."""
 
 
 def make_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
@@ -49,6 +55,7 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         )
     if config.jax_only and config.id not in ARRAY_ENVIRONMENTS:
         raise ValueError(f"env.id: {config.id} is stepped by JAX, no Gymnasium environment: it can't be drawn here")
+    check_module("env.id", config.id)
     if "mujoco" in _entry_point(config.id):
         _calm_mujoco()
     if is_handed(config.id):
@@ -62,8 +69,8 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         extra |= {"frameskip": 1, **UNSEEN_PICTURES}
         extra |= {} if config.sticky_actions is None else {"repeat_action_probability": config.sticky_actions}
     try:
-        what = spec_of(config.id)
-        made = gymnasium.make(what, disable_env_checker=True, **{**extra, **config.kwargs, **kwargs})
+        what, given = _with_own_arguments(spec_of(config.id), config.kwargs)
+        made = gymnasium.make(what, disable_env_checker=True, **{**extra, **given, **kwargs})
     except gymnasium.error.DependencyNotInstalled as error:
         raise ValueError(
             f"env.id: {config.id} needs a package that isn't installed: {_needed(config, error)}"
@@ -73,7 +80,7 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         raise ValueError(f"env.id: {config.id}: {error}{where}") from None
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"env.id: {_unknown(config.id, error)}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split()).partition(" was raised from the environment creator for ")[0]
         if config.atari.enabled and "frameskip" in text:
             raise ValueError(
@@ -97,7 +104,7 @@ def wrapped(config: EnvConfig, made: gymnasium.Env) -> gymnasium.Env:
     """
     try:
         return wrap(config, made)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         made.close()
         text = " ".join(str(error).split())
         raise ValueError(
@@ -137,23 +144,46 @@ def _spec(name: str, makes: Any) -> EnvSpec:
     return EnvSpec(name, entry_point=cast(Any, makes if looked_at else functools.partial(makes)))
 
 
+def _with_own_arguments(what: str | EnvSpec, kwargs: Mapping[str, Any]) -> tuple[str | EnvSpec, dict[str, Any]]:
+    """Moves arguments that ``gymnasium.make`` would keep to itself into a spec, if its callable has such arguments.
+
+    Returns the spec (an id is left as it is), and the other arguments, for ``gymnasium.make``.
+    """
+    given = dict(kwargs)
+    if isinstance(what, EnvSpec):
+        what.kwargs = {name: given.pop(name) for name in OF_MAKE if name in given and _takes(what.entry_point, name)}
+    return what, given
+
+
+def _takes(makes: Any, name: str) -> bool:
+    try:
+        parameters = inspect.signature(makes).parameters
+    except (TypeError, ValueError):  # written in C, say
+        return False
+    return name in parameters
+
+
 def _unknown(env_id: str, error: Exception) -> str:
     if env_id.endswith(".py"):
         starts, examines = f"lockstep run --nproc 2 {env_id} starts it", f"lockstep doctor -- {env_id} examines it"
-        return f"{env_id!r} is a script: {starts}, {examines}"
+        own = named_here(env_id.removesuffix(".py"))
+        return f"{env_id!r} is a script: {starts}, {examines}" + (f"; its environment is {own}" if own else "")
     module, _, name = env_id.partition(":")
     if module in sys.modules and name.isidentifier() and not hasattr(sys.modules[module], name):
         there = [key for key, value in vars(sys.modules[module]).items() if callable(value)]
         near = difflib.get_close_matches(name, there, 1, 0.5)
-        return f"{module} has no {name}{f'; did you mean {module}:{near[0]}?' if near else ''}"
+        return f"{module} has no {name}{passed_over(module) or (f'; did you mean {module}:{near[0]}?' if near else '')}"
     known = [key for key in gymnasium.registry if not key.startswith("GymV")]  # adapters for older versions
     close = difflib.get_close_matches(env_id, known, 1, 0.5)
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         hint = (
-            f"did you mean {with_version(close[0].rpartition('-v')[0])}?"  # older ones may be refused
-            if close
-            else ("gymnasium.registry lists them, 'module:Id-v0' imports one; a class for JAX needs --env.backend jax")
+            "'module:Class' names your own class, 'module:Id-v0' imports a registered one, gymnasium.registry lists "
+            "them; a class for JAX needs --env.backend jax"
         )
+        if (own := named_here(env_id)) is not None:
+            hint = f"did you mean {own}?"
+        elif close:
+            hint = f"did you mean {with_version(close[0].rpartition('-v')[0])}?"  # older ones may be refused
         return f"no environment {env_id!r} is registered; {hint}"
     return f"{env_id!r}: {error}"
 

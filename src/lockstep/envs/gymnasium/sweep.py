@@ -13,8 +13,8 @@ import numpy as np
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import CLOSE_LIMIT, KeyedEnv
-from lockstep.envs.gymnasium.stated import number, stated_metrics, stated_score, stated_success
-from lockstep.envs.host_envs import Buffers, Stated, WantedEnvs
+from lockstep.envs.gymnasium.step_info import info_metrics, info_score, info_success, number
+from lockstep.envs.host_envs import Buffers, RowMetrics, WantedEnvs
 
 HUNG_SECONDS = 0.5
 """Seconds that environments may take to close after one of them has hung."""
@@ -75,9 +75,9 @@ class Sweep:
             self._begin(row)
         self._stepping[self._slot] = -1
 
-    def step(self) -> Stated:
+    def step(self) -> RowMetrics:
         """Steps every environment with ``buffers.actions`` and resets those that end; returns their metrics."""
-        stated: Stated = {}
+        env_metrics: RowMetrics = {}
         shape, stepping, slot, rewards = self._shape, self._stepping, self._slot, self._rewards
         ndarray, row = np.ndarray, self._rows.start
         self._heartbeats[slot] += 1
@@ -100,13 +100,13 @@ class Sweep:
                 if info:
                     self._read(row, info)
                 if ended:
-                    self._end(row, bool(terminated), bool(truncated or is_late), info, stated)
+                    self._end(row, bool(terminated), bool(truncated or is_late), info, env_metrics)
         except EnvironmentFailureError:
             raise
         except (Exception, SystemExit) as error:
             raise self._env(row).failure("step", error) from error
         stepping[slot] = -1
-        return stated
+        return env_metrics
 
     def _env(self, row: int) -> KeyedEnv:
         return self.envs[row - self._rows.start]
@@ -117,7 +117,7 @@ class Sweep:
         self._stepped = [env.stepped for env in self.envs]
 
     def _forget(self) -> None:
-        """Clears what the last sweep stated of ends, lives, tasks and games, because most steps state nothing."""
+        """Clears what the last sweep read of ends, lives, tasks and games, because most steps say nothing."""
         for flag in self._flags:
             flag.fill(0)
         self._scores.fill(math.nan)
@@ -133,18 +133,23 @@ class Sweep:
     def _read(self, row: int, info: Mapping[str, Any]) -> None:
         """Reads what an environment's info says of a step."""
         b = self._buffers
+        if type(info) is not dict:
+            self._env(row).check_info(info)
         if LIFE_LOST in info:
             b.lost[row] = bool(info[LIFE_LOST])
-        b.successes[row] = stated_success(info)
+        b.successes[row] = info_success(info)
         if "score" in info:
-            b.scores[row] = stated_score(info)
+            b.scores[row] = info_score(info)
 
-    def _end(self, row: int, terminated: bool, truncated: bool, info: Mapping[str, Any], stated: Stated) -> None:
+    def _end(
+        self, row: int, terminated: bool, truncated: bool, info: Mapping[str, Any], env_metrics: RowMetrics
+    ) -> None:
         """Ends an episode, and begins the next one."""
+        self._env(row).check_info(info)
         b = self._buffers
         b.terminated[row], b.truncated[row] = terminated, truncated
-        if metrics := stated_metrics(info):
-            stated[row] = metrics
+        if metrics := info_metrics(info):
+            env_metrics[row] = metrics
         b.final_observations[row] = b.observations[row]
         b.episodes[row] += 1
         self._begin(row)

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.core.process import say
-from lockstep.envs.gymnasium.stated import as_array
+from lockstep.envs.gymnasium.step_info import as_array
 
 WATCHED_STEPS = 200
 """Steps of the first environment whose observations are compared with its space."""

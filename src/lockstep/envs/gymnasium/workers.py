@@ -21,10 +21,10 @@ import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
-from lockstep.core.process import STOP_SIGNALS, end_with_parent, killed_by
+from lockstep.core.process import EXIT_INTERRUPTED, STOP_SIGNALS, end_with_parent, killed_by
 from lockstep.core.silence import Stillness
 from lockstep.envs.gymnasium.sweep import HUNG_SECONDS, Sweep
-from lockstep.envs.host_envs import Buffers, HostEnvs, Stated, WantedEnvs, buffer_layout, cut
+from lockstep.envs.host_envs import Buffers, HostEnvs, RowMetrics, WantedEnvs, buffer_layout, cut
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SAFE_PATH = "PYTHONSAFEPATH"
@@ -33,7 +33,6 @@ CLOSE_SECONDS = 2.0
 """Seconds that workers may take to close their environments before they are killed, ``HUNG_SECONDS`` after failures."""
 START_SECONDS = 60.0
 """Seconds that a worker may take to start Python and load Lockstep, even if ``env.timeout`` is less."""
-_INTERRUPTED = 128 + signal.SIGINT
 
 
 def _message(*parts: Any) -> bytes:
@@ -99,7 +98,7 @@ def _work(
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
         known = isinstance(error, EnvironmentFailureError | ValueError)
         with contextlib.suppress(OSError):  # the rank may have failed for another environment already
@@ -109,14 +108,14 @@ def _work(
             sweep.close()
 
 
-def _joined(answers: Mapping[int, Stated]) -> Stated:
+def _joined(answers: Mapping[int, RowMetrics]) -> RowMetrics:
     """Merges what environments of several workers state."""
-    return {row: said for stated in answers.values() for row, said in stated.items()}
+    return {row: said for env_metrics in answers.values() for row, said in env_metrics.items()}
 
 
 def _ended_how(code: int | None) -> str:
     """Says how a worker that was still needed has ended."""
-    if code == _INTERRUPTED:
+    if code == EXIT_INTERRUPTED:
         return "was interrupted"
     if code == 0:
         return "ended before the run was done (exit code 0); the environment may have called exit"
@@ -247,7 +246,7 @@ class WorkerEnvs(HostEnvs):
 
     def step(self) -> None:
         """See :meth:`HostEnvs.step`."""
-        self.stated = _joined(self._command("step"))
+        self.env_metrics = _joined(self._command("step"))
 
     @property
     def parts(self) -> list[slice]:
@@ -260,7 +259,7 @@ class WorkerEnvs(HostEnvs):
 
     def end_step(self, part: int = 0) -> None:
         """See :meth:`HostEnvs.end_step`."""
-        self.stated = _joined(self._collect(self._slots[part]))
+        self.env_metrics = _joined(self._collect(self._slots[part]))
 
     def has_hooks(self) -> bool:
         """See :meth:`HostEnvs.has_hooks`."""

@@ -19,7 +19,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.envs.frames import join_frames, stacked_space, with_plain_texts
 from lockstep.envs.gymnasium.atari import AtariLives, AtariScreens, reload_quickly
 from lockstep.envs.gymnasium.minigrid import with_cell_indices
-from lockstep.envs.gymnasium.stated import number
+from lockstep.envs.gymnasium.step_info import number
 
 
 class FrameSkip(gymnasium.Wrapper):

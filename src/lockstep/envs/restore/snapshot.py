@@ -12,6 +12,8 @@ from lockstep.core.life import Part, life
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.restore.replay import ReplayLog
 
+WIDEST = 8
+"""Bytes of the widest number that checkpoints hold: neither complex128 nor the long doubles of C."""
 ShardArrays = dict[str, np.ndarray]
 Carried = Mapping[str, np.ndarray]
 
@@ -28,6 +30,18 @@ class LocalShards(Protocol):
     def envs_per_shard(self) -> int:
         """Number of environments in a shard."""
         ...
+
+
+def check_savable(name: object, array: np.ndarray) -> None:
+    """Raises a one-line ``TypeError`` if a checkpoint can't hold an array of an environment's own state as it is."""
+    if not isinstance(name, str):
+        raise TypeError(f"the arrays' names must be texts, and one is {name!r}")
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"{name!r} must be an array of numbers, and is {' '.join(repr(array.tolist()).split())[:80]}")
+    if array.dtype.itemsize > WIDEST:
+        raise TypeError(
+            f"{name!r} is of dtype {array.dtype}, which no checkpoint holds; give bools, integers, or floats of 64 bits"
+        )
 
 
 def save_shards(

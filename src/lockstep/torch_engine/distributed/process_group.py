@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from lockstep.core.topology import Topology
 WITHOUT_LIMIT = datetime.timedelta(days=20)
 """The backends' own time limit if ranks watch one another; in milliseconds it still fits into 32 bits."""
 
+ANSWER_SECONDS = 5.0
+"""How long a store may take to answer in addition to the time limit, whose own error says more."""
 LEAVE_SECONDS = 2.0
 ASK_SECONDS = 0.02
 
@@ -67,10 +71,7 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
         if topology.store_file is not None and not topology.agent_store:
             store: Store = FileStore(topology.store_file, world_size)
         else:
-            address = (topology.master_addr, topology.master_port)
-            store = TCPStore(
-                *address, world_size=world_size, is_master=topology.holds_store, timeout=timeout, wait_for_workers=False
-            )
+            store = _tcp_store(topology, timeout)
         with ended_by_signals() if topology.starts_again else contextlib.nullcontext():
             if topology.agent_store and topology.starts_again:
                 store = store_of_round(store, topology, timeout)
@@ -80,6 +81,39 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
         reason, where = str(error).splitlines()[0], topology.store_file or topology.master
         raise RankMismatchError(f"rank {rank} can't meet the others at {where}: {reason}") from None
     return store
+
+
+def _tcp_store(topology: Topology, timeout: datetime.timedelta) -> Store:
+    """Opens the store over TCP; raises a ``RuntimeError`` if that takes longer than ``timeout`` and a little more.
+
+    The store's own limit ends when something listens at the address. If it isn't a store and never answers, the
+    constructor waits forever, so it is called in a thread that may stay behind.
+    """
+    opened: Future[Store] = Future()
+
+    def open_store() -> None:
+        try:
+            store = TCPStore(
+                topology.master_addr,
+                topology.master_port,
+                world_size=topology.world_size,
+                is_master=topology.holds_store,
+                timeout=timeout,
+                wait_for_workers=False,
+            )
+        except Exception as error:
+            opened.set_exception(error)
+        else:
+            opened.set_result(store)
+
+    threading.Thread(target=open_store, daemon=True).start()
+    try:
+        return opened.result(timeout.total_seconds() + ANSWER_SECONDS)
+    except TimeoutError:
+        raise RuntimeError(
+            f"what listens there hasn't answered as rank 0 within {timeout.total_seconds():g} s; if it is another "
+            "program, set another MASTER_PORT on every rank"
+        ) from None
 
 
 def store_of_round(store: Store, topology: Topology, timeout: datetime.timedelta) -> Store:

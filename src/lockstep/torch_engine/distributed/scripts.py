@@ -29,8 +29,9 @@ def script_topology() -> Topology:
     Raises:
         ValueError: if the variables are incomplete or contradict one another.
     """
-    topology = from_environment()
-    if not (dist.is_available() and dist.is_initialized()):
+    has_group = dist.is_available() and dist.is_initialized()
+    topology = from_environment(met=has_group)
+    if not has_group:
         return topology
     return replace(topology, rank=dist.get_rank(), world_size=dist.get_world_size(), launched=True)
 

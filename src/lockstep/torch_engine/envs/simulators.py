@@ -16,8 +16,9 @@ from lockstep.core.errors import EnvironmentFailureError, RunError, memory_full
 from lockstep.core.life import life
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.gymnasium.keyed import environment_failure
-from lockstep.envs.gymnasium.stated import SUCCESS_KEYS
+from lockstep.envs.gymnasium.step_info import SUCCESS_KEYS
 from lockstep.envs.gymnasium.wrappers import HOOKS
+from lockstep.envs.restore.snapshot import check_savable
 from lockstep.envs.tensor import TensorEnvironment, load_factory
 from lockstep.torch_engine.setup.accelerator import generator_state, set_generator_state
 
@@ -28,7 +29,8 @@ def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
     """Converts an observation of tensors to rows ``[count, width]``, the same as :meth:`ObservationLayout.encode`.
 
     Raises:
-        ValueError: if a part's size isn't what its space says, or an image has another shape, or pixels of floats.
+        ValueError: if a part is no tensor, its size isn't what its space says, or an image has another shape, or pixels
+            of floats.
     """
     floats, images = [], []
     for leaf in layout.leaves:
@@ -49,13 +51,16 @@ def encode(layout: ObservationLayout, observation: Any, count: int) -> Tensor:
     return torch.nn.functional.pad(pixels, (0, layout.width - pixels.shape[1]))
 
 
-def _check(leaf: Leaf, values: Tensor, count: int) -> None:
-    """Checks what the host knows of a part of ``count`` observations: its shape, and an image's dtype.
+def _check(leaf: Leaf, values: Any, count: int) -> None:
+    """Checks what the host knows of a part of ``count`` observations: that it is a tensor, its shape, an image's dtype.
 
     An image's axes of length 1 are left out, because they say nothing of the order.
     """
-    given, wanted, image = tuple(values.shape), (count, *leaf.shape), leaf.kind == "image"
     what = f" part {leaf.name!r}" if leaf.name else ""
+    if not isinstance(values, Tensor):
+        advice = "wrap the simulator so that it returns torch.from_numpy(…), or train it by a Gymnasium id"
+        raise ValueError(f"observation{what} must be a tensor, and is {type(values).__name__}; {advice}")
+    given, wanted, image = tuple(values.shape), (count, *leaf.shape), leaf.kind == "image"
     fits = _long_axes(given[1:]) == _long_axes(wanted[1:]) if image else values.numel() == count * leaf.size
     if given[:1] != wanted[:1] or not fits:
         raise ValueError(f"observation{what} of shape {given}, its space says {wanted}")
@@ -198,7 +203,7 @@ def _made(config: EnvConfig, count: int, device: torch.device, seed: int) -> Ten
     factory = load_factory(config)
     try:
         return factory(count, str(device), seed, **config.kwargs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
         where, full = f"{count} on {device}", memory_full(error, device.type)
         if full is not None:
@@ -270,7 +275,10 @@ class Simulator:
             if not isinstance(values, Tensor) or values.shape[:1] != (self._count,):
                 shape = f" of shape {tuple(values.shape)}" if hasattr(values, "shape") else ""
                 raise TypeError(f"{name!r} must be a tensor [{self._count}, …], and is {type(values).__name__}{shape}")
-        return {name: values.detach().cpu().numpy().copy() for name, values in state.items()}
+        arrays = {name: values.detach().cpu().numpy().copy() for name, values in state.items()}
+        for name, array in arrays.items():
+            check_savable(name, array)
+        return arrays
 
     def load(self, state: dict[str, np.ndarray], rows: Tensor) -> None:
         """Sets the simulator's state, the reverse of :meth:`save`; ``rows`` are the observations in that state."""

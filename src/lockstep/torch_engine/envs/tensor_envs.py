@@ -67,7 +67,7 @@ class TensorEnvs(HostEnvs):
         """Turns a simulator's error into one that says where; leaves a reset's ValueError before training as it is."""
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if where == "reset" and isinstance(error, ValueError) and not life.trains:
                 raise
             raise environment_failure(f"environments ({self.description.id})", where, error) from error

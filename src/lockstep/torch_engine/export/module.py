@@ -80,7 +80,7 @@ class PolicyModule(nn.Module):
             net = make_net(config, self.observation, self.action, custom_class)
         self._net = replace(net, observation=FloatLayout.of(self.observation), traceable=True)
         self._names = tuple(net.shapes())
-        self.state_size, self.bf16 = net.carry_size if net.core else 0, net.bf16
+        self.state_size, self.bf16 = net.state_size if net.core else 0, net.bf16
         self.policy = nn.Module()
         for name, shape in net.shapes().items():
             values = torch.from_numpy(np.array(arrays[POLICY + name], np.float32).reshape(shape))

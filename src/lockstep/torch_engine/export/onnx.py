@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def write_onnx(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) ->
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"--onnx needs {package}, which isn't installed: pip install 'lockstep-rl[onnx]'")
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read on import: nothing is kept at home or sent unasked
     import onnx
 
     inputs = inputs_of(policy.observation, policy.state_size)

@@ -85,9 +85,11 @@ def _traced(module: nn.Module, policy: PolicyModule) -> ExportedProgram:
 
 def write_program(policy: PolicyModule, path: Path, metadata: Mapping[str, Any]) -> Runner:
     """Writes a policy's program, with ``metadata`` as ``metadata.json`` in it; returns a function that runs it."""
-    program = program_of(policy)
+    program, content = program_of(policy), io.BytesIO()
     with quiet():
-        torch.export.save(program, str(path), extra_files={METADATA: json.dumps(dict(metadata))})
+        torch.export.save(program, content, extra_files={METADATA: json.dumps(dict(metadata))})
+    path.write_bytes(content.getbuffer())  # PyTorch's own writer ends the process if the disk is full
+    with quiet():
         loaded = torch.export.load(str(path)).module()
 
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

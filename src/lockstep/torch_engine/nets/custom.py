@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from lockstep.core.spaces import Leaf, ObservationLayout
 from lockstep.core.user_code.named import named_object
-from lockstep.networks.checks import check_outputs, other_type, running_statistics
+from lockstep.networks.checks import check_outputs, needed_instead, other_type, running_statistics
+from lockstep.networks.returned import ReturnedError, outputs_and_values
 from lockstep.torch_engine.nets import encoders
 from lockstep.torch_engine.nets.shards import in_pairs
 
@@ -125,15 +126,28 @@ class CustomNet:
         self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Computes the actor's output ``[k, n, outputs]`` and the values ``[k, n]`` of rows ``[k, n, width]``."""
+        rows = rows.clone()  # the module may work in place on its observations, and these are a rollout's own
         if self.batched:
             return self._mapped(parameters, layout, rows)
+        output, values = self.returned(parameters, layout, rows)
+        shape = rows.shape[:2]
+        if values is None:
+            return output.unflatten(0, shape), torch.zeros(0)
+        return output.unflatten(0, shape), values.reshape(shape) if values.numel() else values
+
+    def returned(
+        self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Calls the module once; gives outputs and values of rows ``[k, n, width]`` in the shapes that it gives them.
+
+        Raises:
+            ReturnedError: it returned something else; the user's own code may raise anything.
+        """
         weights = {name: w[0] for name, w in self._weights(parameters).items()}
         assert len(rows) == 1 or not any(w.requires_grad for w in weights.values()), "one shard at a time"
         flat = observation_tensors(layout, rows.flatten(0, 1))
-        result = torch.func.functional_call(self.module, weights | self._buffers_on(rows.device), (flat,))
-        output, values = result if isinstance(result, tuple) else (result, torch.zeros(0))
-        shape = rows.shape[:2]
-        return output.unflatten(0, shape), values.reshape(shape) if values.numel() else values
+        called = torch.func.functional_call(self.module, weights | self._buffers_on(rows.device), (flat,))
+        return outputs_and_values(called)
 
     def _mapped(
         self, parameters: Mapping[str, Tensor], layout: ObservationLayout, rows: Tensor
@@ -149,7 +163,8 @@ class CustomNet:
             called = torch.func.functional_call(
                 self.module, {**weights, **buffers}, (observation_tensors(layout, rows),)
             )
-            return called if isinstance(called, tuple) else (called, rows.new_zeros(0, dtype=torch.float32))
+            output, values = outputs_and_values(called)
+            return output, rows.new_zeros(0, dtype=torch.float32) if values is None else values
 
         output, values = torch.func.vmap(one)(weights, rows)
         values = values.reshape(len(rows), samples) if values.numel() else values
@@ -185,16 +200,28 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
             custom = CustomNet(module)
             changing = [name for name, _ in module.named_buffers()]
             parameters = {name: p.detach().unsqueeze(0) for name, p in module.named_parameters()}
-            output, values = custom(parameters, net.observation, torch.from_numpy(sample).unsqueeze(0))
+            output, values = custom.returned(parameters, net.observation, torch.from_numpy(sample).unsqueeze(0))
+        except ReturnedError as error:
+            raise needed_instead(f"network.custom: {path}", net, error) from error
         except Exception as error:
             if module is not None:
                 check_float32(f"network.custom: {path}", module)
             raise ValueError(f"network.custom: {path}: {type(error).__name__}: {error}") from error
-    check_outputs(f"network.custom: {path}", net, tuple(output.shape[1:]), tuple(values.shape[1:]), len(sample))
+    check_outputs_of(f"network.custom: {path}", net, output, values, len(sample))
     net.check_custom(f"network.custom: {path}", custom.shapes())
     if any(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in changing):
         raise running_statistics(f"network.custom: {path}", changing[0], "ranks")
     return custom
+
+
+def check_outputs_of(name: str, net: Any, output: Tensor, values: Tensor | None, rows: int) -> None:
+    """Checks the shapes of what :meth:`CustomNet.returned` gave for ``rows`` rows of a shard.
+
+    Raises:
+        ValueError: they aren't those of outputs and values; the message is one line.
+    """
+    shape = None if values is None else (rows,) if values.numel() == rows else tuple(values.shape)
+    check_outputs(name, net, tuple(output.shape), shape, rows)
 
 
 def check_float32(name: str, module: nn.Module) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.core.user_code.errors import one_line, users_line
 from lockstep.networks.draws import host_generators, keyed_by_nothing
-from lockstep.torch_engine.nets.custom import CustomNet, check_float32
+from lockstep.networks.trial_rows import trial_rows
+from lockstep.torch_engine.nets.custom import CustomNet, check_float32, check_outputs_of
 
 
 def check_trainable(name: str, custom: CustomNet, net: Any) -> None:
@@ -25,14 +28,14 @@ def check_trainable(name: str, custom: CustomNet, net: Any) -> None:
 
 
 def check_function(name: str, custom: CustomNet, net: Any) -> None:
-    """Calls a user's module again, as in rollouts and as in training, on observations of zeros.
+    """Calls a user's module again, as in rollouts and as in training, on observations of zeros; a copy of it on others.
 
     A module that draws unkeyed numbers, or keeps some from call to call, would depend on which shards a rank computes,
     and on where a run was resumed. It may keep what its first call makes.
 
     Raises:
-        ValueError: if it draws or keeps such numbers, or can't be called in training; one line that begins with
-            ``name``.
+        ValueError: if it draws or keeps such numbers, can't be called in training, or can't be called with a single
+            observation; one line that begins with ``name``.
     """
     rows = torch.from_numpy(net.observation.zeros(2)).unsqueeze(0)
     parameters = {key: torch.from_numpy(x).unsqueeze(0) for key, x in custom.initial_parameters().items()}
@@ -67,11 +70,79 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
                 f"{name} changes its buffer {key} when it is called, which would then depend on the ranks and on where "
                 f"a run was resumed; keep buffers as the constructor makes them{instead}"
             )
-    if not all(_same(a, b) for a, b in zip(first, again, strict=True)):
+    if not _all_same(first, again):
+        raise _other_numbers(name)
+    copied = _copied(custom)
+    if copied is not None:
+        _check_single_row(name, copied, net)
+        _check_keeps_nothing(name, copied, net)
+
+
+def _copied(custom: CustomNet) -> CustomNet | None:
+    """Copies a module, which more calls might change; None if it can't be copied, or would be compiled once more."""
+    if any(hasattr(part, "_orig_mod") for part in custom.module.modules()):  # of torch.compile
+        return None
+    try:
+        return CustomNet(copy.deepcopy(custom.module))
+    except Exception:  # such as of a tensor with a gradient that it keeps
+        return None
+
+
+def _check_single_row(name: str, custom: CustomNet, net: Any) -> None:
+    """Refuses a module that drops the axis of observations if there is only one; policies are called like that."""
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in custom.module.modules()):
+        return  # needs several
+    rows = torch.from_numpy(net.observation.zeros(1)).unsqueeze(0)
+    parameters = {key: torch.from_numpy(x).unsqueeze(0) for key, x in custom.initial_parameters().items()}
+    with torch.random.fork_rng(devices=[]):
+        try:
+            output, values = custom.returned(parameters, net.observation, rows)
+        except Exception as error:  # raised by the user's code
+            raise ValueError(f"{name}: with a single observation: {one_line(error)}{users_line(error)}") from error
+    check_outputs_of(name, net, output, values, 1)
+
+
+def _check_keeps_nothing(name: str, custom: CustomNet, net: Any) -> None:
+    """Refuses a module whose numbers depend on the observations of earlier calls, which zeros wouldn't show."""
+    bits, large = (torch.from_numpy(rows).unsqueeze(0) for rows in trial_rows(net.observation))
+    parameters = {key: torch.from_numpy(x).unsqueeze(0) for key, x in custom.initial_parameters().items()}
+
+    def called(training: bool, rows: Tensor) -> tuple[Tensor, ...]:
+        custom.set_dropout(training)
+        with torch.random.fork_rng(devices=[]):  # so that each call draws the same numbers
+            return custom(parameters, net.observation, rows)
+
+    def before_and_after(training: bool) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        first = called(training, bits)
+        with suppress(Exception):
+            called(training, large)
+        return first, called(training, bits)
+
+    host = host_generators()
+    try:
+        (first, again), in_training = before_and_after(False), before_and_after(True)
+        last = called(False, bits)
+    except Exception:  # an environment may be unable to observe such numbers
+        return
+    if host_generators() != host:
+        raise keyed_by_nothing(name, "torch's generator, if self.training is set,")
+    if not _all_same(first, again):
+        raise _other_numbers(name)
+    if not _all_same(*in_training):
         raise ValueError(
-            f"{name} gave other numbers when it was called again with the same observations; outside of training it "
-            "must be a function of them and of its parameters alone, without numbers drawn or kept"
+            f"{name} gave other numbers in training when it was called again with the same observations and random "
+            "numbers, so it keeps something from call to call, by which ranks would show; keep nothing, or, for "
+            "running statistics of observations, use normalize.observations"
         )
+    if not _all_same(first, last):  # what it keeps in training is of use outside of it
+        raise _other_numbers(name)
+
+
+def _other_numbers(name: str) -> ValueError:
+    return ValueError(
+        f"{name} gave other numbers when it was called again with the same observations; outside of training it "
+        "must be a function of them and of its parameters alone, without numbers drawn or kept"
+    )
 
 
 def _check_gradient(name: str, custom: CustomNet, net: Any) -> None:
@@ -95,6 +166,10 @@ def _check_gradient(name: str, custom: CustomNet, net: Any) -> None:
             f"{len(initial)} have requires_grad False); leave it True for some of those that the output is computed "
             "with, and don't detach it"
         )
+
+
+def _all_same(some: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
+    return all(_same(a, b) for a, b in zip(some, others, strict=True))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

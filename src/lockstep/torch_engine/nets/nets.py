@@ -163,7 +163,7 @@ def unroll(
     """
     k, steps, n, _ = observations.shape
     rows = observations.flatten(1, 2)
-    width = net.carry_size // len(net.trunks)
+    width = net.state_size // len(net.trunks)
     features: list[Tensor] = []
     states: list[Tensor] = []
     images = images_of(net.observation, rows)

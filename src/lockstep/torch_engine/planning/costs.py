@@ -211,7 +211,7 @@ class _Traced:
         plan = ShardPlan(shards * self.rows, shards)
         actor, envs = self.policy.actor(plan, "batched"), plan.num_envs
         if self.net.core is not None:
-            actor.begin(np.zeros((envs, self.net.carry_size), np.float32))
+            actor.begin(np.zeros((envs, self.net.state_size), np.float32))
         rows, noise = self._observations(1, envs)[0], self._empty(envs, self.net.action.outputs)
         return kernels_of(lambda: actor.tensors(rows, noise))
 
@@ -219,7 +219,7 @@ class _Traced:
         """Counts the resets of all recurrent states: after each step, but not after the last if the host steps."""
         plan, steps = self.plan, self.config.num_steps - (self.config.env.backend != "tensor")
         actor, ended = self.policy.actor(plan, "batched"), self._empty(plan.local_num_envs, dtype=torch.bool)
-        actor.begin(np.zeros((plan.local_num_envs, self.net.carry_size), np.float32))
+        actor.begin(np.zeros((plan.local_num_envs, self.net.state_size), np.float32))
         with torch.no_grad():
             return Part("rollout", kernels_of(lambda: actor.forget(ended), steps), "size", sampling=False)
 
@@ -231,7 +231,7 @@ class _Traced:
             self.policy.evaluate(seen, actions)
             return
         seen, actions = self._observations(shards, steps + 1, rows), self._actions(shards, steps, rows)
-        carried = self._empty(shards, rows, self.net.carry_size)
+        carried = self._empty(shards, rows, self.net.state_size)
         self.policy.unroll(seen, actions, carried, self._empty(shards, steps + 1, rows))
 
     def _batch(self) -> None:
@@ -345,6 +345,6 @@ class _Traced:
         if self.net.custom is not None:
             columns[DROPOUT_SEED] = torch.zeros((shards, 1), dtype=torch.int64)
         if self.net.core:
-            columns["recurrent_state"] = self._empty(shards, shape[0], self.net.carry_size)
+            columns["recurrent_state"] = self._empty(shards, shape[0], self.net.state_size)
             columns["resets"] = self._empty(shards, *shape)
         return columns

@@ -23,6 +23,9 @@ TYPES = {"cuda": "cuda", "xpu": "xpu"}
 """PyTorch's device type of each ``device`` of a config that is an accelerator of this engine; tests add theirs."""
 PREFERRED = ("cuda", "xpu")
 """What ``device: auto`` takes: the first that is here, else the CPU."""
+FULL_TYPES = ("cuda", "xpu")
+"""PyTorch's types of devices with generators of their own, and copies to and from page-locked memory. Which generator
+draws follows from it."""
 GRAPHS = ("CUDAGraph", "XPUGraph")
 NEEDED = ("device_count", "current_device", "set_device", "synchronize", "get_device_name", "get_rng_state")
 """What a run needs of a device's module, whatever its settings."""
@@ -163,7 +166,7 @@ def peak_memory(device: torch.device) -> float:
 
 def generator(device: torch.device) -> torch.Generator | None:
     """Makes a counter-based generator on a device; None if it has none of its own, and the host draws."""
-    return torch.Generator(device) if device.type in PREFERRED else None
+    return torch.Generator(device) if device.type in FULL_TYPES else None
 
 
 def generator_state(device: torch.device) -> Tensor | None:
@@ -182,7 +185,7 @@ def set_generator_state(device: torch.device, state: Tensor | None) -> None:
 
 def pins(device: torch.device) -> bool:
     """Returns whether a device copies to and from page-locked host memory while the host goes on."""
-    return device.type in PREFERRED
+    return device.type in FULL_TYPES
 
 
 def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -330,3 +333,8 @@ def current_accelerator() -> torch.device:
     device = torch.accelerator.current_accelerator()
     assert device is not None
     return torch.device(device.type, torch.accelerator.current_device_index())
+
+
+def is_capturing() -> bool:
+    """Returns whether a script captures a CUDA graph at the moment: nothing can be read from the device then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -125,7 +125,7 @@ def _shards_invariant(state: TrainState, config: Config, plan: ShardPlan, number
             passed = passed and invariant(state.policy.evaluate, plan.num_shards, observations, actions)
         else:
             sequence = (observations.unflatten(1, (steps + 1, rows)), actions.unflatten(1, (steps, rows)))
-            carried, resets = draws.normal(rows, net.carry_size), (draws.normal(steps + 1, rows) > 1.5).float()
+            carried, resets = draws.normal(rows, net.state_size), (draws.normal(steps + 1, rows) > 1.5).float()
             passed = invariant(state.policy.unroll, plan.num_shards, *sequence, carried, resets) and invariant(
                 state.policy.step, plan.num_shards, sequence[0][:, 0].contiguous(), carried
             )
@@ -141,7 +141,7 @@ def _steps_invariant(state: TrainState, plan: ShardPlan, draws: _Draws) -> bool:
     observations = draws.observations(rows)
     if net.core is None:
         return invariant(state.policy.output, plan.num_shards, observations)
-    return invariant(state.policy.step, plan.num_shards, observations, draws.normal(rows, net.carry_size))
+    return invariant(state.policy.step, plan.num_shards, observations, draws.normal(rows, net.state_size))
 
 
 def _gradient_of_minibatch(
@@ -168,7 +168,7 @@ def _gradient_of_minibatch(
     if net.custom is not None:
         columns[DROPOUT_SEED] = torch.zeros((shards, 1), dtype=torch.int64)
     if net.core:
-        columns["recurrent_state"] = draws.normal(count, net.carry_size)
+        columns["recurrent_state"] = draws.normal(count, net.state_size)
         columns["resets"] = (draws.normal(*shape) > 1.5).float()
     # A user's own loss is called for each shard alone anyway, so only the networks are checked here.
     settings = replace(loss_settings(config).scheduled(state.coefficients), loss=None)

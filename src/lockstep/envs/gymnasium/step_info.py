@@ -15,13 +15,25 @@ SUCCESS_KEYS = ("is_success", "success")
 """Keys of ``info``, the first that is there counts: of Gymnasium-Robotics and SB3, of Meta-World and ManiSkill."""
 
 
+_NUMBERS = frozenset({int, bool, np.float64, np.float32, np.int64, np.int32, np.bool_})
+"""Types of most rewards that aren't plain floats."""
+
+
 def number(reward: Any) -> float:
-    """Returns a reward as a float, also if it is an array of one element; raises a ``TypeError`` for anything else."""
+    """Returns a reward as a float, also if it is an array of one element; raises a ``TypeError`` for anything else.
+
+    Texts are no numbers, though Python would read some.
+    """
+    if type(reward) in _NUMBERS:
+        return float(reward)
+    single = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
     try:
-        return float(reward.item()) if isinstance(reward, np.ndarray) else float(reward)
+        if not isinstance(single, str | bytes):
+            return float(single)
     except (TypeError, ValueError):
-        shown = " ".join(repr(reward).split())[:80]
-        raise TypeError(f"the reward returned by step() must be a number, and is {shown}") from None
+        pass
+    shown = " ".join(repr(reward).split())[:80]
+    raise TypeError(f"the reward returned by step() must be a number, and is {shown}") from None
 
 
 def as_array(value: Any) -> np.ndarray | None:
@@ -38,7 +50,7 @@ def _single(value: Any, kinds: str) -> float | None:
     return float(array.item()) if array is not None and array.size == 1 and array.dtype.kind in kinds else None
 
 
-def stated_success(info: Mapping[str, Any]) -> int:
+def info_success(info: Mapping[str, Any]) -> int:
     """Returns what an environment's info says of its task: 1 solved, -1 not solved, 0 nothing.
 
     A value that isn't a single number or bool counts as nothing.
@@ -49,13 +61,13 @@ def stated_success(info: Mapping[str, Any]) -> int:
     return 0
 
 
-def stated_score(info: Mapping[str, Any]) -> float:
+def info_score(info: Mapping[str, Any]) -> float:
     """Returns the points of a game so far, if an environment's info has a number ``score``; else NaN."""
     value = _single(info["score"], "iuf") if "score" in info else None
     return math.nan if value is None else value
 
 
-def stated_metrics(info: Mapping[str, Any]) -> dict[str, float]:
+def info_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     """Returns an environment's own metrics of an episode: the finite single numbers and bools under ``"metrics"``."""
     found = info.get("metrics")
     if not isinstance(found, Mapping):
@@ -64,7 +76,7 @@ def stated_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
-def stated_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
+def info_mask(env: gymnasium.Env, info: Mapping[str, Any], source: str) -> np.ndarray | None:
     """Returns which actions are allowed, if that isn't in the observation; masks of several indices one after another.
 
     The source is ``method`` (the environment's ``action_masks()``), ``info`` (of the last step or reset) or ``""``
