@@ -26,8 +26,8 @@ class Story:
     """Two ranks, in sync unless a test says otherwise: what they hold are functions of (rank, step) or of rank.
 
     There are two tensors; the second one is always equal, unless what is told is so ``everywhere``. With ``second``
-    there is another optimiser, of which the same holds but for what is told there. Before all that there may be some
-    ``plans``: optimisers of tensors of each rank's own, of which some are ``gone``.
+    there is another optimiser, ``second_on`` these ranks, of which the same holds but for what is told there. Before
+    all that there may be some ``plans``: optimisers of tensors of each rank's own, of which some are ``gone``.
     """
 
     ranks: int = 2
@@ -49,6 +49,7 @@ class Story:
     gathered: Callable[..., Any] | None = None
     own: Callable[..., Any] | None = None
     inputs: Callable[..., Any] = lambda rank, step: f"data of rank {rank} at {step}"
+    source: Callable[..., Any] = lambda rank, step: {}
     rates: Callable[..., Any] = lambda rank: [(0, [1e-3])]
     boundaries: Callable[..., Any] = lambda rank: [2]
     taken: Callable[..., Any] | None = None
@@ -57,6 +58,10 @@ class Story:
     everywhere: bool = False
     sharded: int = 0
     second: dict | None = None
+    second_on: tuple = (0, 1, 2)
+    sizes: tuple = (1, 2)
+    made: Callable[..., Any] = lambda rank: []
+    untrained: Callable[..., Any] = lambda rank: []
     plans: int = 0
     gone: Callable[..., Any] = lambda plan: True
     ends: dict = field(default_factory=dict)
@@ -74,7 +79,7 @@ class Story:
             self._train(writer, rank, self.plans)
             for error in self.failures.get(rank, ()):
                 writer.add({"kind": "failure", "error": error})
-            if self.second is not None:
+            if self.second is not None and rank in self.second_on:
                 replace(self, second=None, **self.second)._train(writer, rank, self.plans + 1)
             world = {"size": self.world} if self.world else {}
             state = {"world": world, "torch": True, "seconds": 10.0, "own_seconds": 0.2} | self.states.get(rank, {})
@@ -88,13 +93,14 @@ class Story:
         return directory
 
     def _train(self, writer, rank, optimizer, named=True):
-        facts = {"wrappers": list(self.wrappers), "libraries": list(self.libraries)}
+        facts: dict[str, Any] = {"wrappers": list(self.wrappers), "libraries": list(self.libraries)}
+        facts |= {"sizes": list(self.sizes), "made": self.made(rank), "untrained": self.untrained(rank)}
         names = {place: name for name, place in PLACES.items()} if named else {}
         writer.add({"kind": "optimizer", "optimizer": optimizer, "names": names} | facts)
         for step, rates in self.rates(rank):
             writer.add({"kind": "rates", "optimizer": optimizer, "step": step, "rates": rates})
         for step in range(1, self.steps + 1):
-            inputs = {"inputs": self.inputs(rank, step), "through": list(self.through)}
+            inputs = {"inputs": self.inputs(rank, step), "through": list(self.through)} | self.source(rank, step)
             self._check(writer, rank, (optimizer, step, "before"), inputs)
             self._check(writer, rank, (optimizer, step, "after"), {"broadcast": list(self.broadcast)})
         words = [] if self.models is None else [str(self.models(rank, phase)) for phase in (1, 2, 3)]

@@ -2,12 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from free_ports import free_port
 
 from lockstep.core.errors import DesyncError
 from lockstep.doctor import check_replicated
@@ -26,10 +27,7 @@ def start(devices, variables):
 @pytest.fixture(scope="module")
 def reports():
     """What both processes of two say, and the one process of one; there are four devices each time."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [start(2, common | {"RANK": str(rank)}) for rank in range(2)] + [start(4, {})]
     try:
         outputs = [process.communicate(timeout=600) for process in processes]
@@ -89,3 +87,9 @@ def test_processes_with_other_numbers_or_trees_are_named(reports):
 def test_it_is_public_and_raises_an_error_of_ours():
     assert check_replicated({"x": 1.0}) == 0
     assert issubclass(DesyncError, RuntimeError)
+
+
+def test_its_argument_is_no_text():
+    text: Any = "no"
+    with pytest.raises(ValueError, match=r"^device_axis: 'no' must be True or False$"):
+        check_replicated({"x": 1.0}, device_axis=text)

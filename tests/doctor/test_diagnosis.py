@@ -8,6 +8,7 @@ from stories import Story, kinds
 from lockstep.core.errors import OutOfStepError
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.diagnosis import diagnose
+from lockstep.doctor.judge.report import screen
 from lockstep.doctor.judge.traces import RankTrace, read_traces
 from lockstep.doctor.watch.watcher import described
 
@@ -26,6 +27,7 @@ def test_equal_ranks_with_different_data_are_in_sync(tmp_path):
     assert found.coverage["compared_steps"] == 4
     assert found.coverage["optimizer_steps"] == {"0": {"0": 4, "1": 4}}
     assert found.overhead["share"] == pytest.approx(0.2 / 9.8)
+    assert "\noverhead   0.20 s beside the 9.8 s of the script, 2.0 %\n" in screen(found, "ppo.py")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,22 @@ def test_a_rank_that_always_stops_early_may_meet_the_others_at_their_boundaries(
     found = story.diagnosis(tmp_path)
     assert found.verdict == "NOT IN SYNC"
     assert "4 (rank 0), 2 (rank 1) in rollout phase 1" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [
+        (lambda rank, step: {"collected": "all", "rows": [rank, step, 10 + step]}, "UNDETERMINED"),
+        (lambda rank, step: {"collected": f"of {rank}", "rows": [rank, step, 10 + step]}, "IN SYNC"),
+        (lambda rank, step: {"collected": "all", "rows": [100 * rank + step]}, "IN SYNC"),
+        (lambda rank, step: {"collected": "all" if step < 3 else f"{rank}", "rows": [1, 2, 3, 4]}, "IN SYNC"),
+        (lambda rank, step: {} if rank else {"collected": "all", "rows": [1, 2, 3, 4]}, "IN SYNC"),
+        (lambda rank, step: {"collected": "", "rows": [1, 2, 3, 4]}, "IN SYNC"),
+    ],
+)
+def test_rollouts_that_are_the_same_though_minibatches_differ_leave_it_open(tmp_path, source, verdict):
+    found = Story(source=source).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == (verdict, ["identical_data"] if verdict == "UNDETERMINED" else [])
 
 
 def test_the_same_data_everywhere_leave_it_open(tmp_path):
@@ -415,9 +433,49 @@ def test_ranks_that_attach_found_apart_are_not_one_agent_if_that_is_certain(tmp_
     assert (alone.verdict, alone.findings[0].fix) == ("UNDETERMINED", "")
 
 
+def test_learning_rates_that_attach_found_apart_are_the_cause(tmp_path):
+    end = described(OutOfStepError("rank 0 steps with learning rate 0.2 and rank 1 with 0.3", ranks_parted="rates"))
+    found = Story(ends={0: end, 1: end}, codes={0: 1, 1: 1}).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("NOT IN SYNC", ["parted"])
+    assert "adapts its learning rate" in found.findings[0].cause
+
+
 def test_a_long_error_is_told_whole_and_a_huge_one_says_that_it_goes_on():
     assert described(ValueError("x" * 900))["error"] == "ValueError: " + "x" * 900
     assert described(ValueError("x" * 9000))["error"].endswith("xxx …")
+
+
+SECONDARY = {"error": "RuntimeError: Connection reset by peer", "error_in_collective": True}
+MISMATCHED = {"error": "RuntimeError: Is there a distributed collective mismatch in your code?"}
+
+
+@pytest.mark.parametrize(
+    ("ends", "codes", "said"),
+    [
+        ({0: None, 1: SECONDARY}, {0: -6, 1: 1}, "rank 0 was killed by SIGABRT, while rank 1 was in a collective"),
+        ({0: MISMATCHED, 1: SECONDARY}, {0: 1, 1: 1}, "mismatch in your code?, while rank 1 was in a collective"),
+    ],
+)
+def test_ranks_that_gloo_found_at_different_collectives_are_told_why(tmp_path, ends, codes, said):
+    found = Story(ends=ends, codes=codes).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["failure"])
+    assert found.reason.endswith(said)
+    assert "different collectives" in found.findings[0].cause
+    assert "lockstep.stop_if" in found.findings[0].fix
+
+
+@pytest.mark.parametrize(
+    ("ends", "codes"),
+    [
+        ({0: None, 1: {"error": "KeyError: 'x'", "error_in_collective": False}}, {0: -6, 1: 1}),
+        ({0: None, 1: SECONDARY}, {0: -11, 1: 1}),
+        ({0: None}, {0: -6, 1: 0}),
+    ],
+)
+def test_a_rank_that_died_in_another_way_is_not_said_to_be_at_another_collective(tmp_path, ends, codes):
+    found = Story(ends=ends, codes=codes).diagnosis(tmp_path)
+    assert "failure" in kinds(found)
+    assert all("different collectives" not in finding.cause for finding in found.findings)
 
 
 def test_a_rank_that_was_killed_is_named(tmp_path):

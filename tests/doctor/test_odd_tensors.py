@@ -9,7 +9,7 @@ from watching import trace_of
 from lockstep.doctor.judge.traces import Moment
 from lockstep.doctor.watch.torch import hooks as torch_hooks
 from lockstep.doctor.watch.torch.inspection import look_around
-from lockstep.doctor.watch.torch.values import TAKEN_NUMBERS, input_digests, take_part
+from lockstep.doctor.watch.torch.values import TAKEN_NUMBERS, input_digests, readable, take_part
 
 
 class Graph(nn.Module):
@@ -66,6 +66,39 @@ def test_models_inside_of_torch_func_break_no_script(watch, tmp_path):
     trace = trace_of(watch, tmp_path)
     assert trace.checks[Moment(0, 1, "before")].facts["inputs"] == ""
     assert trace.failures == []
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # PyTorch's own use, in forward mode
+@pytest.mark.parametrize("transform", ["jvp", "jacfwd", "jacrev", "vmap", "hessian"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_rollout_inside_of_torch_func_breaks_nothing_and_is_a_phase(watch, tmp_path, transform, learned):
+    net, other, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.Linear(2, 2), torch.ones(4, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def called(given):
+        other(torch.ones(1, 2))  # what no transform follows
+        return net(given)
+
+    calls = {"jvp": lambda: torch.func.jvp(called, (x,), (x,))}
+    for name in ("jacfwd", "jacrev", "vmap", "hessian"):
+        calls[name] = lambda name=name: getattr(torch.func, name)(called)(x)
+    for _ in range(2):
+        with torch.set_grad_enabled(learned):
+            calls[transform]()
+        with torch.no_grad():
+            net(x)
+        net(x).sum().backward()
+        optimizer.step()
+    trace = trace_of(watch, tmp_path)
+    assert trace.failures == []
+    assert len(trace.boundaries[0]) >= 1
+    assert set(trace.checks[Moment(0, 2, "after")].parts["parameters"]) == {"0.0", "0.1", "0.2", "0.3"}
+
+
+def test_what_has_no_memory_is_not_readable():
+    zero = torch._efficientzerotensor((2, 2))  # pyright: ignore[reportPrivateImportUsage]
+    assert not readable(zero)
+    assert input_digests((zero, torch.ones(2))) == input_digests(torch.ones(2))
 
 
 def test_what_can_not_be_read_is_left_out_of_what_is_kept():

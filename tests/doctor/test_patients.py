@@ -13,7 +13,7 @@ CORRECT = (
     *("evaluated_on_one_rank", "target_network", "old_policy_made_before_the_broadcast", "actor_and_critic_apart"),
     *("attached_as_ddp_left_it", "accumulated", "saved_and_continued", "always_clipped"),
     *("average_on_rank_0", "reduced_by_hand_and_averaged_on_rank_0", "updated_by_parts"),
-    "updated_by_parts_in_groups",
+    *("updated_by_parts_in_groups", "parts_of_one_rollout", "parts_of_one_rollout_of_few_states"),
 )
 FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of the first
     "critic_outside_ddp": (
@@ -161,6 +161,12 @@ def test_an_actor_that_was_sent_parameters_took_no_other_steps_than_the_learners
 def test_what_one_rank_alone_draws_makes_equal_data_no_other_ones(tmp_path):
     found = examined("same_seed_and_a_graph_on_rank_0", tmp_path)
     assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["identical_data"])
+
+
+def test_the_same_rollouts_in_another_order_are_the_same_data(tmp_path):
+    found = examined("same_rollouts_in_another_order", tmp_path)
+    assert (found.json["verdict"], found.kinds) == ("UNDETERMINED", ["identical_data"])
+    assert "only in another order" in found.json["reason"]
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from watching import trace_of
 
 from lockstep.doctor.judge.traces import Moment
 from lockstep.doctor.watch.schedule import Schedule
-from lockstep.doctor.watch.torch import checks
+from lockstep.doctor.watch.torch import checks, forward_passes
 from lockstep.doctor.watch.torch import hooks as torch_hooks
 from lockstep.doctor.watch.torch.checks import was_made
 from lockstep.doctor.watch.torch.inspection import bare, look_around
@@ -732,3 +732,29 @@ def test_a_script_is_left_without_hooks_once_its_steps_are_no_longer_checked(wat
     assert weight._post_accumulate_grad_hooks
     train(agent, optimizer, 1)  # the third is the last of the first ones
     assert not weight._post_accumulate_grad_hooks
+
+
+@pytest.mark.parametrize("minibatch", [[0, 1, 2, 3], [4, 5], [0, 4, 5]])
+def test_rows_that_a_rollout_has_more_than_once_tell_no_sample(watch, tmp_path, minibatch):
+    net = nn.Sequential(nn.Sequential(nn.Linear(3, 2)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    observed = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 2]])
+    with torch.no_grad():
+        net(observed[:2])
+        net(observed[2:])
+    net(observed[minibatch]).sum().backward()
+    optimizer.step()
+    facts = trace_of(watch, tmp_path).checks[Moment(0, 1, "before")].facts
+    assert len(facts.get("rows", ())) == len({4, 5}.intersection(minibatch))
+
+
+def test_rows_tell_no_sample_if_a_rollout_is_longer_than_what_is_recorded(watch, tmp_path, monkeypatch):
+    monkeypatch.setattr(forward_passes, "MOST_COLLECTED", 2)
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with torch.no_grad():
+        for row in (torch.ones(1, 3), torch.zeros(1, 3), torch.ones(1, 3)):
+            net(row)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert "rows" not in trace_of(watch, tmp_path).checks[Moment(0, 1, "before")].facts

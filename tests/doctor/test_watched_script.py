@@ -25,7 +25,8 @@ print("over")
 def said(code, cwd, **more):
     paths = os.pathsep.join([str(cwd / "own"), SOURCE])
     given = {**os.environ, "PYTHONPATH": paths, **more}
-    ended = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=given, capture_output=True, text=True, timeout=60)
+    words = [sys.executable, "-c", code]
+    ended = subprocess.run(words, cwd=cwd, env=given, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 

@@ -1,20 +1,15 @@
 """Rank processes of a module of the tests, as torchrun would start them, and what each of them said."""
 
 import json
-import socket
 import subprocess
 import sys
 import uuid
 from typing import Any
 
 from command_line import MODULES, surroundings
+from free_ports import free_port
 
 TIMEOUT = 600
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def run_script(words: list[str], world_size: int) -> list[str]:

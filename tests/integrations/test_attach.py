@@ -172,6 +172,9 @@ OUT_OF_STEP = {
     "another place": "rank 0 came to the end of a backward pass (of Agent) while rank 1 came to stop_if",
     "another companion": "rank 0 came to all_mean while rank 1 came to stop_if",
     "another shape": "at all_mean, rank 0 brought 2 elements and rank 1 3",
+    "other rate": "rank 0 steps with learning rate 0.2 and rank 1 with 0.3: decide it from lockstep.all_mean",
+    "other rate for one step": "rank 0 steps with learning rate 0.2 and rank 1 with 0.3",
+    "other rate in a tensor": "rank 0 steps with learning rate 0.2 and rank 1 with 0.3",
     "other number of backward passes": "rank 0 had run 1 backward passes since the last reduction and rank 1 2",
 }
 REFUSED = {
@@ -234,6 +237,8 @@ def test_a_module_or_an_optimiser_keeps_itself_attached(ranks):
     [
         *("two steps with one gradient", "added to the optimiser", "copy", "attached again after detach"),
         *("one rank evaluates", "one rank evaluates, then again", "back in step"),
+        *("rates together", "rates together, in a tensor", "rates together, two groups", "rates together, closures"),
+        "rates rounded",
     ],
 )
 def test_what_is_right_raises_nothing(ranks, what):
@@ -257,6 +262,11 @@ def test_buffers_follow_the_first_rank(ranks):
     assert only(ranks, "buffers True", "after")
     assert not only(ranks, "buffers False", "started")
     assert not only(ranks, "buffers False", "after")
+
+
+def test_buffers_whose_elements_share_memory_are_the_first_ranks(ranks):
+    assert only(ranks, "expanded", "mask") == [[0.0] * 3] * 4
+    assert only(ranks, "expanded", "rows") == [[0, 1, 2]] * 2
 
 
 def test_large_weights_and_buffers_are_the_first_ranks(ranks):

@@ -11,8 +11,13 @@ from torch import nn
 
 import lockstep
 from lockstep.integrations.attach.process_group import place
+from lockstep.integrations.attach.rates import Rates
 
 UNKNOWN: Any = "avg"
+LINEAR: Any = nn.Linear(1, 1)
+NUMBER: Any = 0.5
+PLAIN_LIST: Any = [1.0, 2.0]
+TEXT: Any = "no"
 
 
 @pytest.fixture(autouse=True)
@@ -107,13 +112,22 @@ def test_the_launcher_s_variables_say_who_writes(monkeypatch):
     ("error", "operation"),
     [
         ("reduction 'avg' is unknown", lambda: lockstep.attach(nn.Linear(1, 1), reduction=UNKNOWN)),
+        ("broadcast_buffers: 'no' must be True", lambda: lockstep.attach(LINEAR, broadcast_buffers=TEXT)),
+        ("check_phases: 'no' must be True or False", lambda: lockstep.attach(LINEAR, check_phases=TEXT)),
         (
             "attach every module that it trains",
             lambda: lockstep.attach(nn.Linear(1, 1), _optimizer_of(nn.Linear(1, 1))),
         ),
         ("no parameter of the module requires", lambda: lockstep.attach([nn.ReLU()])),
         ("attach the bare module", lambda: lockstep.attach(nn.DataParallel(nn.Linear(1, 1)))),
+        ("parameter weight has no shape yet, in a lazy module", lambda: lockstep.attach(nn.LazyLinear(2))),
+        ("buffer 1.pairs is sparse .*broadcast_buffers=False", lambda: lockstep.attach(with_sparse_buffer())),
+        ("Parameter stands where an optimiser is wanted", lambda: lockstep.attach(LINEAR, LINEAR.parameters())),
+        ("str stands where a torch.nn.Module is wanted", lambda: lockstep.attach(LINEAR.state_dict())),
+        ("float stands where a torch.nn.Module is wanted", lambda: lockstep.attach(NUMBER)),
         ("at least 2 elements", lambda: lockstep.normalize(torch.ones(1))),
+        ("normalize: list; a tensor, an array or a number is wanted", lambda: lockstep.normalize(PLAIN_LIST)),
+        ("all_mean: list; a tensor, an array or a number is wanted", lambda: lockstep.all_mean(PLAIN_LIST)),
         ("torch.int64 values", lambda: lockstep.normalize(torch.ones(3, dtype=torch.int64))),
     ],
 )
@@ -122,8 +136,44 @@ def test_mistakes_are_said_with_one_rank_too(error, operation):
         operation()
 
 
+def with_sparse_buffer():
+    part = nn.Linear(1, 1)
+    part.register_buffer("pairs", torch.eye(2).to_sparse())
+    return nn.Sequential(nn.Linear(1, 1), part)
+
+
+def test_a_sparse_buffer_that_is_not_broadcast_does_no_harm():
+    lockstep.attach(with_sparse_buffer(), broadcast_buffers=False).detach()
+
+
 def _optimizer_of(module):
     return torch.optim.SGD(module.parameters(), 0.1)
+
+
+class Far(torch.Tensor):
+    """A number on another device, which counts how often it was read."""
+
+    reads = 0
+    device = property(lambda self: torch.device("cuda"))  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+
+    def __float__(self):
+        type(self).reads += 1
+        return self.as_subclass(torch.Tensor).item()
+
+
+def test_a_learning_rate_on_a_gpu_is_read_before_steps_once_after_each_change():
+    rate = torch.tensor(0.5).as_subclass(Far)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+    optimizer.param_groups[0]["lr"] = rate
+    rates, digests = Rates([optimizer]), []
+    for change in (None, None, 0.25, 0.25):
+        if change is not None and float(rate.as_subclass(torch.Tensor)) != change:
+            rate.fill_(change)
+        digests.append(rates.digest())
+        rates.compare([0, 0])
+        rates.before_step(0)
+    assert Far.reads == 2
+    assert digests[0] != digests[2]
 
 
 def test_importing_lockstep_loads_no_framework():

@@ -98,6 +98,19 @@ def test_a_rank_waits_for_its_nth_file_only(second_rank):
     save_on_one_rank("another", written)
 
 
+def test_files_of_before_the_ranks_met_end_no_wait(second_rank, monkeypatch):
+    """The first rank may have saved them alone; it and the others count from where they meet."""
+    counts = files.Counter()
+    monkeypatch.setattr(files, "count_so_far", counts.__getitem__)
+    monkeypatch.setattr(files, "count_up", lambda key: counts.update([key]))
+    monkeypatch.setattr(files, "is_writer", lambda: True)
+    save_on_one_rank("model", lambda: None)
+    files.count_anew()
+    monkeypatch.setattr(files, "is_writer", lambda: False)
+    with pytest.raises(RunError, match="rank 1 waited"):
+        save_on_one_rank("model", lambda: None)
+
+
 def test_a_rank_that_learns_waits_for_nobody(second_rank):
     with files.learning():
         save_on_one_rank("model", lambda: pytest.fail("the second rank wrote"))

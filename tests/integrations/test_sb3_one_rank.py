@@ -3,6 +3,7 @@
 import json
 import os
 import zipfile
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,6 +99,12 @@ def test_a_saved_option_of_ours_is_kept_and_left_alone_by_the_library(tmp_path):
     assert PPO.load(tmp_path / "model", device="cpu").normalize_advantage_locally
     theirs = stable_baselines3.PPO.load(tmp_path / "model", device="cpu")
     assert theirs.predict(np.zeros((2, 4), np.float32))[0].shape == (2,)
+
+
+def test_an_option_of_ours_that_is_on_or_off_is_no_text():
+    text: Any = "no"
+    with pytest.raises(ValueError, match=r"^normalize_advantage_locally: 'no' must be True or False$"):
+        PPO("MlpPolicy", cartpoles(), normalize_advantage_locally=text, **SMALL)
 
 
 def test_the_librarys_own_errors_come_through():

@@ -36,6 +36,7 @@ def ranks(folder):
 def case(ranks, request):
     """What the ranks wrote of the case that the test is named after."""
     name = request.node.originalname.removeprefix("test_")
+    name = "used_environments" if name.startswith("used_environments") else name
     facts = [rank[name] for rank in ranks]
     assert not any("error of the case" in one for one in facts), facts
     return facts
@@ -132,6 +133,51 @@ def test_seeds(case, whose):
     same(case, f"parameters of the {whose}")
 
 
+def alike(case, name):
+    """How many of the second rank's environments start as one of the first rank's."""
+    first, second = (one[name] for one in case)
+    return sum(observation in first for observation in second)
+
+
+USED = ("reset_first", "evaluated_first", "used_on_one_rank", "seeded_before_they_are_wrapped", "seeded_in_processes")
+
+
+@pytest.mark.parametrize("how", USED)
+def test_used_environments(case, how):
+    """Environments that were seeded alike and used before ``learn`` are told apart; the first rank's go on."""
+    assert alike(case, how) == 0
+    assert case[0][how] == case[0][f"{how}, unseparated"]
+    if how in ("reset_first", "seeded_before_they_are_wrapped", "seeded_in_processes"):
+        assert alike(case, f"{how}, unseparated") == 2
+    if how in ("reset_first", "evaluated_first", "seeded_in_processes"):
+        assert case[1][how] == case[1]["of global ids"]
+
+
+def test_used_environments_go_on_if_the_script_seeds_them_by_rank(case):
+    for one in case:
+        assert one["seeded_by_rank"] == one["seeded_by_rank, unseparated"]
+    assert alike(case, "seeded_by_rank") == 0
+
+
+SEEDING_THEMSELVES = ("levels", "levels, monitored", "generators", "generators in processes", "used levels")
+
+
+@pytest.mark.parametrize("which", SEEDING_THEMSELVES)
+def test_environments_that_seed_themselves(case, which):
+    """They are alike again after each reset: whoever goes on learning doesn't end their episodes, and is told once."""
+    begun = [one[which] for one in case]
+    assert begun[0] == begun[1] == ([2, 2, 2, 3] if which == "used levels" else [1, 1, 1, 2])
+    assert [one[f"{which}, lines"] for one in case] == [1, 0]
+
+
+def test_environments_that_are_set_later(case):
+    """They are told apart like the first ones."""
+    assert alike(case, "first") == 0
+    assert alike(case, "later") == 0
+    assert case[1]["later"] == case[1]["of global ids"]
+    assert [one["lines"] for one in case] == [0, 0]
+
+
 def test_normalizers(case):
     assert same(case, "merged")["from the whole"] < 1e-5
     assert same(case, "merged")["between ranks"] == 0
@@ -193,6 +239,11 @@ def test_saving(case, folder):
     assert same(case, "there", "same") == [True, True]
     same(case, "actions")
     assert {file.name for file in (folder / "cases" / "saving").iterdir()} == {"late.zip", "alone.zip"}
+
+
+def test_saving_on_one_rank_before(case):
+    """The file that ranks wait for is the one of this call, not one that the first rank saved alone."""
+    assert same(case, "loaded") == same(case, "trained") == 192
 
 
 def test_saving_on_one_rank_while_learning(case):

@@ -27,7 +27,7 @@ from lockstep.runs.directory import is_writer
 MEETING_SECONDS = 300.0
 """The longest that ranks of one run may be started apart."""
 _POLL_SECONDS = 0.1
-_NAMES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_NAMES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE")
 """Environment variables by which launchers name a run."""
 
 

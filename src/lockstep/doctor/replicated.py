@@ -8,9 +8,11 @@ import jax
 import numpy as np
 from jax import tree_util
 
+from lockstep.config.on_off import switch
 from lockstep.core.errors import DesyncError
 from lockstep.core.fingerprint import array_digest
 from lockstep.jax_engine.distributed.processes import gather_json
+from lockstep.jax_engine.shards.keys import is_key
 
 
 def check_replicated(pytree: Any, *, device_axis: bool = False) -> int:
@@ -33,10 +35,12 @@ def check_replicated(pytree: Any, *, device_axis: bool = False) -> int:
 
     Raises:
         DesyncError: in every process; one line that names the first leaf, how many differ, and where.
+        ValueError: ``device_axis`` is neither True nor False; one line.
     """
+    counts_copies = switch("device_axis", device_axis)
     leaves = tree_util.tree_flatten_with_path(pytree)[0]
     mine = {
-        tree_util.keystr(path) or "the tree": _copies(leaf, device_axis)
+        tree_util.keystr(path) or "the tree": _copies(leaf, counts_copies)
         for path, leaf in leaves
         if _holds_numbers(leaf)
     }
@@ -75,7 +79,7 @@ def _copies(leaf: Any, device_axis: bool) -> dict[str, dict[str, str]]:
                 }
             }
         return {"whole": {holder: array_digest(array).hex()}}
-    if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     for shard in leaf.addressable_shards:
         bounds = [index.indices(size) for index, size in zip(shard.index, leaf.shape, strict=True)]

@@ -101,6 +101,18 @@ CAUSES = {
         "each rank normalises by statistics of its own environments: the same observation is another input on"
         " every rank, and only one rank's statistics are saved"
     ),
+    "environment_normalizers": (
+        "a wrapper around each environment keeps that environment's statistics, as it does in one process with as many"
+        " environments, which is no mistake; or these environments should share what they see, and don't"
+    ),
+    "lone_normalizer": (
+        "one rank alone evaluates, with a copy of the merged statistics, which is no mistake; or it alone updates them"
+        " and doesn't send them to the others"
+    ),
+    "lone_optimizer": (
+        "that rank trains something for itself (a probe for a plot, a model for its log), which is no mistake; or what"
+        " all ranks should train, and the agent depends on it"
+    ),
     "buffers": "buffers are updated from each rank's own data and never combined",
     "own_buffers": (
         "buffers hold data of the rank's own (a cache, an environment's or a recurrent state), which is no mistake; or"
@@ -123,6 +135,11 @@ CAUSES = {
     "parted_or_alone": (
         "a rank ends its epochs by a value of its own (the KL divergence of its own minibatch) and collects already; or"
         " one rank alone runs the module without gradients, which by itself leaves them one agent"
+    ),
+    "different_collectives": (
+        "ranks were probably at different collectives, whose sizes don't fit (gloo then aborts a rank): one ended its"
+        " epochs by a value of its own (the KL divergence of its own minibatch), left a loop earlier, or took another"
+        " branch; if not, what that rank printed last says what it died of"
     ),
     "waiting": "ranks took a different number of collectives: one left its loop earlier, or took another branch",
 }
@@ -174,6 +191,12 @@ FIXES = {
         "merge counts, means and squares of all ranks after each rollout; lockstep.integrations.sb3 does it "
         "for VecNormalize"
     ),
+    "environment_normalizers": (
+        "one normaliser around the vector environment, whose counts, means and squares all ranks merge after each"
+        " rollout: then there is one to save"
+    ),
+    "lone_normalizer": "make the evaluation's normaliser on that rank alone; broadcast what all ranks should have",
+    "lone_optimizer": "none if the agent doesn't depend on it; else make and train it on every rank, or broadcast it",
     "buffers": "torch.nn.SyncBatchNorm for BatchNorm; all-reduce other statistics after each rollout",
     "own_buffers": "all-reduce what all ranks should share; keep a rank's own data in plain attributes, not in buffers",
     "passing": "none if these are the rank's own; else reduce their gradients, too",
@@ -185,6 +208,9 @@ FIXES = {
     "parted_or_alone": (
         "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag);"
         " what one rank runs alone, under module.eval()"
+    ),
+    "different_collectives": (
+        "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag)"
     ),
     "waiting": "let all ranks take the same decision from a reduced value before they leave a loop or branch",
 }

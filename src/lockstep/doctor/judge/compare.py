@@ -192,6 +192,22 @@ def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
     return "equal" if all(_among(fewer, more) for fewer, more in itertools.pairwise(words)) else "differ"
 
 
+def collected_at(traces: Sequence[RankTrace], moment: Moment) -> str:
+    """Returns whether what ranks had collected before a step is ``equal`` in order, ``differ``, or was ``unseen``."""
+    words = {trace.checks[moment].facts.get("collected", "") for trace in traces}
+    return "unseen" if "" in words else "equal" if len(words) == 1 else "differ"
+
+
+def rows_in_common(traces: Sequence[RankTrace], moments: Sequence[Moment]) -> int:
+    """Returns how many rows ranks were given at the same steps, of those that are known: the fewest of two ranks.
+
+    Only rows are known that a rollout has once.
+    """
+    first, *others = traces
+    rows = {m: [set(trace.checks[m].facts.get("rows", ())) for trace in (first, *others)] for m in moments}
+    return min(sum(len(each[0] & each[n]) for each in rows.values()) for n in range(1, len(others) + 1))
+
+
 def _own_gradients_differ(traces: Sequence[RankTrace], moment: Moment) -> bool:
     first, *others = (trace.checks[moment].parts.get("own", {}) for trace in traces)
     return any(not same(kept, other[place]) for other in others for place, kept in first.items() if place in other)

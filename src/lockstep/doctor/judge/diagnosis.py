@@ -9,6 +9,7 @@ from typing import Any
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.buffers import buffer_findings
 from lockstep.doctor.judge.compare import OPTIMIZED
+from lockstep.doctor.judge.drifts import normalizer_findings
 from lockstep.doctor.judge.endings import (
     failure_finding,
     lost_finding,
@@ -21,15 +22,16 @@ from lockstep.doctor.judge.findings import (
     data_finding,
     gradient_finding,
     no_evidence_finding,
-    normalizer_finding,
     parameter_finding,
     phases_finding,
     rate_finding,
+    rollout_finding,
     sharded_finding,
     start_finding,
     step_finding,
     step_reduction_finding,
 )
+from lockstep.doctor.judge.lone_optimizers import without_lone_optimizers
 from lockstep.doctor.judge.others import (
     blindness_finding,
     frozen_finding,
@@ -92,10 +94,11 @@ def diagnose(
         interrupted: whether a signal stopped the run.
         stopped: whether the run was ended at its time limit.
     """
+    traces, lone = without_lone_optimizers(traces)
     known = [trace for trace in traces if trace.state or trace.checks]
     evidence = gather_evidence(_one_agent(known)) if known else Evidence([RankTrace(0)], [], {})
     evidence, aside = set_aside(evidence, passing_optimizers(evidence.traces))
-    findings = _findings(traces, evidence, deadlock, interrupted, interrupted or stopped) + _there([aside])
+    findings = _findings(traces, evidence, deadlock, interrupted, interrupted or stopped) + _there([aside, lone])
     if (lost := lost_finding(traces)) is not None:
         findings = [lost, *(f if f.kind in CERTAIN else _doubted(f) for f in findings)]
     faults, doubts, notes = ([f for f in findings if f.level == level] for level in (FAULT, DOUBT, NOTE))
@@ -115,7 +118,7 @@ def _findings(
         return [Finding("one_rank", DOUBT, text), *_there([failure])]
     independent = None if len(stepping(known)) == 1 else _independent_finding(evidence)
     if independent is not None:
-        return [independent, *_there([normalizer_finding(evidence), *endings])]
+        return [independent, *normalizer_findings(evidence), *_there(endings)]
     server = server_finding(known)
     if server is not None and len(stepping(known)) == 1:
         return _there([failure, server, *(e for e in endings if e is not failure), unknown_finding(evidence)])
@@ -127,8 +130,13 @@ def _findings(
     found = [gradients, start, steps, *causes[2:]]
     if not _there(causes):  # any of these explains differing parameters
         found.append(parameter_finding(before))
-    found += [frozen_finding(before), normalizer_finding(before), *buffer_findings(before), *endings, server]
-    found += [data_finding(evidence), no_evidence_finding(evidence), unmatched_finding(evidence)]
+    found += [frozen_finding(before), *normalizer_findings(before), *buffer_findings(before), *endings, server]
+    found += [
+        data_finding(evidence),
+        rollout_finding(evidence),
+        no_evidence_finding(evidence),
+        unmatched_finding(evidence),
+    ]
     found += [unstepped_finding(evidence)]
     found += [step_reduction_finding(evidence), summed_finding(evidence), alone_finding(evidence)]
     found.append(phases_finding(evidence, cut))

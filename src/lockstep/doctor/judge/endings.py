@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from lockstep.doctor.judge.traces import RankTrace
 from lockstep.doctor.watch.stacks import own_lines
 
 STACK_LINES = 12
+MISMATCH = "collective mismatch"
+"""What gloo says in its error if another rank sent something of another size."""
 
 
 def waited(trace: RankTrace, deadlock: bool) -> bool:
@@ -87,10 +90,23 @@ def failure_finding(traces: Sequence[RankTrace], interrupted: bool, deadlock: bo
     first = min(own, key=lambda t: ((t.end or {})["raised_at"] if raised else t.ended_at) or 0.0)
     if all(parted):  # lockstep.attach compared the ranks and raised on each
         text = f"ranks parted: rank {first.rank} {_how(first)}"
-        return Finding("parted", FAULT, text, CAUSES["parted"], FIXES["steps"], {"rank": first.rank})
-    cause, fix = ("", "") if None in parted else (CAUSES["parted_or_alone"], FIXES["parted_or_alone"])
-    text = f"the script failed: rank {first.rank} {_how(first)}"
-    return Finding("failure", DOUBT, text, cause, fix, {"rank": first.rank})
+        cause, fix = ("rates", "rates") if set(parted) == {"rates"} else ("parted", "steps")
+        return Finding("parted", FAULT, text, CAUSES[cause], FIXES[fix], {"rank": first.rank})
+    text, advice = f"the script failed: rank {first.rank} {_how(first)}", "" if None in parted else "parted_or_alone"
+    others = [t.rank for t in traces if t is not first and waited(t, deadlock)]
+    if others and _met_another_collective(first):
+        text += f", while {listed(others)} {'were' if len(others) > 1 else 'was'} in a collective"
+        advice = "different_collectives"
+    return Finding("failure", DOUBT, text, CAUSES.get(advice, ""), FIXES.get(advice, ""), {"rank": first.rank})
+
+
+def _met_another_collective(trace: RankTrace) -> bool:
+    """Returns whether a rank failed as gloo lets it fail if another rank's data are of another collective.
+
+    From a thread of its own gloo can only abort the process. It raises if it finds that out in the collective's call.
+    """
+    aborted = trace.end is None and trace.exit_code == -signal.SIGABRT
+    return aborted or MISMATCH in (trace.end or {}).get("error", "").lower()
 
 
 def _how(trace: RankTrace) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.compare import (
     Comparison,
+    collected_at,
     first_rate_difference,
     phase_lengths,
     rank_with_more_phases,
     rate_at,
+    rows_in_common,
     told,
     uneven_phase,
 )
@@ -25,6 +27,8 @@ from lockstep.doctor.judge.evidence import (
 )
 
 ROUNDING = 1e-4
+FEWEST_ROWS = 4
+"""Fewer rows in common may be what a sampler adds, so that each rank has equally many."""
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------
@@ -144,14 +148,6 @@ def _end_finding(evidence: Evidence) -> Finding | None:
     return Finding("end", level, text + difference(evidence, found), CAUSES["end"], FIXES["end"], figures(found))
 
 
-def normalizer_finding(evidence: Evidence) -> Finding | None:
-    """Finds running statistics of observations or rewards that differ."""
-    if (found := evidence.first_difference("normalizers")) is None:
-        return None
-    text = f"normalisers drift apart: statistics of {difference(evidence, found)}"
-    return fault("normalizers", text, "normalizers", figures(found))
-
-
 # --- steps and data -----------------------------------------------------------------------------------------------
 
 
@@ -159,21 +155,21 @@ def step_finding(evidence: Evidence, cut: bool) -> Finding | None:
     """Finds different numbers of optimiser steps, within a phase or in all; ``cut``: ranks were stopped or failed."""
     traces = evidence.traces
     for optimizer in evidence.optimizers:
-        phase = uneven_phase(traces, optimizer)
+        phase, whose = uneven_phase(traces, optimizer), of_optimizer(evidence, optimizer)
         explained = _who_looks_in_between(evidence, optimizer, cut) is not None or _phases_vary(evidence, optimizer)
         if phase is not None and not explained:
             lengths = {t.rank: phase_lengths(t.boundaries[optimizer]) for t in traces}
             counts = {rank: each[phase] for rank, each in lengths.items()}
             before = sum(lengths[traces[0].rank][:phase])
             said = ", ".join(f"{count} (rank {rank})" for rank, count in counts.items())
-            text = f"ranks take different numbers of optimiser steps: {said} in rollout phase {phase + 1}"
+            text = f"ranks take different numbers of optimiser steps{whose}: {said} in rollout phase {phase + 1}"
             if not any(c.differing for c in evidence.of("parameters")):
                 text += ", while their parameters stay equal"
             return fault("steps", text, "steps", {"phase": phase + 1, "steps": counts, "before": before})
         totals = {t.rank: t.steps.get(optimizer, 0) for t in traces}
         if len(set(totals.values())) > 1 and all(t.finished for t in traces):
             said = ", ".join(f"{count} (rank {rank})" for rank, count in totals.items())
-            text = f"ranks take different numbers of optimiser steps: {said} in all"
+            text = f"ranks take different numbers of optimiser steps{whose}: {said} in all"
             return fault("steps", text, "steps", {"steps": totals})
     return None
 
@@ -240,6 +236,24 @@ def data_finding(evidence: Evidence) -> Finding | None:
         text = f"the data{of_optimizer(evidence, optimizer)} are identical on every rank: inputs of the forward passes"
         text += f" before all {len(seen)} compared steps"
         return Finding("identical_data", DOUBT, text, CAUSES["data"], FIXES["data"], {"steps": len(seen)})
+    return None
+
+
+def rollout_finding(evidence: Evidence) -> Finding | None:
+    """Finds rollouts that are the same on every rank, though each takes its minibatches in an order of its own.
+
+    If ranks share one rollout and each trains on its own part of it, they have no rows in common: rows that a rollout
+    has more than once, as a grid's few states, don't count.
+    """
+    for optimizer in evidence.optimizers:
+        moments = [m for m in evidence.inputs if m.optimizer == optimizer]
+        seen = {m: word for m in moments if (word := collected_at(evidence.traces, m)) != "unseen"}
+        if not seen or "differ" in seen.values() or not evidence.reduced(optimizer):
+            continue
+        if rows_in_common(evidence.traces, list(seen)) >= FEWEST_ROWS:
+            text = f"the data{of_optimizer(evidence, optimizer)} are identical on every rank, only in another order: "
+            text += f"all that the rollouts before {len(seen)} compared steps gave to the models"
+            return Finding("identical_data", DOUBT, text, CAUSES["data"], FIXES["data"], {"steps": len(seen)})
     return None
 
 

@@ -20,7 +20,8 @@ def screen(diagnosis: Diagnosis, program: str) -> str:
         lines += _finding_lines(finding, headline=finding.text == diagnosis.reason)
     lines += _wrapped(f"compared   {_coverage(diagnosis)}", 11)
     own, seen = diagnosis.overhead, diagnosis.coverage
-    share = f"{own['own_seconds']:.2f} s of {own['seconds']:.1f} s, {100 * own['share']:.1f} %"
+    rest = own["seconds"] - own["own_seconds"]
+    share = f"{own['own_seconds']:.2f} s beside the {rest:.1f} s of the script, {100 * own['share']:.1f} %"
     graphs = "; this script captures CUDA graphs, so most of its steps weren't" if seen["cuda_graphs"] else ""
     unseen = UNSEEN if seen["sums"] else f"{UNSEEN}, {UNSEEN_SUMS}"
     lines += [f"overhead   {share}", *_wrapped(f"not seen   {unseen}{graphs}", 11)]

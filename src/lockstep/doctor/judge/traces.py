@@ -59,6 +59,9 @@ class RankTrace:
         gone: optimisers that the script had let go in the end, with all that they updated.
         settings: settings of the groups, except learning rates.
         loaded: how many tensors the state held before the first step.
+        sizes: numbers of elements of all its tensors.
+        made: such sizes of every optimiser that was found, whether or not it ever made a step.
+        untrained: numbers of elements of the parameters in modules that no optimiser updated at the last look.
         models: digests of all models' parameters by name, by the phase (from 1) at whose beginning they were taken.
         unplaced: names of normalisers that can't be matched with other ranks'.
         unknown: classes of objects that may keep statistics and weren't compared.
@@ -83,6 +86,9 @@ class RankTrace:
     gone: set[int] = field(default_factory=set)
     settings: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     loaded: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, list[int]] = field(default_factory=dict)
+    made: list[list[int]] = field(default_factory=list)
+    untrained: list[int] = field(default_factory=list)
     models: dict[int, dict[str, str]] = field(default_factory=dict)
     unplaced: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
@@ -140,6 +146,9 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.by_parts |= {optimizer} if event.get("by_parts") else set()
             trace.settings[optimizer] = event.get("settings", [])
             trace.loaded[optimizer] = event.get("state", 0)
+            trace.sizes[optimizer] = event.get("sizes", [])
+            trace.made += event.get("made", [])
+            trace.untrained = event.get("untrained", trace.untrained)
             trace.unknown |= set(event.get("unknown", ()))
             trace.unplaced |= set(event.get("unplaced", ()))
         elif kind == "models":

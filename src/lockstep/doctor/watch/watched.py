@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from lockstep.core.process import end_with_parent
+from lockstep.core.process import EXIT_INTERRUPTED, end_with_parent
 from lockstep.core.topology import from_environment
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import SideWriter
@@ -141,7 +141,7 @@ def _run(watcher: Watcher, words: Sequence[str]) -> int:
         error.__traceback__ = _own_part(error.__traceback__)
         watcher.end(error)
         sys.excepthook(type(error), error, error.__traceback__)  # PyTorch's hook names the rank
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
+        return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     watcher.end(None)
     del kept
     return 0

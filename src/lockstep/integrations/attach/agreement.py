@@ -105,5 +105,13 @@ def _broadcast(tensors: Sequence[Tensor]) -> None:
     start = 0
     for tensor in tensors:
         part = received[start : start + tensor.nbytes].clone()  # the slice may be misaligned for the dtype
-        tensor.data.copy_(part.view(tensor.dtype).view(tensor.shape))  # .data: a graph that saved it stays valid
+        _overwrite(tensor.data, part.view(tensor.dtype).view(tensor.shape))  # .data: a graph that saved it stays valid
         start += tensor.nbytes
+
+
+def _overwrite(tensor: Tensor, values: Tensor) -> None:
+    """Copies values into a tensor whose elements may share memory along some dimensions, as ``expand`` makes it."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor, values = tensor.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    tensor.copy_(values)

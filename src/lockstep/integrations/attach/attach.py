@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -18,15 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.autograd import Variable
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from lockstep.config.on_off import switch
 from lockstep.core.errors import UnreducedGradientError
 from lockstep.integrations.attach.agreement import broadcast_tensors, check_alike
 from lockstep.integrations.attach.ddp_forward import DDPForward
 from lockstep.integrations.attach.increments import Increments, current_pass
 from lockstep.integrations.attach.phases import Phases
 from lockstep.integrations.attach.process_group import Same, communicator, join, meet
+from lockstep.integrations.attach.rates import Rates
 from lockstep.torch_engine.distributed.scripts import parallel_wrapper, unwrapped
 
 Reduction = Literal["mean", "sum"]
@@ -68,16 +71,50 @@ def attach(
         A handle with ``no_sync()`` and ``detach()``.
 
     Raises:
-        ValueError: a module is wrapped in FSDP, has a part wrapped in DDP, or is attached already; it has complex
-            parameters or none that require gradients; or an optimiser steps parameters of other modules.
+        ValueError: a module is wrapped in FSDP, has a part wrapped in DDP, or is attached already; it has complex or
+            sparse parameters, lazy ones without a shape yet, or none that require gradients; a buffer that would be
+            broadcast is sparse; an optimiser steps parameters of other modules; or an argument is of another type.
         RankMismatchError: on every rank, if the ranks' modules or optimisers differ.
     """
-    modules = [unwrapped(each) for each in ([module] if isinstance(module, nn.Module) else module)]
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+    optimizers = _listed(optimizer, "param_groups", "an optimiser")
+    modules = [unwrapped(each) for each in _listed(module, "named_parameters", "a torch.nn.Module")]
     if reduction not in get_args(Reduction):
         raise ValueError(f"attach: reduction {reduction!r} is unknown; use mean or sum")
+    broadcasts = switch("broadcast_buffers", broadcast_buffers)
+    checks = switch("check_phases", check_phases)
     _check(modules, optimizers)
-    return Attached(modules, optimizers, broadcast_buffers, reduction, check_phases)
+    _check_broadcast(modules, broadcasts)
+    return Attached(modules, optimizers, broadcasts, reduction, checks)
+
+
+def _listed(given: Any, attribute: str, wanted: str) -> list[Any]:
+    """Returns a module or optimiser, or those of a sequence, as a list; they are known by ``attribute``."""
+    if given is None or hasattr(given, attribute):
+        each = [] if given is None else [given]
+    else:
+        each = list(given) if isinstance(given, Iterable) else [given]
+    for one in each:
+        if not hasattr(one, attribute):
+            raise ValueError(
+                f"attach: {type(one).__name__} stands where {wanted} is wanted, or a list of them: "
+                "attach(module, optimizer), attach([actor, critic], [first, second])"
+            )
+    return each
+
+
+def _check_broadcast(modules: Sequence[nn.Module], broadcast_buffers: bool) -> None:
+    """Refuses parameters and buffers that the first rank can't send to the others."""
+    tensors: list[tuple[str, str, Tensor]] = [("parameter", *each) for each in _named_parameters(modules).items()]
+    whole = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+    tensors += [("buffer", *each) for each in whole.named_buffers()] if broadcast_buffers else []
+    for kind, name, tensor in tensors:
+        if is_lazy(tensor):
+            raise ValueError(
+                f"attach: {kind} {name} has no shape yet, in a lazy module; run a forward pass first, on every rank"
+            )
+        if tensor.layout != torch.strided:
+            instead = "attach with broadcast_buffers=False" if kind == "buffer" else "keep it dense"
+            raise ValueError(f"attach: {kind} {name} is sparse ({tensor.layout}) and can't be broadcast; {instead}")
 
 
 def _named_parameters(modules: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
@@ -146,6 +183,7 @@ class Attached:
         self.indices = {id(p): index for index, p in enumerate(trained.values())}
         self._increments = Increments(list(trained.values()), list(trained), self._queue)
         self._phases = Phases(self._modules, check_phases)
+        self._rates = Rates(self._optimizers)
         guard = DDPForward(refuses=True, summed=self._reduction == "sum")
         self._handles += [module.register_forward_pre_hook(guard) for module in self._modules]
         self._reduced_for: list[set[int]] = [set() for _ in self._optimizers]
@@ -219,10 +257,11 @@ class Attached:
                 Same("had taken {} optimiser steps", self._steps, EQUALLY),
                 *self._phases.said(),
             ],
-            telling=zlib.crc32(repr(used).encode()) << 1 | self._phases.telling(),
+            telling=self._rates.digest() << 33 | zlib.crc32(repr(used).encode()) << 1 | self._phases.telling(),
         )
         self._phases.told([digest & 1 for digest in told])
-        if len({digest >> 1 for digest in told}) == 1:
+        self._rates.compare([digest >> 33 for digest in told])
+        if len({digest >> 1 & 0xFFFFFFFF for digest in told}) == 1:
             return used
         bitmap = torch.zeros(len(self.indices), dtype=torch.bool)
         bitmap[used] = True
@@ -250,6 +289,7 @@ class Attached:
 
     def _before_step(self, number: int, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._check_step(number, optimizer)
+        self._rates.before_step(number)
         self._reduced_for[number].clear()
         self._steps += 1
 

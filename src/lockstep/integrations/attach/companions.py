@@ -28,7 +28,7 @@ def all_mean(x: Value) -> Value:
         The mean, of the type, dtype and shape of ``x``; a tensor is detached from the graph.
 
     Raises:
-        ValueError: ``x`` is a tensor or an array that isn't floating-point.
+        ValueError: ``x`` is no tensor, array or number, or isn't floating-point.
         OutOfStepError: on every rank, if numbers of elements differ or ranks are at different calls.
     """
     tensor = _floating("all_mean", x)
@@ -42,6 +42,8 @@ def all_mean(x: Value) -> Value:
 def _floating(name: str, x: Tensor | np.ndarray | float) -> Tensor:
     if isinstance(x, (int, np.integer)):
         x = float(x)
+    if not isinstance(x, Tensor | np.ndarray | np.generic | float):
+        raise ValueError(f"{name}: {type(x).__name__}; a tensor, an array or a number is wanted")
     tensor = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x).reshape(np.shape(x)))
     if not tensor.dtype.is_floating_point:
         raise ValueError(f"{name}: {tensor.dtype} values; make them floating-point first")

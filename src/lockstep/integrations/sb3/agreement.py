@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.machine import first_difference
 from lockstep.core.shards import keyed_seed
+from lockstep.integrations.attach.process_group import is_writer
+from lockstep.integrations.sb3.environments import KnownEnvironments, Seed, in_use_alike, seeds, tell_apart
 
 SETTINGS = (
     *("n_envs", "n_steps", "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "vf_coef", "max_grad_norm"),
@@ -22,6 +25,12 @@ SETTINGS = (
     *("num_timesteps", "_n_updates", "_stats_window_size"),
 )
 SCHEDULES = ("lr_schedule", "clip_range", "clip_range_vf")
+TOLD_APART = KnownEnvironments()
+WARNED = KnownEnvironments()
+ALIKE_AGAIN = (
+    "lockstep: warning: environments of rank {rank} have a lower rank's random numbers again after an earlier learn, "
+    "as those do that seed themselves; they are left so, and ranks see alike episodes unless they are seeded by rank"
+)
 
 
 def agree(model: OnPolicyAlgorithm, learning: dict[str, Any], rank: int, gather_json: Callable[[Any], list]) -> None:
@@ -33,10 +42,11 @@ def agree(model: OnPolicyAlgorithm, learning: dict[str, Any], rank: int, gather_
         RankMismatchError: on every rank, if a setting differs.
     """
     assert model.env is not None
-    everyone = gather_json([{**learning, **_settings(model)}, _pending_seeds(model.env), _generators()])
-    settings, seeds, generators = zip(*everyone, strict=True)
+    mine = [{**learning, **_settings(model)}, seeds(model.env), model.env in TOLD_APART, _generators()]
+    settings, of_envs, known, generators = zip(*gather_json(mine), strict=True)
     _check_settings(settings)
-    _shift_seeds(model.env, seeds, rank)
+    resets = learning["reset_num_timesteps"] or model._last_obs is None  # as the library decides it
+    _separate_environments(model.env, [[Seed(*seed) for seed in theirs] for theirs in of_envs], known, rank, resets)
     _separate_generators(generators, rank)
 
 
@@ -47,6 +57,22 @@ def _settings(model: OnPolicyAlgorithm) -> dict[str, Any]:
         settings[name] = None if schedule is None else float(schedule(1.0))
     settings["parameters"] = sum(p.numel() for p in model.policy.parameters())
     return settings
+
+
+def _separate_environments(
+    env: VecEnv, everyone: Sequence[Sequence[Seed]], known: Sequence[bool], rank: int, resets: bool
+) -> None:
+    """Tells environments in use apart before the first ``learn`` that resets them; it resets none by itself.
+
+    One that seeds itself would be alike again each time, and a Monitor may forbid resets before an episode's end.
+    """
+    tell_apart(env, everyone, rank, resets and not known[rank])
+    if resets:
+        TOLD_APART.add(env)
+    again = [one for one in range(len(everyone)) if known[one] and in_use_alike(everyone, one)]
+    if again and is_writer() and env not in WARNED:
+        WARNED.add(env)
+        print(ALIKE_AGAIN.format(rank=again[0]), file=sys.stderr, flush=True)
 
 
 def _plain(value: Any) -> Any:
@@ -60,18 +86,6 @@ def _check_settings(everyone: Sequence[dict[str, Any]]) -> None:
             f"{name.lstrip('_')}: rank {rank} has {everyone[rank][name]} and rank 0 has {everyone[0][name]}; every "
             "rank must make the same model and call learn with the same arguments"
         )
-
-
-def _pending_seeds(env: VecEnv) -> list[int | None]:
-    """Returns the seeds that a vector environment's next reset will use."""
-    return [_plain(seed) for seed in getattr(env.unwrapped, "_seeds", [])]
-
-
-def _shift_seeds(env: VecEnv, everyone: Sequence[list[int | None]], rank: int) -> None:
-    """Reseeds this rank's environments by their global ids if a lower rank has the same seeds."""
-    mine = everyone[rank]
-    if mine and mine[0] is not None and mine in everyone[:rank]:
-        env.seed(mine[0] + rank * env.num_envs)
 
 
 def _generators() -> dict[str, str]:

@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize, VecVid
 
 from lockstep.core.errors import RunError
 from lockstep.integrations.attach.process_group import is_writer, joined, place
+from lockstep.integrations.sb3.environments import answering
 from lockstep.torch_engine.distributed.scripts import count_so_far, count_up
 
 TIMEOUT = 7200.0
@@ -30,6 +31,7 @@ WAIT = 600.0
 POLL = 0.01
 
 _saved: Counter[str] = Counter()
+_meetings = 0
 _learning: list[Any] = []
 
 
@@ -53,26 +55,32 @@ class NoOutput(logger.KVWriter, logger.SeqWriter):
 
 
 class QuietEnvironment:
-    """Makes an environment in a ``SubprocVecEnv`` process; unpickling this there imports the patches of this module."""
+    """Makes an environment in a ``SubprocVecEnv`` process that says where its random numbers come from.
+
+    Unpickling this there imports the patches of this module, so that the process is as quiet as its rank.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
 
     def __call__(self) -> Any:
         """Makes the environment."""
-        return self._make()
+        return answering(self._make())
 
 
 def leave_files_to_the_writer() -> None:
-    """Patches Stable-Baselines3 so that only one rank writes, and others wait for ``VecNormalize.save``."""
+    """Patches Stable-Baselines3 so that only one rank writes, and others wait for ``VecNormalize.save``.
+
+    Environments in processes can be asked for their seeds on every rank.
+    """
     if place()[1] == 1:
         return
+    _change_init(SubprocVecEnv, "env_fns", lambda makers: [QuietEnvironment(make) for make in makers])
     VecNormalize.save = _saved_by_the_writer(VecNormalize.save)
     if is_writer():
         return
     monitor.ResultsWriter = logger.make_output_format = NoOutput
     _change_init(VecVideoRecorder, "record_video_trigger", lambda trigger: _never)
-    _change_init(SubprocVecEnv, "env_fns", lambda makers: [QuietEnvironment(make) for make in makers])
 
 
 def _never(step: int) -> bool:
@@ -111,12 +119,22 @@ def learning() -> Iterator[None]:
         _learning.pop()
 
 
+def count_anew() -> None:
+    """Forgets the saves so far; every rank calls it where all of them meet, when ``learn`` begins.
+
+    Saves that a script guards are the writer's alone. Counted on, they would end the wait for a later file too early.
+    """
+    global _meetings
+    _meetings += 1
+    _saved.clear()
+
+
 def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
     """Saves to a path on the writing rank; the other ranks return when the file is there. Not a collective.
 
-    A rank's n-th save of a path waits for the writer's n-th. It doesn't wait before the first ``learn``, when ranks
-    haven't met, nor during ``learn``, when callbacks may save on one rank alone. Every rank saves to memory
-    (``io.BytesIO``) itself.
+    A rank's n-th save of a path since the last ``learn`` began waits for the writer's n-th. It doesn't wait before the
+    first ``learn``, when ranks haven't met, nor during ``learn``, when callbacks may save on one rank alone. Every rank
+    saves to memory (``io.BytesIO``) itself.
 
     Raises:
         RunError: the writing rank hasn't saved within :data:`WAIT` seconds.
@@ -129,7 +147,7 @@ def save_on_one_rank(path: Any, save: Callable[[], None]) -> None:
         save()
     if not waits or not joined():
         return
-    key = f"lockstep sb3 saved {path}"
+    key = f"lockstep sb3 saved {_meetings} {path}"
     if writer:
         count_up(key)
     else:

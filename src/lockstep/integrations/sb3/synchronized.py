@@ -15,12 +15,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from lockstep.config.on_off import switch
 from lockstep.integrations.attach.attach import attach
 from lockstep.integrations.attach.process_group import communicator, is_writer, join, place
 from lockstep.integrations.sb3.agreement import agree
 from lockstep.integrations.sb3.callbacks import SynchronizedCallback, of_this_rank
 from lockstep.integrations.sb3.exchange import RolloutExchange
-from lockstep.integrations.sb3.files import TIMEOUT, learning, save_on_one_rank
+from lockstep.integrations.sb3.files import TIMEOUT, count_anew, learning, save_on_one_rank
 from lockstep.integrations.sb3.normalize import MergedStatistics
 from lockstep.integrations.sb3.update import UpdateGuard, merge_metrics, of_all_ranks
 from lockstep.torch_engine.distributed.scripts import use_own_gpu
@@ -46,7 +47,8 @@ class Synchronized(OnPolicyAlgorithm):
         self._place = place()
         self._attached: Any = None
         self._guard: UpdateGuard | None = None
-        if normalize_advantage_locally:  # saved models leave out the class's default
+        locally = switch("normalize_advantage_locally", normalize_advantage_locally)
+        if locally:  # saved models leave out the class's default
             self.normalize_advantage_locally = True
         use_own_gpu()
         if not is_writer() and "verbose" in kwargs:
@@ -97,6 +99,7 @@ class Synchronized(OnPolicyAlgorithm):
         join(TIMEOUT)
         others = {"total_timesteps": total_timesteps, "reset_num_timesteps": reset_num_timesteps}
         agree(self, others, self._place[0], communicator().gather_json)
+        count_anew()
         self._detach()
         self._attached = attach(self.policy, self.policy.optimizer, check_phases=False)
         if getattr(self.train, "__func__", None) is not Synchronized.train:

@@ -122,9 +122,11 @@ class StepRecorder:
 
     def first_seen(self, watch: OptimizerWatch) -> None:
         """Looks for models and normalisers before an optimiser's first step, and writes what the optimiser holds."""
+        seen: dict[str, Any] = {}
         if self._worth_a_look(watch):
             self._looks += 1
             self.inventory = look_around(self.inventory)
+            seen = {"made": [_sizes(each) for each in self.inventory.optimizers], "untrained": self._untrained()}
             if self.inventory.unplaced:
                 gc.collect()  # unreachable normalisers would be compared, too
         optimizer, inventory = watch.optimizer, self.inventory
@@ -140,12 +142,19 @@ class StepRecorder:
             "names": self.names(watch),
             "wrapped": [place for place, p in parameters.items() if id(p) in inventory.wrapped],
             "by_parts": bool(watch.sharded),
+            "sizes": [tensor.numel() for tensor in parameters.values()],
             "settings": [_settings(group) for group in watch.groups],
             "state": sum(isinstance(x, Tensor) for p in watch.state for x in _moments(watch, p).values()),
             "unknown": sorted(inventory.unknown),
             "unplaced": sorted(name for name in inventory.unplaced if inventory.normalizers[name]() is not None),
         }
-        self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts)
+        self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts | seen)
+
+    def _untrained(self) -> list[int]:
+        """Returns numbers of elements of the parameters in modules that no optimiser updates."""
+        roots = [root for _, _, ref in self.inventory.modules if (root := ref()) is not None]
+        parameters = {id(p): p for root in roots for p in root.parameters() if id(p) not in self.inventory.optimized}
+        return sorted(p.numel() for p in parameters.values())
 
     def _worth_a_look(self, watch: OptimizerWatch) -> bool:
         """Returns whether to look for models again: rarely if a script has an optimiser for each parameter or plan."""
@@ -178,12 +187,13 @@ class StepRecorder:
             self._writer.add({"kind": "rates", "optimizer": watch.index, "step": watch.steps, "rates": rates})
             watch.rates = rates
 
-    def before(self, watch: OptimizerWatch, inputs: str, gathered: dict[str, Taken]) -> None:
+    def before(self, watch: OptimizerWatch, inputs: str, source: dict[str, Any], gathered: dict[str, Taken]) -> None:
         """Writes gradients before a checked step; before the first step, also parameters and moments.
 
         Args:
             watch: the optimiser that is about to step.
             inputs: words that stand for the data of forward passes; empty if none was seen.
+            source: a word for what the rollout had collected, and hashes of rows of it that these passes were given.
             gathered: samples of a sharded model's parameters from its last forward pass.
         """
         parameters = _parameters(watch)
@@ -194,7 +204,7 @@ class StepRecorder:
         if watch.steps == 0:
             parts |= self._state(watch)
         fixed = [place for place, p in parameters.items() if not p.requires_grad]
-        facts = {"inputs": inputs, "through": sorted(watch.through), "fixed": fixed}
+        facts = {"inputs": inputs, "through": sorted(watch.through), "fixed": fixed} | source
         self._write(watch, watch.steps + 1, "before", parts, facts)
 
     def after(self, watch: OptimizerWatch, used: Container[int], stepped: Container[int]) -> None:
@@ -285,6 +295,10 @@ def _rate(rate: Any) -> float | None:
         return float(rate)
     except (TypeError, ValueError, RuntimeError):
         return None
+
+
+def _sizes(optimizer: Optimizer) -> list[int]:
+    return [tensor.numel() for group in optimizer.param_groups for tensor in group["params"]]
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -33,12 +34,17 @@ GIVEN_UP = 1000
 
 
 def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a hook so that the doctor's own errors don't reach the script; they are recorded for the report."""
+    """Wraps a hook so that the doctor's own errors don't reach the script; they are recorded for the report.
+
+    Within a transform of ``torch.func`` it runs outside of it: what is computed within, also of plain tensors such as
+    parameters, has no memory that can be read.
+    """
 
     @functools.wraps(hook)
     def guarded(self: TorchWatch, *args: Any) -> None:
         try:
-            hook(self, *args)
+            with temporarily_clear_interpreter_stack():
+                hook(self, *args)
         except Exception as error:
             self.note_failure(error)
 
@@ -170,7 +176,7 @@ class TorchWatch:
             return
         self._note_rates(watch)
         if self._schedule.includes(watch.steps + 1):
-            self._recorder.before(watch, self._passes.before_step(watch), self._gathered_for(watch))
+            self._recorder.before(watch, *self._passes.before_step(watch), self._gathered_for(watch))
         self.seconds += time.perf_counter() - began
 
     @_guarded
@@ -258,16 +264,19 @@ class TorchWatch:
         if not torch.is_grad_enabled():
             if self._stepped or self._learned:
                 self._begin_phase()
-            if not self._hot:
+            if self._hot:
+                self._note_pass(self._passes.note_collected, module, args)
+            else:
                 self._entry.put_out()
         elif self._hot:
             self._learned = True
-            self._note_inputs(module, args)
+            self._note_pass(self._passes.note, module, args)
 
     @_guarded
     def _begin_phase(self) -> None:
         began = time.perf_counter()
         self._stepped = self._learned = False
+        self._passes.begin_phase()
         self.signs_of_life += 1
         self._phases += 1
         if self._schedule.includes(self._phases) and not capturing():
@@ -278,11 +287,11 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     @_guarded
-    def _note_inputs(self, module: nn.Module, args: Any) -> None:
+    def _note_pass(self, note: Callable[[nn.Module, Any], None], module: nn.Module, args: Any) -> None:
         began = time.perf_counter()
         self.signs_of_life += 1
         if not capturing():
-            self._passes.note(module, args)
+            note(module, args)
         self.seconds += time.perf_counter() - began
 
     def _leaves(self, module: nn.Module, _args: Any, _output: Any) -> None:

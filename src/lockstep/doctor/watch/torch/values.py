@@ -53,8 +53,13 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def readable(tensor: Tensor) -> bool:
-    """Returns whether a tensor's elements can be read: not sparse, nested, quantised, meta, fake or torch.func's."""
+    """Returns whether elements can be read: not of sparse, nested, quantised, meta, fake, torch.func's or zero tensors.
+
+    PyTorch's zero tensors have no memory: they are tangents of what doesn't depend on an input.
+    """
     if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        return False
+    if tensor._is_zerotensor():
         return False
     return not isinstance(tensor, FakeTensor) and not is_functorch_wrapped_tensor(tensor)
 
@@ -171,4 +176,5 @@ def input_digests(value: Any) -> list[str]:
 
 
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else (tensor,)
+    sparse = tensor.layout == torch.sparse_coo and not is_functorch_wrapped_tensor(tensor)
+    return (tensor._indices(), tensor._values()) if sparse else (tensor,)
