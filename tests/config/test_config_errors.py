@@ -1,6 +1,7 @@
 """Every complaint about a config is one line: where, which key, which value, and the nearest thing that works."""
 
 import json
+import os
 import re
 
 import pytest
@@ -235,6 +236,32 @@ def test_a_missing_file_does_not_suggest_what_is_nothing_like_it(tmp_path):
     assert complaint(str(tmp_path / "q.json")) == f"{tmp_path / 'q.json'}: no such config file"
 
 
+def test_what_is_no_regular_file_is_called_what_it_is(tmp_path):
+    """A name is never suggested in its own place."""
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "gone.yaml")
+    os.mkfifo(tmp_path / "pipe.yaml")  # which would be waited for
+    for name, said in (
+        ("folder.yaml", "a directory, not a config file"),
+        ("link.yaml", f"a link to {tmp_path / 'gone.yaml'}, which isn't there"),
+        ("pipe.yaml", "no regular file; write the config into one"),
+    ):
+        assert complaint(str(tmp_path / name)) == f"{tmp_path / name}: {said}"
+
+
+@pytest.mark.parametrize("name", ["conf.txt", "conf"])
+def test_a_file_without_a_configs_suffix_is_taken_for_no_environment(tmp_path, name):
+    (tmp_path / name).write_text("env: CartPole-v1")
+    said = f"{tmp_path / name}: a config file ends in .yaml, .yml, .json, .toml"
+    assert complaint(str(tmp_path / name)) == said
+
+
+def test_a_file_with_an_environments_name_is_not_in_its_way(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "CartPole-v1").write_text("")
+    assert read_request(["CartPole-v1"]).config.env.id == "CartPole-v1"
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -354,6 +381,41 @@ def test_numbers_that_a_runs_config_cannot_keep(section, key, number):
     given[section] = {**given.get(section, {}), key: {"limits": [number]}}
     with pytest.raises(ValueError, match=rf"^{section}\.{key}: .* is more than JSON can hold"):
         resolve(Config.model_validate(given))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "limit"),
+    [
+        ("threads", "100000", "1024"),
+        ("threads", "10000000000", "1024"),
+        ("env.timeout", "1e300", "100000000"),
+    ],
+)
+def test_what_no_machine_can_do_is_refused_with_its_limit(flag, value, limit):
+    said = flag_complaint(f"--{flag}", value)
+    assert said == f"command line: {flag}: {value!r}: input should be less than or equal to {limit}"
+
+
+def test_a_learning_rate_beyond_float32_is_refused():
+    said = flag_complaint("--ppo.learning-rate", "1e39")
+    assert said == "command line: ppo.learning_rate: 1e+39 is beyond float32, which holds numbers up to 3.403e+38"
+
+
+def test_a_key_twice_in_the_arguments_of_an_environment_is_refused():
+    said = "--env.kwargs: a stands twice in one mapping; put it together, or leave one out"
+    assert flag_complaint("--env.kwargs", '{"a": 1, "a": 2}') == said
+    assert flag_complaint("--env.kwargs", '{"a": {"b": 1, "b": 1}}').startswith("--env.kwargs: b stands twice")
+    assert "is not JSON" in flag_complaint("--env.kwargs", '{"a": 1, "a"')
+
+
+def test_arguments_of_no_custom_network_are_not_ignored():
+    given = {"env": {"id": "CartPole-v1"}, "network": {"custom_kwargs": {"units": 3}}}
+    with pytest.raises(
+        ValueError, match=r"^network\.custom_kwargs: {'units': 3}, but there is no network\.custom .*Mine$"
+    ):
+        resolve(Config.model_validate(given))
+    given["network"]["custom"] = "my_nets:Wide"
+    assert resolve(Config.model_validate(given)).network.custom_kwargs == {"units": 3}
 
 
 def test_settings_of_grpo_are_not_ignored_by_ppo(tmp_path):

@@ -254,3 +254,14 @@ def test_a_file_is_utf_8_whatever_the_locale_says(write):
         [sys.executable, "-c", code, str(path)], env=os.environ | ascii_only, capture_output=True, text=True
     )
     assert done.stdout == ascii("größe") + "\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.json", "a.toml"])
+def test_a_file_may_begin_with_the_mark_that_editors_on_windows_add(tmp_path, name):
+    text = {"a.yaml": "seed: 3", "a.json": '{"seed": 3}', "a.toml": "seed = 3"}[name]
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert read_file(tmp_path / name) == {"seed": 3}
+
+
+def test_a_suffix_in_capitals_is_that_of_a_config_file(write):
+    assert read_request([write("CONF.YAML", "env: Hopper-v5\nseed: 3")]).config.seed == 3

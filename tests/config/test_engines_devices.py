@@ -12,41 +12,43 @@ SHARDS = st.integers(1, 40)
 
 
 @pytest.mark.parametrize(
-    ("num_shards", "processes_here", "cores", "devices"),
+    ("num_shards", "cores", "processes", "devices"),
     [
         (8, 1, 1, 1),
-        (8, 1, 2, 2),
-        (8, 1, 3, 3),
-        (8, 1, 6, 4),
-        (8, 1, 7, 4),
-        (8, 1, 64, 8),
-        (7, 1, 6, 4),
-        (12, 1, 5, 4),
-        (12, 1, 6, 6),
-        (2, 1, 8, 2),
-        (1, 1, 8, 1),
-        (8, 2, 8, 4),
-        (8, 2, 2, 1),
-        (8, 4, 2, 1),
-        (None, 1, 6, 6),
-        (None, 2, 6, 3),
+        (8, 2, 1, 2),
+        (8, 3, 1, 3),
+        (8, 6, 1, 4),
+        (8, 7, 1, 4),
+        (8, 64, 1, 8),
+        (7, 6, 1, 4),
+        (12, 5, 1, 4),
+        (12, 6, 1, 6),
+        (2, 8, 1, 2),
+        (1, 8, 1, 1),
+        (8, 4, 2, 4),
+        (8, 1, 2, 1),
+        (8, 1, 4, 1),
+        (None, 6, 1, 6),
+        (None, 3, 2, 3),
+        (8, 0, 4, 1),
+        (None, 0, 4, 1),
     ],
 )
-def test_one_device_a_core_unless_fewer_leave_nobody_more_shards(num_shards, processes_here, cores, devices):
-    assert default_devices(num_shards, processes_here, cores) == devices
+def test_one_device_a_core_unless_fewer_leave_nobody_more_shards(num_shards, cores, processes, devices):
+    assert default_devices(num_shards, cores, processes) == devices
 
 
 def test_the_processes_of_other_machines_share_the_shards_but_not_the_cores():
-    assert default_devices(8, 1, 8, processes=1) == 8
-    assert default_devices(8, 1, 8, processes=4) == 2
-    assert default_devices(8, 2, 8, processes=4) == 2
-    assert default_devices(8, 1, 8, processes=3) == 2
-    assert default_devices(8, 1, 8, processes=9) == 1  # too many: check_world_size says so
+    assert default_devices(8, 8, processes=1) == 8
+    assert default_devices(8, 8, processes=4) == 2
+    assert default_devices(8, 4, processes=4) == 2
+    assert default_devices(8, 8, processes=3) == 2
+    assert default_devices(8, 8, processes=9) == 1  # too many: check_world_size says so
 
 
 @given(SHARDS, st.sampled_from([1, 2, 3, 4]), st.integers(1, 200))
 def test_the_default_fits_and_no_other_leaves_the_busiest_device_less(num_shards, processes, cores):
-    devices = default_devices(num_shards, processes, cores)
+    devices = default_devices(num_shards, cores, processes)
     if processes > num_shards:
         assert devices == 1
         return
@@ -55,7 +57,7 @@ def test_the_default_fits_and_no_other_leaves_the_busiest_device_less(num_shards
     def busiest(n):
         return tree_of(num_shards, processes * n).most_shards
 
-    possible = [n for n in range(1, max(1, cores // processes) + 1) if processes * n <= num_shards]
+    possible = [n for n in range(1, cores + 1) if processes * n <= num_shards]
     assert busiest(devices) == min(map(busiest, possible))
     assert devices == min(n for n in possible if busiest(n) == busiest(devices))
 

@@ -16,9 +16,9 @@ from lockstep.runs.trackers.service import flattened
 @pytest.fixture
 def help_of(capsys, monkeypatch):
     """What ``lockstep train WORDS --help-all`` prints."""
+    monkeypatch.setenv("COLUMNS", "80")
 
     def read(*words):
-        monkeypatch.setenv("COLUMNS", "80")
         assert main(["train", *words, "--help-all"]) == 0
         return capsys.readouterr().out
 

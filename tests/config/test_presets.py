@@ -1,5 +1,6 @@
 import copy
 import math
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -33,6 +34,29 @@ def test_every_preset_is_a_run_for_1_2_4_and_8_ranks(env_id, world_size):
     config = resolve(config_of(preset_for(env_id)), world_size)
     assert config.env.id == env_id
     assert config.shards == 8
+
+
+def test_the_page_on_cleanrl_says_how_presets_differ_from_its_files():
+    page = (Path(__file__).parents[2] / "docs" / "coming-from" / "cleanrl.md").read_text()
+    row, games = (
+        next(line for line in page.splitlines() if line.startswith(f"| `{file}` |"))
+        for file in ("ppo_continuous_action.py", "ppo_atari.py")
+    )
+    assert "`lockstep train PongNoFrameskip-v4`" in games  # as there, without sticky actions
+    atari, cheetah = preset_for("PongNoFrameskip-v4"), preset_for("HalfCheetah-v5")
+    assert (atari["num_envs"], atari["num_steps"]) == (8, 128)  # as in ppo_atari.py
+    assert f"{cheetah['num_envs']} environments x {cheetah['num_steps']} steps for 1 x 2048" in row
+    as_there = resolve(read_request(["HalfCheetah-v5", "--num-envs", "1", "--num-steps", "2048"]).config)
+    assert (as_there.envs, as_there.num_steps, as_there.ppo.num_minibatches) == (1, 2048, 32)
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "Swimmer-v5"])
+def test_the_page_on_presets_says_how_rollouts_differ_from_the_zoos(env_id):
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| ") and env_id in line)
+    settings = preset_for(env_id)
+    assert "4 environments x 1024 steps" in row
+    assert f"{settings['num_envs']} x {settings['num_steps']}" in row
 
 
 def test_a_preset_that_does_not_fit_is_found():

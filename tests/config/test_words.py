@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +10,11 @@ from lockstep.config.checks import resolve
 from lockstep.config.command_line import parse_arguments, read_request
 from lockstep.config.files import nested
 from lockstep.config.help import COMMON
-from lockstep.config.keys import ALIASES, LEAVES
+from lockstep.config.keys import ALIASES, LEAVES, SCHEDULED
 from lockstep.config.run import Config
 from lockstep.config.words import ADVICE, ALREADY, CONFIG_FILE, SWITCHES, VALUES
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def config_of(*words):
@@ -55,6 +58,13 @@ def test_as_for_a_trainer_of_robots():
     assert (config.total_steps, config.num_iterations) == (16 * 24 * 10, 10)
     assert (config.ppo.num_minibatches, config.ppo.num_epochs) == (4, 5)
     assert request.options.name == "first"
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_statistics_as_for_a_trainer_of_robots(on, tmp_path):
+    (tmp_path / "c.json").write_text(json.dumps({"env": "Pendulum-v1", "empirical_normalization": on}))
+    for words in ([str(tmp_path / "c.json")], ["Pendulum-v1", f"--{'' if on else 'no-'}empirical-normalization"]):
+        assert resolve(read_request(words).config).normalize.observations is on
 
 
 def test_as_for_purejaxrl(tmp_path):
@@ -203,6 +213,21 @@ def test_a_key_and_its_value_after_the_environment(word):
 def test_a_settings_own_name_in_capitals():
     assert config_of("NUM_ENVS=4", "NUM_STEPS=16") == config_of("--num-envs", "4", "--num-steps", "16")
     assert "NUM_ENV: unknown option" in refused("NUM_ENV=4")
+
+
+def test_purejaxrls_keys_in_a_file_are_those_of_the_command_line(tmp_path):
+    given = {"LR": 2.5e-4, "NUM_ENVS": 4, "NUM_STEPS": 16, "TOTAL_TIMESTEPS": 640, "UPDATE_EPOCHS": 2, "SEED": 3}
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"ENV_NAME": "CartPole-v1", **given}))
+    assert read_request([str(file)]).config == config_of(*(f"{key}={value}" for key, value in given.items()))
+    file.write_text(json.dumps({"ENV_NAME": "CartPole-v1", "ppo": {"GAMMA": 0.5}}))
+    assert read_request([str(file)]).config.ppo.gamma == 0.5
+    file.write_text(json.dumps({"ENV_NAME": "CartPole-v1", "num_envs": 8, "NUM_ENVS": 4}))
+    with pytest.raises(ValueError, match=r"NUM_ENVS 4 given together with num_envs 8; give one$"):
+        read_request([str(file)])
+    file.write_text(json.dumps({"ENV_NAME": "CartPole-v1", "NUM_ENV": 8}))
+    with pytest.raises(ValueError, match="NUM_ENV: unknown key"):
+        read_request([str(file)])
 
 
 def test_two_environments_are_refused(tmp_path):
@@ -384,8 +409,21 @@ def test_a_switch_that_says_what_is_so_is_taken(words):
         (["num_envs", "=", "32"], "are one word, without spaces: key=value"),
         (["--eval-freq", "50000"], "write --eval.interval, in iterations: 50000 / (num_envs x num_steps)"),
         (["ppo.learning_rate=lin_0.001"], "write 0.001; ppo.schedule: linear lowers the learning rate to 0"),
-        (["ppo.clip_range=lin_0.2"], "write 0.2; it stays as it is; of all settings only the learning rate falls"),
+        (["ppo.clip_range=lin_0.2"], "write 0.2; ppo.clip_schedule: linear lowers the clip ranges to 0"),
+        (["--clip-range-vf", "lin_0.1"], "write 0.1; ppo.clip_schedule: linear lowers the clip ranges to 0"),
+        (["ent_coef=lin_0.01"], "write 0.01; ppo.entropy_schedule: linear lowers the entropy coefficient to 0"),
+        (["ppo.max_grad_norm=lin_0.5"], "write 0.5; it stays as it is; there is no schedule for it"),
         (["--net-arch", "[64, 32]"], "write --network.hidden-sizes 64 32"),
+        (["--actor-hidden-dims", "[64, 32]"], "--network.hidden-sizes 64 32; actor and critic have the same sizes"),
+        (["critic_hidden_dims=64,32"], "--network.hidden-sizes 64 32; actor and critic have the same sizes"),
+        (["--init-noise-std", "0.5"], "write --network.log-std-init -0.693147, the logarithm of 0.5"),
+        (["policy.init_noise_std=1.0"], "write --network.log-std-init 0, the logarithm of 1.0"),
+        (["--init-noise-std", "0"], "write --network.log-std-init X, the logarithm of the standard deviation: 0 for 1"),
+        (["--init-noise-std"], "write --network.log-std-init X, the logarithm of the standard deviation: 0 for 1"),
+        (["policy={init_noise_std: 1.0}"], "--network.recurrent, --network.log-std-init and others shape them"),
+        (["--rnn-type", "GRU"], "write --network.recurrent gru"),
+        (["rnn_type=lstm"], "write --network.recurrent lstm"),
+        (["rnn_hidden_dim=64"], "write --network.recurrent-size 64 beside --network.recurrent"),
         (["activation_fn=nn.ReLU"], "write --network.activation relu"),
         (["--gym-packages", "robots"], "'my_module:MyEnv-v0' in the id's place imports my_module first"),
         (["--reset-num-timesteps"], "a run that is resumed counts on"),
@@ -397,10 +435,33 @@ def test_what_is_meant_otherwise_is_said_in_a_line(words, said):
         read_request(["CartPole-v1", *words])
 
 
+@pytest.mark.parametrize("path", SCHEDULED)
+def test_what_makes_a_number_fall_is_a_setting(path):
+    """What is said of a falling number can be written."""
+    setting, value = SCHEDULED[path].split(" lowers ")[0].split(": ")
+    assert refused(f"{path}=lin_0.1").endswith(SCHEDULED[path])
+    read_request(["CartPole-v1", f"{path}=0.1", f"{setting}={value}"])
+
+
 def test_an_environments_name_as_a_key_of_a_file_is_said(tmp_path):
     (tmp_path / "zoo.yml").write_text("CartPole-v1:\n  n_envs: 8\n")
     with pytest.raises(ValueError, match=r"CartPole-v1: the environment stands in a key of its own, env: CartPole-v1"):
         read_request([str(tmp_path / "zoo.yml")])
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v5"])
+def test_a_file_of_the_zoo_over_the_file_of_the_page_has_what_sb3_would_use(env, tmp_path):
+    """A preset doesn't change what the Zoo's file leaves out; the page says so of numbers that don't fall."""
+    page = (DOCS / "coming-from" / "sb3.md").read_text()
+    block = re.search(r"```yaml\n# sb3\.yaml\n(.+?)```", page, re.DOTALL)
+    assert block is not None
+    file = block[1].replace("CartPole-v1", env).replace("3.0e-4", "0.001").replace("n_steps: 2048", "n_steps: 32")
+    (tmp_path / "zoo.yaml").write_text(file)
+    ppo = resolve(read_request([str(tmp_path / "zoo.yaml")]).config).ppo
+    assert (ppo.learning_rate, ppo.schedule, ppo.clip_schedule) == (0.001, "constant", "constant")
+    assert (ppo.value_clip_range, ppo.value_coef) == (None, 1.0)
+    told = page[page.index("A file of the RL Zoo") : page.index("## What is different")]
+    assert "`schedule: constant`, because a number without `lin_` doesn't fall" in told
 
 
 def test_the_size_of_a_memory_gives_none_by_itself(tmp_path):

@@ -308,6 +308,28 @@ def test_an_observer_hears_what_a_killed_rank_had_sent(tmp_path):
     assert heard == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_a_caller_sees_what_else_has_happened_though_there_is_always_another_record(tmp_path):
+    heard, most = [], 50_000
+
+    class Sending(BaseCallback):
+        def on_iteration(self, record):
+            heard.append(record["iteration"])
+            if len(heard) < most:
+                send(len(heard) + 1)
+
+    def send(number):
+        rank.sendall(json.dumps({"iteration": number, "global_step": number}).encode() + b"\n")
+
+    run: Any = SimpleNamespace(checkpoints=[])
+    with Conversation(run, [Sending()], True, tmp_path) as conversation, socket.socket(socket.AF_UNIX) as rank:
+        rank.connect(conversation.variables["LOCKSTEP_CALLBACKS"].removeprefix("observe:"))
+        send(1)
+        while not heard:
+            conversation.listen()
+        assert len(heard) < most
+        most = 0
+
+
 def test_an_observer_that_is_late_hears_of_the_first_checkpoints_of_a_session(tmp_path):
     """Which are there already when the first record is read, as those of earlier sessions are."""
     watching, run = Watching(), SimpleNamespace(path=tmp_path, status="finished")
@@ -341,9 +363,26 @@ class OfAnotherLibrary(lockstep.BaseCallback):
         return False
 
 
+class Uploading(Watching):
+    async def on_checkpoint(self, path):
+        self.told.append(("uploaded", path.name))
+
+
+def yielding(record):
+    yield record
+
+
+class Later:
+    async def __call__(self, run):
+        return None
+
+
 @pytest.mark.parametrize(
     ("callbacks", "line"),
     [
+        (Uploading(), "Uploading.on_checkpoint is async, which would never run; make it a plain def"),
+        (SimpleNamespace(on_evaluation=yielding), "SimpleNamespace.on_evaluation is a generator"),
+        (SimpleNamespace(on_end=Later()), "SimpleNamespace.on_end is async"),
         ([lambda record: False], "<lambda> has none of the methods that are called: on_start, on_iteration"),
         (lambda record: False, "<lambda> has none of the methods"),
         ([OfAnotherLibrary()], "OfAnotherLibrary has none .*; what Stable-Baselines3 calls after a step"),

@@ -1,5 +1,6 @@
 """Environments and networks that are handed over as objects, and given again by whatever name finds them now."""
 
+import copy
 import pickle
 import re
 import subprocess
@@ -18,8 +19,9 @@ from lockstep.commands.next_steps import next_steps
 from lockstep.config.run import Config
 from lockstep.core.user_code.handed import _read, handed_object
 from lockstep.envs.tensor import named_object
-from lockstep.python.handed import handed, handed_again, with_objects
+from lockstep.python.handed import Handed, handed, handed_again, with_objects
 from lockstep.python.pickled import pickled
+from lockstep.python.run import Run
 
 SMALL = {"num_steps": 16, "total_steps": 256, "quiet": True}
 MODULES = {"torch": "users_nets", "jax": "equinox_nets"}
@@ -241,6 +243,48 @@ def test_what_others_may_write_is_not_unpickled(tmp_path, monkeypatch):
     file.unlink()
     with pytest.raises(ValueError, match=r"environment\.pickle, which held it, is gone .*load_run\(RUN, env=…\)"):
         handed_object("env.id", "python:Local")
+
+
+def test_what_an_earlier_version_pickled_is_read():
+    old = Handed.__new__(Handed)
+    state = {"key": "env.id", "id": "handed_envs:Counting", "given": handed_envs.Counting, "pickled": None}
+    old.__setstate__(state)
+    assert (old.key, old.id, old.given, old.pickled) == ("env.id", state["id"], handed_envs.Counting, None)
+
+
+def test_a_run_is_pickled_with_objects_that_no_module_has(runs):
+    """As processes of a pool return it; the objects are loaded again only if they are asked for."""
+    network = of_a_script("users_nets", "Tiny")
+    run = lockstep.train(lambda: handed_envs.Counting(4), name="a", network={"custom": network}, **SMALL)
+    value = run.policy.value([0.5, 1.0])
+    again = pickle.loads(pickle.dumps(run))
+    assert (again.path, again.status, again.metrics) == (run.path, "finished", run.metrics)
+    assert again.policy.value([0.5, 1.0]) == value
+    assert again.resume(512, quiet=True).evaluate(1)["length_mean"] == 4
+    assert copy.deepcopy(run).network is network
+    code = "import pickle, sys\nrun = pickle.load(sys.stdin.buffer)\nprint(len(run.metrics), run.final_return)"
+    content = pickle.dumps(run)
+    elsewhere = subprocess.run([sys.executable, "-c", code], input=content, capture_output=True, check=False)
+    assert elsewhere.stdout.decode().split() == ["4", str(run.final_return)], elsewhere.stderr.decode()
+
+
+def test_an_object_that_cannot_be_loaded_again_is_one_line(runs):
+    run = Run(stored(runs), [Handed("network.custom", "python:Net", int, b"no pickle")])
+    again = pickle.loads(pickle.dumps(run))
+    assert again.config.env.id == run.config.env.id
+    with pytest.raises(ValueError, match=r"^network\.custom: python:Net can't be loaded in this process: \w+Error: "):
+        _ = again.network
+
+
+def test_a_run_is_resumed_with_its_environments_class_given_again(runs):
+    run = lockstep.train(of_a_script("handed_envs", "Counting"), name="a", **SMALL)
+    assert run.config.env.id == "python:Counting"
+    longer = lockstep.load_run("a").resume(512, env=handed_envs.Counting, quiet=True)
+    assert (longer.summary["global_step"], longer.evaluate(1)["length_mean"]) == (512, 10)
+    with pytest.raises(ValueError, match=r"^env: .*<lambda> was given, but .* is CartPole-v1, .*; leave env= out$"):
+        Run(stored(runs, env={"id": "CartPole-v1"})).resume(env=lambda: None)
+    with pytest.raises(ValueError, match=r"^env: Counting is one environment, and a run makes several"):
+        run.resume(env=handed_envs.Counting())
 
 
 def test_no_command_is_named_that_would_not_find_an_object(runs):

@@ -150,7 +150,7 @@ def test_what_a_method_refuses_is_its_argument(use, said):
 
 def test_a_resumed_run_takes_no_other_name_and_no_other_run():
     run, other = (lockstep.train("CartPole-v1", name=name, **SMALL) for name in ("a", "b"))
-    named = r"^name: 'u' with resume='.*'; a resumed run keeps its name; leave it out$"
+    named = r"^name: 'u' with resume '.*'; a resumed run keeps its name$"
     with pytest.raises(ValueError, match=named):
         lockstep.train(resume="a", name="u", total_steps=512, quiet=True)
     with pytest.raises(ValueError, match=named):

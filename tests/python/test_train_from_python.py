@@ -273,6 +273,7 @@ def test_an_id_that_this_process_alone_knows_is_explained(runs):
             "config: 5 is no config; give a file's path, a mapping of settings, or a Config",
         ),
         ((["CartPole-v1"], {"config": b"a.yaml"}), "config: b'a.yaml' is no config; "),
+        (([gym.spec("CartPole-v1")], {}), "is what an id stands for; give the id, 'CartPole-v1'"),
         (([], {"resume": "nothing"}), "neither nothing nor runs/nothing is a run directory"),
     ],
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lockstep.config.sections import Section
 
 Schedule = Literal["constant", "linear"]
 
+FLOAT32_MAX = 3.4028234663852886e38
 CLIPPED = "clipped"
 """Value of ``ppo.value_clip_range`` for "clipped, by a number to be found": that of lower layers, or ``clip_range``."""
 
@@ -72,6 +73,13 @@ class PPOConfig(Section):
     desired_kl: float = Field(default=0.01, gt=0, description="what the adaptive schedule aims at")
     adam_eps: float = Field(default=1e-5, gt=0, description="Adam's epsilon")
     adam_betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Adam's decay rates")
+
+    @field_validator("learning_rate")
+    @classmethod
+    def _in_float32(cls, value: float) -> float:
+        if value > FLOAT32_MAX:
+            raise ValueError(f"{value:g} is beyond float32, which holds numbers up to {FLOAT32_MAX:.4g}")
+        return value
 
     @model_validator(mode="before")
     @classmethod

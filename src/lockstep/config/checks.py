@@ -189,6 +189,11 @@ def _check_choices(config: Config) -> None:
             f"ppo.loss_kwargs: {config.ppo.loss_kwargs}, but there is no ppo.loss to be called with them; give one, "
             "e.g. --ppo.loss my_losses:mine"
         )
+    if config.network.custom_kwargs and config.network.custom is None:
+        raise ValueError(
+            f"network.custom_kwargs: {shown_value(config.network.custom_kwargs)}, but there is no network.custom to be "
+            "made with them; give one, e.g. --network.custom my_nets:Mine"
+        )
     if config.ppo.entropy_schedule != "constant" and not config.ppo.entropy_coef:
         raise ValueError(
             f"ppo.entropy_schedule: {config.ppo.entropy_schedule}, but ppo.entropy_coef is 0 and there is nothing to "

@@ -18,15 +18,17 @@ from typing import Any
 
 from lockstep.config.algorithms import check_read_by_grpo, check_read_by_ppo
 from lockstep.config.files import (
-    FILE_SUFFIXES,
+    ENDINGS,
     TOO_DEEP,
     add_switches,
     check_keys,
     in_our_words,
     layered,
     merge,
+    names_config,
     nest,
     read_file,
+    read_json,
 )
 from lockstep.config.keys import LEAVES, Leaf, check_no_booleans, validate
 from lockstep.config.presets import for_grpo, preset_for, with_version
@@ -67,12 +69,14 @@ def _leaf_of(flag: str, value: str) -> tuple[Leaf, bool]:
 def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
     if leaf.kind == "json":
         try:
-            value = json.loads(words[0])
+            value = read_json(words[0])
         except RecursionError:
             raise ValueError(f"{flag}: {TOO_DEEP}") from None
-        except ValueError:
+        except json.JSONDecodeError:
             shown = without_secrets([words[0]])[0]
             raise ValueError(f"{flag}: {shown!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
+        except ValueError as error:
+            raise ValueError(f"{flag}: {error}") from None
         check_keys(leaf.path, value)
         return value
     if leaf.path == "log.tags":
@@ -226,12 +230,14 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
         return {}, None
     target = os.path.expanduser(target)
     path = Path(target)
-    if path.suffix in FILE_SUFFIXES:
+    if names_config(path):
         return read_file(path), target
     if os.path.isfile(path / "config.json"):
         return read_file(path / "config.json"), str(path / "config.json")
     if path.parent.name == "checkpoints" and os.path.isdir(path):
         raise ValueError(f"{target} is a checkpoint; --resume {quoted(target)} continues from it")
+    if (path.is_absolute() or path.suffix) and os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"{target}: {ENDINGS}")
     return {"env": {"id": target}}, None
 
 
@@ -260,7 +266,7 @@ def _complete_id(layer: dict[str, Any]) -> None:
 
 def _one_target(positional: list[str], given: dict[str, Any]) -> list[str]:
     """Returns the config file alone if an environment id stands beside it; ``given`` then gets the id as an option."""
-    files = [word for word in positional if Path(word).suffix in FILE_SUFFIXES]
+    files = [word for word in positional if names_config(Path(word))]
     if len(positional) == 2 and len(files) == 1 and _env_id(given) is None:
         (env_id,) = (word for word in positional if word not in files)
         if not os.path.exists(env_id):

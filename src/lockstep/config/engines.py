@@ -157,18 +157,21 @@ def check_processes_here(device: str, processes: int, launched: bool = False) ->
         )
 
 
-def default_devices(num_shards: int | None, processes_here: int, cores: int, processes: int | None = None) -> int:
+def default_devices(num_shards: int | None, cores: int, processes: int) -> int:
     """Returns the number of CPU devices of each process if the user gives none: one per core, at most one per shard.
 
     XLA's CPU backend uses two cores better as two devices than as one, and the number can't change the result. It is
     the smallest that leaves no device with more shards than the largest would. Without ``num_shards``, which then
     follows from the devices, it is one per core.
+
+    Args:
+        num_shards: of the run.
+        cores: of one process; 0 if processes outnumber cores.
+        processes: of the run, on all machines.
     """
-    processes = processes or processes_here
-    most = max(1, cores // processes_here)
     if num_shards is None:
-        return most
-    most = max(1, min(most, num_shards // processes))
+        return max(1, cores)
+    most = max(1, min(cores, num_shards // processes))
     turns = -(-num_shards // (processes * most))
     return next(n for n in range(1, most + 1) if -(-num_shards // (processes * n)) == turns)
 

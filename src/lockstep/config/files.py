@@ -22,6 +22,7 @@ from lockstep.config.words import ALIASES, MEMORY, VALUES, WITH_MEMORY, plain
 from lockstep.config.yaml_text import check_once, read_yaml, write_yaml
 
 FILE_SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+ENDINGS = f"a config file ends in {', '.join(FILE_SUFFIXES)}"
 SPOKEN = {"true": True, "false": False, "none": None}
 """Words of the command line, with their values in a file."""
 SHORTHANDS: dict[str, tuple[type, str]] = {"env.atari": (bool, "enabled"), "network.image": (str, "kind")}
@@ -32,7 +33,9 @@ OFF = "off"
 """A value of some settings, which YAML reads as false."""
 
 
-def _json(text: str) -> Any:
+def read_json(text: str) -> Any:
+    """Parses JSON; raises a ``ValueError`` if it isn't valid or a mapping has a key twice."""
+
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         check_once([key for key, _ in pairs])
         return dict(pairs)
@@ -47,16 +50,12 @@ def read_file(path: Path) -> dict[str, Any]:
         ValueError: the file is missing, is of another kind, doesn't parse, or gives a setting twice; one line.
     """
     if not os.path.isfile(path):  # False for a name that is too long, too
-        siblings = [p.name for p in path.parent.glob("*") if p.suffix in FILE_SUFFIXES] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, siblings, 1, 0.6)
-        raise ValueError(
-            f"{path}: no such config file" + (f"; did you mean {path.parent / close[0]}?" if close else "")
-        )
-    readers = {".toml": tomllib.loads, ".json": _json, ".yaml": read_yaml, ".yml": read_yaml}
-    if path.suffix not in readers:
-        raise ValueError(f"{path}: a config file ends in {', '.join(FILE_SUFFIXES)}")
+        raise ValueError(f"{path}: {_why_no_file(path)}")
+    readers = {".toml": tomllib.loads, ".json": read_json, ".yaml": read_yaml, ".yml": read_yaml}
+    if not names_config(path):
+        raise ValueError(f"{path}: {ENDINGS}")
     try:
-        values = readers[path.suffix](path.read_text(encoding="utf-8"))
+        values = readers[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))  # editors on Windows add the mark
     except (ValueError, OSError) as error:
         raise ValueError(f"{path}: can't be read: {error}") from None
     except RecursionError:
@@ -67,6 +66,24 @@ def read_file(path: Path) -> dict[str, Any]:
         return nested(values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def names_config(path: Path) -> bool:
+    """Tells whether a path has a config file's suffix, in letters of either case; there needn't be such a file."""
+    return path.suffix.lower() in FILE_SUFFIXES
+
+
+def _why_no_file(path: Path) -> str:
+    """Says why a path is no file that can be read, and which config file beside it has nearly its name."""
+    if os.path.isdir(path):
+        return "a directory, not a config file"
+    if os.path.exists(path):
+        return "no regular file; write the config into one"
+    if os.path.islink(path):
+        return f"a link to {os.readlink(path)}, which isn't there"
+    siblings = [p.name for p in path.parent.glob("*") if names_config(p)] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, siblings, 1, 0.6)
+    return "no such config file" + (f"; did you mean {path.parent / close[0]}?" if close else "")
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +126,7 @@ def _nested(
             path = f"{path}.{inside}"
         if prefix.count(".") > MOST_LEVELS:
             raise ValueError(f"{prefix.partition('.')[0]}: {TOO_DEEP}")
-        if isinstance(value, dict) and prefix + path not in FREE:
+        if isinstance(value, Mapping) and prefix + path not in FREE:
             path, found = name, _nested(value, f"{prefix}{name}.", said, switches, aliases)
         else:
             found = in_our_words(prefix + path, value)
@@ -172,10 +189,16 @@ def _agree(said: str, other: Any) -> bool:
 
 
 def _unaliased(name: str, prefix: str, aliases: Mapping[str, str]) -> str:
-    """Returns the key, below a prefix, that another library's word stands for; any other name is returned unchanged."""
+    """Returns the key, below a prefix, that a name stands for: another library's word, or our own in capitals.
+
+    Any other name is returned unchanged.
+    """
+    if prefix + name in LEAVES:
+        return name
     full = aliases.get(plain(name), "")
-    known = prefix + name in LEAVES or not full or not full.startswith(prefix)
-    return name if known else full.removeprefix(prefix)
+    if full.startswith(prefix) and full:
+        return full.removeprefix(prefix)
+    return plain(name) if prefix + plain(name) in LEAVES else name
 
 
 def in_our_words(path: str, value: Any) -> Any:

@@ -170,13 +170,18 @@ def _unknown(path: str, value: Any) -> str:
 
 FALLING = "lin_"
 """Prefix of a number in RL Zoo's files that means that it falls to 0."""
+SCHEDULED = {
+    "ppo.learning_rate": "ppo.schedule: linear lowers the learning rate to 0",
+    "ppo.clip_range": "ppo.clip_schedule: linear lowers the clip ranges to 0",
+    "ppo.value_clip_range": "ppo.clip_schedule: linear lowers the clip ranges to 0",
+    "ppo.entropy_coef": "ppo.entropy_schedule: linear lowers the entropy coefficient to 0",
+}
+"""Settings that can fall, each with the setting that makes it, and what this does."""
 
 
 def _falling(path: str, value: str) -> str:
-    start = value.removeprefix(FALLING)
-    falls = "ppo.schedule: linear lowers the learning rate to 0"
-    only = falls if path == "ppo.learning_rate" else "it stays as it is; of all settings only the learning rate falls"
-    return f"{path}: {value!r}: write {start}; {only}"
+    falls = SCHEDULED.get(path, "it stays as it is; there is no schedule for it")
+    return f"{path}: {value!r}: write {value.removeprefix(FALLING)}; {falls}"
 
 
 def validate(model: type[BaseModel], values: Mapping[str, Any], source: str, stored: bool = False) -> Any:

@@ -26,9 +26,11 @@ from lockstep.config.sections import (
 MAX_SEQUENCE = 32
 AUTO = "auto"
 MOST_SILENCE = 600.0
+MOST_THREADS = 1024
 RANGE = r"^[0-9]{1,6}:[0-9]{1,6}$"
 SEEDS = r"^[0-9]{1,40}(-[0-9]{1,40})?(,[0-9]{1,40}(-[0-9]{1,40})?)*$"
 MOST_SEEDS = 10_000
+LONGEST_NAME = 200  # bytes; file systems allow 255, and files beside a run are named after it
 COORDINATOR = r"^(\[[0-9a-fA-F:.]+\]|[\w.-]+):[0-9]{1,5}$"
 """``host:port``, ``[IPv6 address]:port``."""
 
@@ -62,7 +64,7 @@ class Config(Section):
     )
     num_steps: int = Field(default=128, ge=1, description="steps of each environment in a rollout")
     reduction: Literal["exact", "fast"] = Field(
-        default="exact", description="exact: bitwise equal for every number of ranks; fast: the framework's own sums"
+        default="exact", description="exact: bitwise equal for every number of ranks; fast: sums that depend on it"
     )
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="bf16: networks compute in bfloat16 (autocast); parameters and losses stay float32"
@@ -83,7 +85,10 @@ class Config(Section):
         "replay it (default: on CUDA, where it can be); engine torch",
     )
     threads: int = Field(
-        default=1, ge=1, description="CPU threads per rank; results depend on it in the last bits; engine torch"
+        default=1,
+        ge=1,
+        le=MOST_THREADS,
+        description="CPU threads per rank; results depend on it in the last bits; engine torch",
     )
     backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto", description="of the collectives: gloo on CPU, NCCL on GPU; jax chooses by itself"
@@ -158,7 +163,10 @@ class Config(Section):
 
 
 class RunOptions(Section):
-    """How and where a run is executed; nothing here changes the agent."""
+    """How and where a run is executed: which seeds, how far now, on which devices.
+
+    With ``reduction: exact``, nothing here changes the agent of a seed at a given step.
+    """
 
     nproc: int | Literal["auto"] | Annotated[str, StringConstraints(pattern=RANGE)] = Field(
         default=1,
@@ -241,6 +249,12 @@ class RunOptions(Section):
         self.seeds_from(0)
         if self.name is not None and ("/" in self.name or self.name in (".", "..")):
             raise ValueError(f"name: {self.name!r} is not a plain directory name; --runs-dir says where it is made")
+        if self.name is not None and not (self.name.isprintable() and self.name.strip()):
+            raise ValueError(f"name: {self.name!r}: a run's name is text on one line, and more than blanks")
+        if self.name is not None and (size := len(os.fsencode(self.name))) > LONGEST_NAME:
+            raise ValueError(f"name: {size} bytes; a run's name has at most {LONGEST_NAME}")
+        if self.resume not in (None, AUTO) and self.name is not None:
+            raise ValueError(f"name: {self.name!r} with resume {self.resume!r}; a resumed run keeps its name")
         return self
 
     @field_validator("runs_dir", "resume")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -100,7 +101,9 @@ class EnvConfig(Section):
         default=0,
         description="worker processes per rank that step environments; 0: none, auto: as many as pay",
     )
-    timeout: float = Field(default=60.0, gt=0, description="seconds an environment may take for a step or a reset")
+    timeout: float = Field(
+        default=60.0, gt=0, le=10**8, description="seconds an environment may take for a step or a reset"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -207,7 +210,11 @@ class CheckpointConfig(Section):
     seconds: float | None = Field(
         default=None, gt=0, description="also one where so many seconds have passed since the last"
     )
-    keep_last: int = Field(default=3, ge=1, description="newest checkpoints to keep")
+    keep_last: int = Field(
+        default=3,
+        ge=1,
+        description="newest checkpoints to keep, and as many of the newest that weren't due to a stop or the clock",
+    )
     keep_best: bool = Field(
         default=True,
         description="keep the checkpoint with the best return as well: of an evaluation, after which one is then saved"
@@ -269,8 +276,18 @@ class LogConfig(Section):
     @field_validator("jsonl")
     @classmethod
     def _absolute(cls, path: str | None) -> str | None:
-        """Makes the path absolute, so that it means the same wherever the run is resumed."""
-        return None if path is None else os.path.abspath(os.path.expanduser(path))
+        """Makes the path absolute, so that it means the same wherever the run is resumed.
+
+        The working directory's name may hold bytes that Python can't decode. JSON, which passes the config on, has
+        no text for those.
+        """
+        if path is None:
+            return None
+        whole, encoding = os.path.abspath(os.path.expanduser(path)), sys.getfilesystemencoding()
+        if any("\ud800" <= letter <= "\udfff" for letter in whole):
+            more = "" if encoding == "utf-8" else ", or set PYTHONUTF8=1"
+            raise ValueError(f"{whole!a} isn't text in {encoding}, as a config has to be; give another directory{more}")
+        return whole
 
 
 class ProofConfig(Section):

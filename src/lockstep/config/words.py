@@ -5,6 +5,7 @@ They come from Stable-Baselines3 and its RL Zoo, CleanRL, rsl_rl, PureJaxRL and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -63,6 +64,7 @@ ALIASES = {
     "activation": "network.activation",
     "log_std_init": "network.log_std_init",
     "norm_obs": "normalize.observations",
+    "empirical_normalization": "normalize.observations",
     "norm_reward": "normalize.returns",
     "clip_obs": "normalize.clip_observations",
     "n_eval_episodes": "eval.episodes",
@@ -139,6 +141,17 @@ def _times(text: str, factor: float) -> str:
         return f"{factor:g}X"
 
 
+def _logarithm(text: str) -> str:
+    try:
+        return f"{math.log(float(text)):g}, the logarithm of {text}"
+    except ValueError:  # also of what has no logarithm
+        return "X, the logarithm of the standard deviation: 0 for 1"
+
+
+def _sizes(text: str) -> str:
+    return " ".join(text.strip("[]()").replace(",", " ").split()) or "64 64"
+
+
 SHORT = {"-f": "--runs-dir", "-n": "--total-steps", "-i": "--resume", "-tb": "--log.tensorboard"}
 """RL Zoo's options with one dash."""
 
@@ -156,6 +169,17 @@ _RANKS = "--nproc 4 starts four ranks, --nproc 1 is the default; under torchrun,
 _RANKS += "engine jax takes all GPUs unless --devices 1 says otherwise"
 _UPLOAD = "nothing is uploaded to a hub; lockstep export RUN writes a policy for other programs"
 _OFF_POLICY = "there are no off-policy algorithms (DQN, SAC, TD3, DDPG); algorithms are ppo and grpo"
+
+
+_ONE_LAYER = "there is one layer, of --network.recurrent-size units; leave it out"
+
+
+def _of_both(sizes: str) -> str:
+    return f"write --network.hidden-sizes {_sizes(sizes)}; actor and critic have the same sizes"
+
+
+def _units(count: str) -> str:
+    return f"write --network.recurrent-size {count or 256} beside --network.recurrent"
 
 
 def _count(text: str) -> str:
@@ -219,17 +243,23 @@ ADVICE: dict[str, str | Callable[[str], str]] = {
     "agent": _OWN_NETWORK,
     "model": _OWN_NETWORK,
     "actor_critic": _OWN_NETWORK,
-    "policy": "networks follow from the observation; --network.hidden-sizes, --network.recurrent and others shape them",
+    "policy": "networks follow from the observation; --network.hidden-sizes, --network.recurrent, "
+    "--network.log-std-init and others shape them",
     "policy_kwargs": "networks are shaped by --network.hidden-sizes, --network.activation, --network.log-std-init",
-    "net_arch": lambda v: (
-        f"write --network.hidden-sizes {' '.join(v.strip('[]()').replace(',', ' ').split()) or '64 64'}"
-    ),
+    "net_arch": lambda v: f"write --network.hidden-sizes {_sizes(v)}",
+    "actor_hidden_dims": _of_both,
+    "critic_hidden_dims": _of_both,
+    "init_noise_std": lambda v: f"write --network.log-std-init {_logarithm(v)}",
     "activation_fn": lambda v: f"write --network.activation {v.rpartition('.')[2].lower() or 'tanh'}",
     "ortho_init": "weights are always drawn as orthogonal matrices; leave it out",
     "features_extractor_class": _OWN_NETWORK,
     "features_extractor_kwargs": _OWN_NETWORK,
     "lstm_hidden_size": lambda v: f"write --network.recurrent lstm --network.recurrent-size {v or 256}",
-    "n_lstm_layers": "there is one layer, of --network.recurrent-size units; leave it out",
+    "n_lstm_layers": _ONE_LAYER,
+    "rnn_type": lambda v: f"write --network.recurrent {'gru' if v.lower() == 'gru' else 'lstm'}",
+    "rnn_hidden_dim": _units,
+    "rnn_hidden_size": _units,
+    "rnn_num_layers": _ONE_LAYER,
     "use_sde": _EXPLORATION,
     "sde_sample_freq": _EXPLORATION,
     "vec_env": _WORKERS,

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
-from collections.abc import Mapping
+import types
+from collections import UserString
+from collections.abc import Mapping, Sequence
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.files import MOST_LEVELS, TOO_DEEP
 from lockstep.config.keys import FREE
 from lockstep.config.words import advice
 
 SCHEDULED = "ppo.learning_rate"
+TEXTS = (str, bytes, bytearray, memoryview, UserString)
+"""Sequences that are no lists."""
+SECTION_LEVELS = 5
+
+
+def plain_containers(value: Any, path: str = "") -> Any:
+    """Replaces mappings of any kind by dicts, and sequences other than text by lists, at all levels.
+
+    Args:
+        value: nested settings, or one of them; anything else is returned as it is.
+        path: dotted name of ``value``, for errors.
+
+    Raises:
+        ValueError: a mapping or a sequence can't be read, or is nested too deeply or within itself; one line.
+    """
+    if not isinstance(value, Mapping | Sequence) or isinstance(value, TEXTS):
+        return value
+    if path.count(".") > MOST_LEVELS + SECTION_LEVELS:
+        first = ".".join(path.split(".")[:2])
+        raise ValueError(f"{first if first in FREE else first.partition('.')[0]}: {TOO_DEEP}")
+    try:
+        inside = list(value.items() if isinstance(value, Mapping) else value)
+    except Exception as error:  # its own: a value that is missing, an interpolation without an end
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(
+            f"{path or 'config'}: {type(value).__name__} can't be read: {type(error).__name__}: {reason}"
+        ) from error
+    if isinstance(value, Mapping):
+        return {key: plain_containers(inner, f"{path}.{key}" if path else str(key)) for key, inner in inside}
+    return [plain_containers(inner, f"{path}.{place}") for place, inner in enumerate(inside)]
 
 
 def in_plain_words(value: Any, path: str = "") -> Any:
@@ -47,9 +83,23 @@ def file_given(place: Any, argument: str) -> Path:
     raise ValueError(f"{argument}: {place!r} names no file; give text or a path, e.g. 'report.html'")
 
 
+def other_form(value: Any) -> str:
+    """Returns how to give nested settings that are no mapping, to be put after an error; empty for anything else."""
+    kind = type(value).__name__
+    if callable(getattr(value, "to_dict", None)) and not isinstance(value, type):
+        return f"; {kind} is no mapping, give its to_dict()"
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        return f"; {kind} is no mapping, give vars() of it"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return f"; {kind} is no mapping, give dataclasses.asdict() of it"
+    return ""
+
+
 def _refusal(path: str, value: Any) -> str:
     name = getattr(value, "__qualname__", None)
     shown = name if callable(value) and name else type(value).__name__
+    if isinstance(value, Number) and not isinstance(value, complex):
+        return f"{path}: {value!r} is of a kind that a config can't hold; give float() of it, or int()"
     if path == SCHEDULED:
         return f"{path}: {shown}: a number is wanted; ppo.schedule is linear, constant or adaptive, and no function"
     if path == "network.activation":
@@ -60,7 +110,8 @@ def _refusal(path: str, value: Any) -> str:
     if said is not None:
         return said
     inside = next((free for free in FREE if path.startswith(f"{free}.")), None)
-    instead = ""
     if inside == "env.kwargs":
         instead = "; env may be a function or a lambda that makes the environment with it"
+    else:
+        instead = other_form(value)
     return f"{path}: {shown} can't be written into a config; numbers, text, lists and dicts can{instead}"

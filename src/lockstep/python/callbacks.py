@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import json
+import math
 import select
 import socket
 import time
@@ -66,7 +68,8 @@ def checked_callbacks(given: Any) -> list[Any]:
     """Returns the given callbacks as a list; ``given`` is several, one or None.
 
     Raises:
-        ValueError: one of them would never be called; one line that names it.
+        ValueError: one of them would never be called, or would only make a coroutine or a generator, which nobody
+            runs; one line that names it.
     """
     if given is None:
         return []
@@ -80,7 +83,20 @@ def checked_callbacks(given: Any) -> list[Any]:
             theirs = any(hasattr(callback, word) for word in ("_on_step", "on_step", "_on_rollout_end"))
             hint = "; what Stable-Baselines3 calls after a step is called after an iteration here" if theirs else ""
             raise ValueError(f"callbacks: {name} has none of the methods that are called: {', '.join(METHODS)}{hint}")
+        for method in _own_methods(callback):
+            if kind := _runs_later(getattr(callback, method)):
+                raise ValueError(f"callbacks: {name}.{method} is {kind}, which would never run; make it a plain def")
     return found
+
+
+def _runs_later(method: Any) -> str | None:
+    """Says what a method is if a call of it doesn't run it, but makes a coroutine or a generator; else None."""
+    for each in (method, getattr(method, "__call__", None)):  # noqa: B004 - of an object that can be called
+        if inspect.iscoroutinefunction(each):
+            return "async"
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            return "a generator (it yields)"
+    return None
 
 
 def _own_methods(callback: Any) -> list[str]:
@@ -111,6 +127,7 @@ class Conversation:
         self._observes = observe_only
         self._failure: BaseException | None = None
         self._failed: list[Any] = []
+        self._breaks: list[BaseException] = []
         self._answers: dict[int, dict[str, Any]] = {}
         self._seen, self._begun = set[Path](), False
         self._listener: socket.socket | None = None
@@ -127,7 +144,7 @@ class Conversation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        stopped = self._begun and (kind is KeyboardInterrupt or error is self._failure)
+        stopped = self._begun and (kind is KeyboardInterrupt or (error is not None and self.failed_by(error)))
         try:
             if self._callbacks and (error is None or stopped):
                 self._end(error)
@@ -140,19 +157,24 @@ class Conversation:
             raise self._failure
 
     def failed_by(self, error: BaseException) -> bool:
-        """Tells whether an exception is the one that :meth:`raise_failure` raises."""
-        return error is self._failure
+        """Tells whether an exception is the one that :meth:`raise_failure` raises, or one of :meth:`break_off`."""
+        return error is self._failure or any(error is each for each in self._breaks)
 
     def listen(self) -> None:
-        """Answers the run's records until none has come for :data:`POLL_SECONDS`.
+        """Answers the run's records for :data:`POLL_SECONDS`, so that a caller sees in time what else has happened.
 
         Raises:
             Exception: a callback's own, if the run doesn't wait for answers; raising it is what ends such a run.
         """
-        self._listen()
+        self._listen(POLL_SECONDS)
         if self._observes and self._failure is not None:
             self._hang_up()  # otherwise the run blocks while nobody reads its records
             raise self._failure
+
+    def break_off(self, error: BaseException) -> None:
+        """Stops listening, because an exception, a signal handler's say, ends the run; no answer is waited for."""
+        self._breaks.append(error)
+        self._hang_up()
 
     def _hang_up(self) -> None:
         if self._listener is not None:
@@ -161,10 +183,12 @@ class Conversation:
             self._reader[0].close()
         self._listener = self._reader = None
 
-    def _listen(self) -> None:
+    def _listen(self, most: float = math.inf) -> None:
+        """Answers records until none has come for :data:`POLL_SECONDS`, or for ``most`` seconds."""
         if self._listener is None:
             time.sleep(POLL_SECONDS)
             return
+        end = time.monotonic() + most
         while not (self._observes and self._failure is not None):
             ready = select.poll()  # select.select refuses descriptors from 1024 on
             for each in [self._listener] + ([] if self._reader is None else [self._reader[0]]):
@@ -177,6 +201,8 @@ class Conversation:
                 self._reader = self._listener.accept()[0], b""
             elif self._reader is not None:
                 self._hear()
+            if time.monotonic() >= end:
+                return
 
     def _hear_out(self) -> None:
         """Reads what a rank that has ended had sent, and closes its connection."""
@@ -193,21 +219,25 @@ class Conversation:
     def _hear(self) -> None:
         assert self._reader is not None
         connection, rest = self._reader
-        with contextlib.suppress(OSError):
-            chunk = connection.recv(1 << 16)
-            if chunk:
-                lines, rest = lines_of(rest + chunk)
-                self._reader = connection, rest
-                for line in lines:
-                    answer = END
-                    try:
-                        answer = self._answer(json.loads(line))
-                    finally:  # if Ctrl-C interrupts, the run is still told to end
-                        if not self._observes:
-                            connection.sendall(json.dumps(answer).encode() + b"\n")
-                return
+        with contextlib.suppress(ConnectionError):  # not OSError, which a signal handler's TimeoutError is, too
+            try:
+                chunk = connection.recv(1 << 16)
+                if chunk:
+                    lines, rest = lines_of(rest + chunk)
+                    self._reader = connection, rest
+                    for line in lines:
+                        self._say(connection, self._answer(json.loads(line)))
+                    return
+            except KeyboardInterrupt:  # what was read is lost; the run is still told to end
+                with contextlib.suppress(OSError):
+                    self._say(connection, END)
+                raise
         connection.close()
         self._reader = None
+
+    def _say(self, connection: socket.socket, answer: dict[str, Any]) -> None:
+        if not self._observes:
+            connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, record: dict[str, Any]) -> dict[str, Any]:
         """Returns the answer to an iteration's record; a repeated iteration gets the same answer again."""

@@ -46,18 +46,22 @@ def run_command(
     variables: Mapping[str, str],
     quiet: bool = False,
     meanwhile: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
+    break_off: Callable[[BaseException], None] = lambda _: None,
 ) -> int:
     """Runs ``lockstep WORDS``, shows its output in this process's, and returns 0, or 128 + n if signal n stopped it.
 
-    Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended. If this process ends
-    unexpectedly, the command stops as if by SIGTERM, which also writes a checkpoint.
+    Ctrl-C is passed on, so that a checkpoint is written, and raised once the command has ended. So is any other
+    exception, a signal handler's say; the command is then stopped by SIGTERM. If this process ends unexpectedly, the
+    command stops as if by SIGTERM, which also writes a checkpoint.
 
     Args:
         words: the words of the command line after ``lockstep``.
         variables: environment variables to add to this process's own; modules are also looked for in their
             ``LOCKSTEP_PATH``.
         quiet: whether to drop standard output.
-        meanwhile: called again and again until the command ends; its exception stops the command by SIGTERM.
+        meanwhile: called again and again until the command ends, or an exception other than the first Ctrl-C.
+        break_off: called with that exception and those that follow, because the command may be waiting for what
+            ``meanwhile`` does, and would never end.
 
     Raises:
         ValueError: the command refused its input, or a module that Lockstep is importing calls this; one line.
@@ -71,35 +75,82 @@ def run_command(
         )
     shared = not quiet and _is_terminal(sys.stdout)
     process, status = _started(words, variables, None if shared else subprocess.DEVNULL if quiet else subprocess.PIPE)
-    errors = _Errors()
-    pumps = [_pump(process.stderr, errors.show)]
-    if process.stdout is not None:
-        pumps.append(_pump(process.stdout, lambda line: say(line.removesuffix("\n"), sys.stdout)))
-    interrupted = False
+    errors, pumps = _Errors(), list[threading.Thread]()
     try:
-        while process.poll() is None:
-            try:
-                meanwhile()
-            except KeyboardInterrupt:
-                interrupted = True
-                process.send_signal(signal.SIGINT)
+        pumps.append(_pump(process.stderr, errors.show))
+        if process.stdout is not None:
+            pumps.append(_pump(process.stdout, lambda line: say(line.removesuffix("\n"), sys.stdout)))
+        raised = _wait(process, meanwhile, break_off)
     finally:
-        if process.poll() is None:  # ``meanwhile`` raised
-            process.send_signal(signal.SIGTERM)
-            process.wait()
+        _stop(process)  # if a pump couldn't be started, say
         with status:
             told = status.read(8)
         kill_session(process.pid)  # processes that it has started and left
         for pump in pumps:
             pump.join(READ_SECONDS)
-    if interrupted:
-        raise KeyboardInterrupt
+    if raised is not None:
+        raise raised
     code = process.returncode or int(told or EXIT_FAILURE)
     if code == 0 or code in STOPPED:
         return code
     untold = not (process.returncode or told or errors.why.startswith(ERROR_PREFIX))
     message = UNTOLD if untold else failure_line(errors.why, code)
     raise ValueError(message) if code == EXIT_USER_ERROR else RunError(message)
+
+
+def _wait(
+    process: subprocess.Popen[str], meanwhile: Callable[[], None], break_off: Callable[[BaseException], None]
+) -> BaseException | None:
+    """Waits for the end of a command, as :func:`run_command` says; returns the exception to raise then, if any.
+
+    Exceptions of signal handlers come between any two steps, so all of this is in one ``try``.
+    """
+    raised: list[BaseException] = []
+    seen, listens, cancellations = 0, True, _cancellations()
+    before = cancellations()
+    while True:
+        try:
+            while seen < len(raised) or process.poll() is None:
+                if seen < len(raised):
+                    error, seen = raised[seen], seen + 1
+                    interrupted = isinstance(error, KeyboardInterrupt)
+                    if seen > 1 or not interrupted:
+                        listens = False
+                        break_off(error)
+                    process.send_signal(signal.SIGINT if interrupted else signal.SIGTERM)
+                elif cancellations() > before:
+                    before = cancellations()
+                    raise KeyboardInterrupt
+                elif listens:
+                    meanwhile()
+                else:
+                    time.sleep(POLL_SECONDS)
+            break
+        except BaseException as error:
+            raised.append(error)
+    return next((error for error in raised if not isinstance(error, KeyboardInterrupt)), raised[0] if raised else None)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """Stops a command that still runs, as SIGTERM does, and waits for it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    while process.poll() is None:
+        time.sleep(POLL_SECONDS)
+
+
+def _cancellations() -> Callable[[], int]:
+    """Returns what counts how often tasks of this thread's event loop have been cancelled; it says 0 if none runs.
+
+    At the first Ctrl-C ``asyncio.run`` cancels its own task, which counts only once that awaits something. It needn't
+    be the one that calls this, and no task can cancel another meanwhile.
+    """
+    if "asyncio" in sys.modules:
+        asyncio = sys.modules["asyncio"]
+        with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
+            tasks = asyncio.all_tasks(asyncio.get_running_loop())
+            return lambda: sum(task.cancelling() for task in tasks if hasattr(task, "cancelling"))
+    return lambda: 0
 
 
 def _imported_by_us() -> str | None:
@@ -129,6 +180,8 @@ def _started(
     ``Popen.returncode`` is 0 whatever happened if this process ignores ``SIGCHLD``, or if another thread waits for all
     children.
     """
+    environment = {**without_launcher(), **variables}
+    environment.pop("PYTHONINSPECT", None)  # the command would look for a user when it is done, and fail
     places = variables.get(PATH_VARIABLE, "").split(os.pathsep)
     before, after = (os.pathsep.join(found) for found in _places([*sys.path, *places]))
     reader, theirs = os.pipe()
@@ -137,7 +190,7 @@ def _started(
     try:
         process = subprocess.Popen(
             command_that_ends_with_us(*words, asks="lockstep.python.orphaned.end_with_caller", tells=theirs),
-            env={**without_launcher(), **variables, "PYTHONPATH": before, PATH_VARIABLE: after},
+            env={**environment, "PYTHONPATH": before, PATH_VARIABLE: after},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=subprocess.PIPE,

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from lockstep.core.user_code.handed import SCRIPTS
+from lockstep.python.arguments import other_form
 
 
 def refusal(env: Any) -> str:
@@ -24,6 +25,10 @@ def refusal(env: Any) -> str:
             "a class, a function, a lambda"
         )
     shown = " ".join(repr(env).split())
+    if hasattr(env, "entry_point") and isinstance(getattr(env, "id", None), str):  # a gymnasium.EnvSpec
+        return f"env: {shown[:80]} is what an id stands for; give the id, {env.id!r}"
+    if form := other_form(env):
+        return f"env: {shown[:80]} is no config{form}"
     return f"env: {shown[:80]} is no id, config or callable; an environment is given by what makes it"
 
 

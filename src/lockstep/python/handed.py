@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,57 @@ from lockstep.core.user_code.handed import HANDED, VARIABLES, imported_name, is_
 from lockstep.core.user_code.search_path import PATH_VARIABLE
 
 
-@dataclass(frozen=True)
+class _Stands(Enum):
+    """What stands in an object's place where it hasn't been loaded."""
+
+    PICKLED = "pickled"
+
+
 class Handed:
     """An environment, network or loss that was given as an object.
+
+    One that can't be imported is pickled by its bytes, and loaded again only if it is asked for.
 
     Attributes:
         key: the setting that names it: ``env.id``, ``network.custom`` or ``ppo.loss``.
         id: its name in a config: ``module:name``, or ``python:name`` if it can't be imported.
-        given: the object.
         pickled: the object as bytes; None if it can be imported.
     """
 
-    key: str
-    id: str
-    given: Any
-    pickled: bytes | None = None
+    def __init__(self, key: str, id: str, given: Any, pickled: bytes | None = None) -> None:
+        self.key, self.id, self.pickled = key, id, pickled
+        self._given = given
+
+    @property
+    def given(self) -> Any:
+        """The object; in a process that got it pickled, it is loaded when it is first asked for.
+
+        Raises:
+            ValueError: it can't be loaded in this process; one line.
+        """
+        if self._given is _Stands.PICKLED:
+            from lockstep.python.pickled import unpickled
+
+            assert self.pickled is not None
+            try:
+                self._given = unpickled(self.pickled)
+            except Exception as error:  # from its imports or its own code
+                reason = " ".join(str(error).split())
+                raise ValueError(
+                    f"{self.key}: {self.id} can't be loaded in this process: {type(error).__name__}: {reason}"
+                ) from error
+        return self._given
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes what 0.1.0 pickled: attributes by name."""
+        self.__init__(**state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handed:
+        """Returns itself: copies of a class or a function are the same one."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Handed, (self.key, self.id, self._given if self.pickled is None else _Stands.PICKLED, self.pickled)
 
 
 def handed(key: str, given: Any) -> Handed:

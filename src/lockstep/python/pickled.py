@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import pickle
 import sys
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,15 @@ def pickled(given: Any) -> bytes:
     with _script_by_value():
         _Pickler(file).dump(given)
     return file.getvalue()
+
+
+def unpickled(content: bytes) -> Any:
+    """Loads what :func:`pickled` has pickled in a process of this user's, from an object that was itself unpickled.
+
+    Raises:
+        Exception: it can't be loaded in this process; the exception is its own.
+    """
+    return pickle.loads(content)
 
 
 @contextlib.contextmanager

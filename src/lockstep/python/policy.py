@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
+from lockstep.config.on_off import switch
 from lockstep.policies import policy
 from lockstep.policies.policy import Policy
 from lockstep.python.run import Run
@@ -32,8 +33,10 @@ def load_policy(
 
     Raises:
         ValueError: there is no such run or checkpoint, it is damaged, its ``config.json`` was edited in what makes the
-            policy, it names code that this user hasn't trained with, or the engine can't compute it; one line.
+            policy, it names code that this user hasn't trained with, the engine can't compute it, or ``trust``
+            is neither True nor False; one line.
     """
+    trust = switch("trust", trust)
     if isinstance(run, Run):
         trust, network = trust or run.trusted, run.network if network is None else network
     with in_callers_words():

@@ -5,25 +5,25 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
-from os import PathLike
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.config.files import merge, nested
-from lockstep.core.files import path_of
+from lockstep.config.on_off import switch
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.seeds.making import place_of_seeds
 from lockstep.policies.policy import Policy, load_policy
 from lockstep.python.arguments import file_given
+from lockstep.python.asked import settings_asked, settings_of
 from lockstep.python.command import run_command
+from lockstep.python.environments import refusal
 from lockstep.python.handed import Handed, handed_again, variables_for, with_objects
 from lockstep.python.start import start
 from lockstep.python.words import in_callers_words
 from lockstep.report.packages import check_installed
 from lockstep.runs.checkpoint import checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY
-from lockstep.runs.finding import find_run, seeds_in
+from lockstep.runs.finding import seeds_in
 from lockstep.runs.listing import UnreadableError, object_if_any, read_object
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
@@ -54,12 +54,17 @@ class Run:
         self, path: Path, given: Sequence[Handed] = (), trust: bool = False, named: Collection[str] = ()
     ) -> None:
         self.path, self.given = path, tuple(given)
-        self.trust, self.named = trust, frozenset(named)
+        self.trust, self.named = switch("trust", trust), frozenset(named)
         self._policy: Policy | None = None
         self._policy_from: list[Path] = []
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out a policy whose network can't be imported, for pickle; it is loaded again if it is asked for."""
+        handed = any(each.key == "network.custom" and each.pickled is not None for each in self.given)
+        return self.__dict__ | ({"_policy": None, "_policy_from": []} if handed else {})
 
     def __fspath__(self) -> str:
         """Returns the directory, so that a run can be passed as a path: ``lockstep.load_policy(run)``."""
@@ -234,7 +239,7 @@ class Run:
         """Returns the words of a command that plays episodes."""
         words = [command, str(self.path), "--episodes", str(episodes), "--checkpoint", self._which(checkpoint)]
         words += [] if seed is None else ["--seed", str(seed)]
-        words += [] if deterministic else ["--stochastic"]
+        words += [] if switch("deterministic", deterministic) else ["--stochastic"]
         return words + (["--trust"] if self.trusted else [])
 
     def export(
@@ -283,6 +288,9 @@ class Run:
     def resume(self, total_steps: int | None = None, **settings: Any) -> Run:
         """Continues the run, up to ``total_steps`` if given; ``settings`` are as in :func:`lockstep.train`.
 
+        If the run was trained with an object that can't be imported, ``env`` may give it again, as in
+        :func:`lockstep.load_run`.
+
         Returns:
             A new object for the continued run.
 
@@ -290,15 +298,23 @@ class Run:
             ValueError: a setting would change what the run computes, or ``name`` or ``resume`` is given; one line.
                 Others as in :func:`lockstep.train`.
         """
-        if settings.get("resume") is not None:
-            raise ValueError(f"resume: {settings['resume']!r} is given, but this resumes {self.path}; leave it out")
+        config, given = settings.pop("config", None), self.given
+        for place in (settings, settings_of(config)):
+            if place.get("resume") is not None:
+                raise ValueError(f"resume: {place['resume']!r} is given, but this resumes {self.path}; leave it out")
         callbacks, observe_only = settings.pop("callbacks", ()), settings.pop("observe_only", False)
         settings |= {} if total_steps is None else {"total_steps": total_steps}
-        asked = merge(self.resumed_with(), nested(settings) | {"resume": str(self.path)})
-        given = with_objects(asked, self.given)
+        env = settings.get("env")
+        if env is not None and not isinstance(env, str | Mapping):
+            if not callable(env):
+                raise ValueError(refusal(env))
+            again = handed_again("env.id", settings.pop("env"), self.config.env.id, self.path)
+            given = given if again is None else (*(each for each in given if each.key != again.key), again)
+        asked = settings_asked(self.resumed_with(), config, settings | {"resume": self.path})
+        given = with_objects(asked, given)
 
-        def run_at(path: Path, named: Collection[str]) -> Run:
-            return Run(path, given, self.trust, self.named.union(named))
+        def run_at(path: Path, named: Collection[str], trust: bool) -> Run:
+            return Run(path, given, trust, self.named.union(named))
 
         return start(asked, given, run_at, callbacks, observe_only, self.named)
 
@@ -307,40 +323,3 @@ class Run:
         """The mean return of the last 100 episodes, from :attr:`summary`; NaN if it has none."""
         value = self.summary.get("final_return")
         return math.nan if value is None else float(value)
-
-
-def load_run(
-    run: str | PathLike[str],
-    *,
-    runs_dir: str | Path = "runs",
-    env: Callable[..., Any] | str | None = None,
-    network: type | str | None = None,
-    loss: Callable[..., Any] | str | None = None,
-    trust: bool = False,
-) -> Run:
-    """Opens a run.
-
-    Args:
-        run: a run's name or directory, or a :class:`Run`, whose own objects and ``trust`` apply unless given here.
-        runs_dir: the directory of runs that are given by name.
-        env: what makes the environment, if the run was trained with an object that can't be imported; its name and
-            module may have changed since. If the run finds its environment by an id, no other one is accepted.
-        network: the class of its network, likewise.
-        loss: its loss, likewise, except that its name must be the same; only :meth:`Run.resume` needs it.
-        trust: whether to import code that the run names (``module:attribute``), even if the user never trained with it.
-
-    Raises:
-        ValueError: there is no such run, or it was trained with something other than what is given; one line.
-    """
-    path, _ = find_run(path_of(run), str(runs_dir), single=False)
-    again = {"env.id": env, "network.custom": network, "ppo.loss": loss}
-    given = []
-    if any(each is not None for each in again.values()):
-        config = stored_config(path)
-        recorded = {"env.id": config.env.id, "network.custom": config.network.custom, "ppo.loss": config.ppo.loss}
-        found = [handed_again(key, each, recorded[key], path) for key, each in again.items() if each is not None]
-        given = [each for each in found if each is not None]
-    if not isinstance(run, Run):
-        return Run(path.absolute(), given, trust)
-    kept = [each for each in run.given if each.key not in {new.key for new in given}]
-    return Run(path.absolute(), [*kept, *given], trust or run.trust, run.named)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.config.command_line import read_request
+from lockstep.config.on_off import switch
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import is_url
 from lockstep.core.files import new_directory
@@ -36,7 +37,7 @@ NO_ENVIRONMENT = 'env: none is given; give an id, or what makes an environment, 
 def start(
     asked: dict[str, Any],
     given: Sequence[Handed],
-    run_at: Callable[[Path, Collection[str]], Run],
+    run_at: Callable[[Path, Collection[str], bool], Run],
     callbacks: Any,
     observe_only: bool,
     named: Collection[str] = (),
@@ -46,7 +47,7 @@ def start(
     Args:
         asked: nested settings; gets the run's name.
         given: environment, network and loss that were given as objects.
-        run_at: makes the :class:`Run` from its directory and the names of code and places in its config.
+        run_at: makes the :class:`Run` from its directory, the names of code and places in its config, and ``trust``.
         callbacks: as :func:`lockstep.train` takes them.
         observe_only: likewise.
         named: names of code and places that are trusted already.
@@ -54,7 +55,7 @@ def start(
     Raises:
         Exception: as :func:`lockstep.train`.
     """
-    callbacks = checked_callbacks(callbacks)
+    callbacks, observes = checked_callbacks(callbacks), switch("observe_only", observe_only)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 bytes
         variables = stack.enter_context(variables_for(given))
@@ -70,10 +71,11 @@ def start(
                 raise ValueError(f"callbacks: with {count} seeds; train each seed by itself")
             path, asked["name"] = _place_of(request.options, request.config, stack)
             file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
-            run = run_at(path, names_in(request.config))
+            run = run_at(path, names_in(request.config), request.options.trust)
         from_python = {**variables, **handed_over(named), COMMAND_VARIABLE: "null"}
-        with Conversation(run, callbacks, observe_only, directory) as talk, _in_callers_words(file, talk):
-            run_command(["train", str(file)], from_python | talk.variables, request.options.quiet, talk.listen)
+        with Conversation(run, callbacks, observes, directory) as talk, _in_callers_words(file, talk):
+            told, quiet = from_python | talk.variables, request.options.quiet
+            run_command(["train", str(file)], told, quiet, talk.listen, talk.break_off)
     talk.raise_failure()
     return run
 
@@ -89,11 +91,9 @@ def _place_of(options: RunOptions, config: Config, stack: contextlib.ExitStack) 
     A default name is reserved by making the directory; ``stack`` removes it again if the run leaves it empty.
 
     Raises:
-        ValueError: there is no such run, or a name is given for one that is resumed; one line.
+        ValueError: there is no such run; one line.
     """
     runs_dir, resume = Path(options.runs_dir).absolute(), options.resume
-    if resume not in (None, AUTO) and options.name is not None:
-        raise ValueError(f"name: {options.name!r} with resume={resume!r}; a resumed run keeps its name; leave it out")
     if resume is not None and is_url(resume):
         return runs_dir / split_url(resume)[1], None
     if resume not in (None, AUTO):

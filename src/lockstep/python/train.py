@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from lockstep.config.files import FILE_SUFFIXES, lay_over, nested, read_file
+from lockstep.config.files import names_config
 from lockstep.config.run import Config
-from lockstep.core.files import path_of
+from lockstep.python.asked import settings_asked
 from lockstep.python.environments import refusal, registered_here_alone
 from lockstep.python.handed import handed, with_objects
 from lockstep.python.run import Run
@@ -30,7 +29,7 @@ def train(
     resume: str | PathLike[str] | None = None,
     seeds: str | Iterable[int] | None = None,
     config: str | Path | Mapping[str, Any] | Config | None = None,
-    quiet: bool = False,
+    quiet: bool | None = None,
     **settings: Any,
 ) -> Run:
     """Trains an agent in separate processes and returns its run, which equals that of ``lockstep train`` byte for byte.
@@ -53,7 +52,7 @@ def train(
             ``--resume auto`` on the command line.
         seeds: seeds to train one agent each, ``range(5)`` or ``"0-4"``; the run is then a group, see :attr:`Run.seeds`.
         config: a config file, nested settings by the config's names, or a ``Config``; ``settings`` override it.
-        quiet: whether to print only errors and warnings.
+        quiet: whether to print only errors and warnings; None: as the config says, else False.
         **settings: any other setting or option by its name, nested as in a config file:
             ``ppo={"num_epochs": 10}``, ``total_steps=500_000``, ``max_restarts=10``. ``network={"custom": Net}`` takes
             the class itself, ``ppo={"loss": function}`` the function.
@@ -86,16 +85,14 @@ def train(
         raise ValueError(refusal(env))
     if isinstance(env, str | Path):
         settings["env.id"] = str(env)
-    asked = lay_over({} if again is None else again.resumed_with(), _settings_of(config))
-    if seeds is not None:
-        asked.pop("seed", None)  # as a run's config has one
-    options = _options_of(engine=engine, nproc=nproc, quiet=quiet or None, name=name, seeds=seeds)
-    options |= {key: path_of(value) for key, value in (("runs_dir", runs_dir), ("resume", resume)) if value is not None}
-    lay_over(asked, nested(settings | options))
+    options = {"engine": engine, "nproc": nproc, "quiet": quiet, "name": name, "seeds": seeds}
+    options |= {"runs_dir": runs_dir, "resume": resume}
+    settings |= {key: value for key, value in options.items() if value is not None}
+    asked = settings_asked({} if again is None else again.resumed_with(), config, settings)
     given = with_objects(asked, given)
 
-    def run_at(path: Path, named: Collection[str]) -> Run:
-        return Run(path, given, bool(asked.get("trust")), before.union(named))
+    def run_at(path: Path, named: Collection[str], trust: bool) -> Run:
+        return Run(path, given, trust, before.union(named))
 
     try:
         return start(asked, given, run_at, callbacks, observe_only, before)
@@ -106,35 +103,11 @@ def train(
         raise clearer from None
 
 
-def _options_of(seeds: Any, **options: Any) -> dict[str, Any]:
-    """Returns the options that are given, with seeds in the form that the command line takes."""
-    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
-        seeds = ",".join(map(str, seeds))
-    elif not isinstance(seeds, str | None):
-        raise ValueError(f'seeds: {seeds!r} is no list of seeds; give range(5), [3, 7] or "0-4"')
-    return {key: value for key, value in (options | {"seeds": seeds}).items() if value is not None}
-
-
 def _is_config(env: Any) -> TypeGuard[str | Path | Mapping[str, Any] | Config]:
     """Returns whether the argument ``env`` is a config, in any form."""
-    return isinstance(env, Mapping | Config) or (isinstance(env, str | Path) and Path(env).suffix in FILE_SUFFIXES)
+    return isinstance(env, Mapping | Config) or (isinstance(env, str | Path) and names_config(Path(env)))
 
 
 def _is_section(env: Any, beside_another: bool) -> bool:
     """Returns whether ``env=…`` holds settings of the section ``env``, and isn't a whole config."""
     return isinstance(env, Mapping) and (beside_another or "id" in env)
-
-
-def _settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[str, Any]:
-    """Returns the nested settings of a config in any form; raises a one-line ``ValueError`` if it is in none."""
-    if config is None:
-        return {}
-    if not isinstance(config, str | PathLike | Mapping | Config):
-        shown = " ".join(repr(config).split())[:80]
-        raise ValueError(f"config: {shown} is no config; give a file's path, a mapping of settings, or a Config")
-    if isinstance(config, Config):
-        return nested(config.model_dump(exclude_unset=True))
-    found = nested(config) if isinstance(config, Mapping) else read_file(Path(os.path.expanduser(config)))
-    if isinstance(found.get("env"), str):
-        found["env"] = {"id": found["env"]}
-    return found
