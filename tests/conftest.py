@@ -26,6 +26,8 @@ from frameworks import installed, pytest_collect_directory, pytest_pycollect_mak
 from quick_compiler import OPTIMIZED, compile_quickly, compiler
 from s3_server import s3, s3_port
 
+from lockstep.core.life import life
+
 __all__ = ["compiler", "pytest_collect_directory", "pytest_pycollect_makemodule", "s3", "s3_port", "trained"]
 
 for profile, examples in (("quick", 30), ("whole", 40)):
@@ -44,6 +46,12 @@ def variables_stay() -> Iterator[None]:
     before = _beginning()
     yield
     assert _beginning() == before, "the test leaves environment variables changed"
+
+
+@pytest.fixture(autouse=True)
+def nothing_trains() -> None:
+    """What an earlier test has trained in this process doesn't make an environment's failure one of training."""
+    life.trains = False
 
 
 def pytest_collection_finish() -> None:

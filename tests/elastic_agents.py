@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from command_line import TIMEOUT, marked, surroundings, wait_until
+from free_ports import free_port
 
 from benchmarks.network_hosts import Host
 
@@ -19,12 +19,6 @@ ROWS = 2
 """Rows that a number of ranks must have logged to count as training."""
 SOON = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
 """What torchrun waits for hosts that may come yet, and until one that is silent counts as lost: 30 s and 15 s else."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Agents:

@@ -76,7 +76,8 @@ class MemoryPlace(Place):
 
     def steps(self) -> list[int]:
         """Checkpoints with a manifest."""
-        found = (name.split("/") for name in self.files if name.endswith("/manifest.json"))
+        names = list(self.files)  # at once: a thread may be copying
+        found = (name.split("/") for name in names if name.endswith("/manifest.json"))
         return sorted(int(parts[1].removeprefix("step_")) for parts in found)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from command_line import wait_until
+from free_ports import free_port
 
 HOST = "127.0.0.1"
 KEY, SECRET, REGION = "the-key", "the-secret", "us-east-1"
@@ -228,9 +229,7 @@ class S3:
 @contextlib.contextmanager
 def server() -> Iterator[int]:
     """Runs a server; gives its port."""
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+    port = free_port()
     code = _SERVER.format(os.getpid(), HOST, port)
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from command_line import marked, surroundings, wait_until
+from free_ports import free_port
 
 PACKAGES = ("slurm-wlm", "munge")
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
@@ -104,21 +105,13 @@ def install() -> None:
     pytest.skip(f"needs Slurm, which can't be installed here: {said[-200:]}")
 
 
-def _free_ports(number: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 def _configure(directory: Path) -> None:
     """Writes slurm.conf, the key of munged, and a table of hosts in which the nodes are."""
     for name in ("munge", "state", *NODES):
         (directory / name).mkdir(mode=0o755)
     (directory / "munge" / "key").touch(mode=0o400)
     (directory / "munge" / "key").write_bytes(os.urandom(128))
-    port, *ports = _free_ports(1 + len(NODES))
+    port, *ports = [free_port() for _ in range(1 + len(NODES))]
     host = socket.gethostname()
     lines = [
         f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={own} CPUs={CPUS} State=UNKNOWN"

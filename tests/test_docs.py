@@ -230,16 +230,14 @@ def test_the_readme_begins_with_training_and_is_short():
 
 
 def test_a_link_to_nothing_is_found():
-    text = (
-        "[a](docs/running.md) [b](docs/nothing.md) [c](docs/running.md#gpus) [d](docs/running.md#tpus) [e](https://x.y)"
-    )
+    text = "[a](docs/running.md) [b](docs/nothing.md) [c](docs/running.md#presets) [d](docs/running.md#tpus) [e](https://x.y)"
     assert broken_links(text, ROOT / "README.md") == ["docs/nothing.md", "docs/running.md#tpus"]
 
 
 def test_a_link_through_github_to_nothing_is_found():
     here = "https://github.com/lockstep-rl/lockstep/blob/main/docs"
     raw = "https://raw.githubusercontent.com/lockstep-rl/lockstep/main/docs"
-    text = f"[a]({here}/running.md#gpus) [b]({here}/running.md#tpus) [c]({raw}/nothing.png) ![d]({raw}/curves.png)"
+    text = f"[a]({here}/running.md#presets) [b]({here}/running.md#tpus) [c]({raw}/nothing.png) ![d]({raw}/curves.png)"
     assert broken_links(text, ROOT / "README.md") == [f"{here}/running.md#tpus", f"{raw}/nothing.png"]
 
 

@@ -39,12 +39,12 @@ def made(name: str, text: str) -> tuple[str, list[str]]:
 
 
 def test_links_out_of_the_pages_lead_to_github():
-    text = "[a](../README.md#install) [b](../examples/doctor) [c](running.md#gpus) [d](#here) [e](https://x.y)\n"
+    text = "[a](../README.md#install) [b](../examples/doctor) [c](running.md#presets) [d](#here) [e](https://x.y)\n"
     found, said = made("page", text)
     assert found == (
         "[a](https://github.com/lockstep-rl/lockstep/blob/main/README.md#install) "
         "[b](https://github.com/lockstep-rl/lockstep/tree/main/examples/doctor) "
-        "[c](running.md#gpus) [d](#here) [e](https://x.y)\n"
+        "[c](running.md#presets) [d](#here) [e](https://x.y)\n"
     )
     assert said == []
 

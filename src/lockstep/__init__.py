@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from lockstep.integrations.attach.companions import all_mean, normalize, shard_seed, stop_if
     from lockstep.integrations.attach.process_group import is_writer, join
     from lockstep.python.callbacks import BaseCallback
+    from lockstep.python.loading import load_run
     from lockstep.python.policy import load_policy
-    from lockstep.python.run import Run, load_run
+    from lockstep.python.run import Run
     from lockstep.python.train import train
     from lockstep.training.losses import LossSample
 
@@ -37,7 +38,8 @@ __all__ = [
 _MODULES = {
     "lockstep.python.policy": ("load_policy",),
     "lockstep.python.callbacks": ("BaseCallback",),
-    "lockstep.python.run": ("Run", "load_run"),
+    "lockstep.python.loading": ("load_run",),
+    "lockstep.python.run": ("Run",),
     "lockstep.python.train": ("train",),
     "lockstep.training.losses": ("LossSample",),
     "lockstep.integrations.attach.attach": ("attach",),

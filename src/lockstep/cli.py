@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import difflib
@@ -18,9 +19,12 @@ from lockstep.core.errors import RunError
 from lockstep.core.machine import fix_mkl_mode
 from lockstep.core.process import (
     EXIT_FAILURE,
+    EXIT_INTERRUPTED,
     EXIT_USER_ERROR,
     STOP_SIGNALS,
     flush_output,
+    interrupted_at_once,
+    leave_at_once,
     open_closed_streams,
     report_failure,
 )
@@ -44,7 +48,7 @@ Train one reinforcement-learning agent on many devices: the same bytes on 1 proc
   lockstep compare RUN RUN                      which of them plays better, and how sure that is
   lockstep record RUN --out episodes.npz        its episodes, for lockstep clone episodes.npz --out RUN
   lockstep export RUN --onnx policy.onnx        the policy for other programs; --torch policy.pt2
-  lockstep verify CartPole-v1 --world-sizes 1,2,4   prove that they give the same agent
+  lockstep verify CartPole-v1 --world-sizes 1,2,4   whether their first iterations have the same bytes
   lockstep bench CartPole-v1 --world-sizes 1,2      how fast more ranks are, and where the time goes
   lockstep plan CartPole-v1 --on h100:8             what a run takes on devices that you don't have yet
   lockstep run --nproc 4 script.py ARGS         four ranks of your own script, with torchrun's variables
@@ -147,7 +151,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
     open_closed_streams()
     with _showing_every_sign(), _ended_by_signals(argv is not None):
-        return _main(list(sys.argv[1:] if argv is None else argv))
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+    if argv is None and interrupted_at_once.is_set():
+        atexit.register(leave_at_once, code)  # runs before what libraries have registered
+    return code
 
 
 def _main(words: list[str]) -> int:
@@ -167,6 +174,6 @@ def _main(words: list[str]) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         report_failure("interrupted")
-        return 130
+        return EXIT_INTERRUPTED
     finally:
         flush_output()

@@ -1,7 +1,9 @@
 """``lockstep check``: what it says of environments that are fit, and of one mistake each."""
 
 import importlib
+import itertools
 import re
+import threading
 
 import pytest
 from command_line import lockstep
@@ -158,6 +160,87 @@ def test_a_problem_is_named(check, name, problem):
 
 
 @pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("LastIsNaN", r"observation nan \(component 0\)"),
+        ("LastIsOutside", r"observation 4 \(component 0\), none of the 4 choices from 0 to 3,"),
+    ],
+)
+def test_the_last_observation_of_an_episode_is_looked_at(check, name, what):
+    """After the step that truncates, an environment's row is the next episode's first one already."""
+    code, lines, _ = check(f"unfit_later:{name}", "--steps", "30")
+    assert code == 1
+    (problem,) = problems(lines)
+    assert re.search(f"gave {what} in step 20 of random actions$", problem)
+
+
+@pytest.mark.parametrize(("workers", "level"), [(0, "note"), (2, "PROBLEM")])
+def test_what_only_worker_processes_forbid_is_a_problem_where_they_are_wanted(check, workers, level):
+    code, lines, _ = check("unfit_later:HasAChild", "--steps", "20", "--env.workers", str(workers))
+    assert code == (1 if workers else 0)
+    assert said(lines, level, "daemonic processes are not allowed to have children")
+    assert bool(said(lines, "note", "can't be stepped in worker processes, so leave env.workers at 0: ")) == (
+        not workers
+    )
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_an_environment_that_exits_is_a_problem(check, where):
+    """Its exit isn't that of the command, whose status 0 would call it fit."""
+    code, lines, _ = check(f"unfit_later:ExitsIn{where.title()}", "--steps", "30")
+    assert code == 1
+    (problem,) = problems(lines)
+    assert f"environment 0 (unfit_later:ExitsIn{where.title()}) raised in {where}: SystemExit: 0" in problem
+    assert bool(said(lines, "note", "Gymnasium's checker: SystemExit: 0")) == (where == "reset")
+
+
+def test_an_environment_that_hangs_before_the_trial_is_named_in_time(check, monkeypatch):
+    module, told = importlib.import_module("unfit_later"), []
+    monkeypatch.setattr(module, "RELEASED", threading.Event())
+    monkeypatch.setattr("lockstep.envs.examine.fail", lambda line: told.append(line) or module.RELEASED.set())
+    check("unfit_later:WaitsInStep", "--steps", "30", "--env.timeout", "1")
+    assert told[0] == "unfit_later:WaitsInStep didn't answer within 1 s (env.timeout)"
+
+
+@pytest.mark.parametrize(("numbers", "code"), [(itertools.repeat(5), 2), (itertools.count(), 1)])
+def test_an_environment_that_exits_where_it_is_made_can_not_be_made(check, monkeypatch, numbers, code):
+    monkeypatch.setattr(importlib.import_module("unfit_later"), "MADE", numbers)
+    name = "unfit_later:ExitsWhereMade"
+    ended, lines, err = check(name, "--steps", "30", "--env.kwargs", '{"made_before": 5}')
+    assert ended == code
+    assert f"env.id: {name} can't be made: SystemExit: 3" in (err if code == 2 else problems(lines)[0])
+
+
+def test_a_last_observation_that_no_seed_decides_can_not_be_repeated(check):
+    code, lines, _ = check("unfit_later:LastIsRandom", "--steps", "50")
+    assert code == 1
+    assert problems(lines)[0].startswith("the same seed and actions gave something else in step 20:")
+    code, lines, _ = check("unfit_later:Fit", "--steps", "50")
+    assert (code, problems(lines)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        (
+            "NoInfo",
+            r": step\(\) must return .*, info, and its info must be a dict and is None \(.*unfit_later\.py:\d+\)",
+        ),
+        (
+            "Swapped",
+            r": step\(\) must return .*, info, and its info must be a dict and is True \(.*unfit_later\.py:\d+\)",
+        ),
+        ("PaidInText", r" raised in step: TypeError: the reward returned by step\(\) must be a number, and is '1\.5'"),
+        ("SeenInText", r" raised in reset: ValueError: observation of dtype <U\d+, its space says real numbers"),
+    ],
+)
+def test_what_a_step_returns_of_another_type_is_a_problem(check, name, problem):
+    code, lines, _ = check(f"unfit_later:{name}", "--steps", "30")
+    assert code == 1
+    assert any(re.search(rf"environment 0 \(unfit_later:{name}\){problem}", line) for line in problems(lines)), lines
+
+
+@pytest.mark.parametrize(
     ("name", "moved", "workers"),
     [("DrawsGlobally", r"numpy\.random", 0), ("SeedsGlobally", "random", 2), ("SeedsTorch", "torch", 0)],
 )
@@ -173,6 +256,23 @@ def test_one_whose_state_can_not_be_had(check, monkeypatch):
     code, lines, _ = check("heedless:Saving-v0", "--steps", "20")
     assert code == 1
     assert any("raised in get_env_state: RuntimeError: the disk is gone" in line for line in problems(lines))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Numbered", "the arrays' names must be texts, and one is 0"),
+        (
+            "Imaginary",
+            "'wave' is of dtype complex128, which no checkpoint holds; give bools, integers, or floats of 64",
+        ),
+        ("Long", "'t' is of dtype float128, which no checkpoint holds; give bools, integers, or floats of 64 bits"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_hold_is_a_problem(check, name, why):
+    code, lines, _ = check(f"unfit_later:{name}", "--steps", "30")
+    assert code == 1
+    assert f"environment 0 (unfit_later:{name}) raised in get_env_state: TypeError: {why}" in problems(lines)[0]
 
 
 def test_what_a_run_can_live_with_is_a_note(check):

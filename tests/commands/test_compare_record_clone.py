@@ -1,6 +1,7 @@
 """``lockstep compare``, ``record`` and ``clone`` through the command line, on CartPole and Snake."""
 
 import json
+import os
 import pickle
 import re
 import shutil
@@ -20,6 +21,7 @@ from lockstep.commands.compare import Recorded, settings_that_differ, short_name
 from lockstep.envs.arrays.players.snake import greedy_actions
 from lockstep.policies import cloning
 from lockstep.policies.recordings import read_recording
+from lockstep.runs.directory import RunDirectory
 
 PENDULUM = ("Pendulum-v1", *SMALL, "--normalize.observations", "--stop-at-step", 256)
 
@@ -286,6 +288,35 @@ def test_a_clone_that_learns_no_numbers_is_refused(trained, capsys, tmp_path, mo
         assert "clone: needs torch; pip install 'lockstep-rl[torch]'" in refused(capsys, *clone, 1e-3)
     assert not out.exists()
     printed(capsys, *clone, 1e-3, "--epochs", 1)  # under the same name
+
+
+@pytest.mark.parametrize("place", ["train_clone", "commit", "write_summary"])
+@pytest.mark.parametrize(("raised", "code"), [(KeyboardInterrupt(), 130), (OSError(28, "No space left on device"), 1)])
+def test_a_clone_that_is_not_finished_leaves_nothing_in_the_way(
+    greedy, capsys, tmp_path, monkeypatch, place, raised, code
+):
+    words = ("clone", greedy / "games.npz", "--out", tmp_path / "runs" / "clone", "--epochs", 1)
+    (tmp_path / "runs" / "clone" / "checkpoints").mkdir(parents=True)
+    mine = tmp_path / "runs" / "clone" / "checkpoints" / "notes.txt"
+    mine.touch()
+    begun = []
+
+    def fail(*given):
+        begun.extend(path.name for path in mine.parent.parent.iterdir())
+        if place == "train_clone":
+            given[-1]({"iteration": 1})
+        if place == "commit":
+            (given[0] / f".step_0.{os.getpid()}.tmp").mkdir()
+        raise raised
+
+    with monkeypatch.context() as patched:
+        where = {"train_clone": cloning._engine(), "commit": cloning, "write_summary": RunDirectory}[place]
+        patched.setattr(where, place, fail)
+        assert main([*map(str, words)]) == code
+    assert {"config.json", "metrics.jsonl"} <= set(begun)
+    assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == [mine]
+    capsys.readouterr()
+    printed(capsys, *words)
 
 
 class Harmful:

@@ -29,9 +29,10 @@ def test_the_files_hold_every_episode_and_the_summary_is_theirs(trained, capsys,
     assert "7 episodes: return" in printed(capsys, run, *words)
     facts = json.loads(files["json"].read_text())
     assert json.loads(printed(capsys, run, "--episodes", 7, "--json")) == {
-        name: value for name, value in facts.items() if name not in ("per_episode", "policy", "seed")
+        name: value for name, value in facts.items() if name not in ("per_episode", "policy", "seed", "params_sha256")
     }
     assert (facts["policy"], facts["seed"], facts["stochastic"]) == (str(run), 0, False)
+    assert facts["params_sha256"] == json.loads((run / "summary.json").read_text())["params_sha256"]
     assert facts["per_episode"].keys() == {"return", "length"}  # CartPole says nothing of success and scores
     assert np.mean(facts["per_episode"]["return"]) == pytest.approx(facts["return_mean"])
     rows = list(csv.DictReader(files["csv"].open()))

@@ -1,14 +1,18 @@
 """``lockstep list`` and what it reads of real runs, through the command line."""
 
 import json
+import re
 import shutil
 import sys
+import time
 
 import pytest
 from command_line import CARTPOLE, copy_of, resume
+from made_runs import make_run, summary_of
 
 from lockstep.cli import main
-from lockstep.commands.list import size_in_words
+from lockstep.commands.list import COLUMNS
+from lockstep.runs.progress import UNKNOWN, format_size
 
 EVALUATED = (*CARTPOLE, "--eval.interval", 2, "--eval.episodes", 2)
 
@@ -78,6 +82,29 @@ def test_the_table_has_a_line_a_run(stopped, capsys, tmp_path, monkeypatch):
     assert "runs/b " in printed(capsys, "runs", "runs/b")
 
 
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (140, ["name", "environment", "seed", "steps", "status", "return", "ranks", "started", "size"]),
+        (100, ["name", "environment", "seed", "steps", "status", "return"]),
+        (80, ["name", "seed", "steps", "status", "return"]),
+        (66, ["name", "steps", "status", "return"]),
+        (30, ["name", "steps", "status", "return"]),
+    ],
+)
+def test_a_narrow_terminal_shows_whole_names_and_fewer_columns(stopped, capsys, tmp_path, monkeypatch, width, columns):
+    name = "CartPole-v1-seed0-20260131-120000"
+    path = copy_of(stopped, tmp_path / "runs" / name)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    heading, row, *rest = re.sub(r"\x1b\[[0-9;]*m", "", printed(capsys, path.parent)).splitlines()
+    assert heading.split() == columns
+    assert row.startswith(f"{name}  ")
+    assert len(row.rstrip()) <= max(width, 80)
+    hidden = [c for c in COLUMNS if c not in columns]
+    assert rest == ([f"not shown: {', '.join(hidden)}; a wider terminal or --json shows them"] if hidden else [])
+
+
 def test_nothing_that_a_run_names_is_imported(stopped, capsys, tmp_path, monkeypatch):
     path = copy_of(stopped, tmp_path / "runs" / "a")
     (tmp_path / "hostile.py").write_text("raise SystemExit('imported')")
@@ -100,7 +127,25 @@ def test_without_runs_there_is_one_line(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("zone", "started"),
+    [("America/New_York", "0001-01-01T00:00:00+00:00"), ("Asia/Tokyo", "9999-12-31T23:00:00+00:00")],
+)
+def test_a_date_at_the_edge_of_the_calendar_hides_no_run(capsys, tmp_path, monkeypatch, zone, started):
+    for name, date in (("odd", started), ("usual", "2026-01-31T03:00:00+00:00")):
+        make_run(tmp_path / name, summary_of(started=date))
+    try:
+        with monkeypatch.context() as patched:
+            patched.setenv("TZ", zone)
+            time.tzset()
+            rows = [line.split() for line in printed(capsys, tmp_path).splitlines()]
+    finally:
+        time.tzset()
+    dates = {row[0]: row[row.index("2") + 1] for row in rows[1:]}
+    assert dates == {"odd": UNKNOWN, "usual": "2026-01-30" if zone == "America/New_York" else "2026-01-31"}
+
+
+@pytest.mark.parametrize(
     ("size", "words"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_960, "1.0 MB"), (12_345_678, "12.3 MB")]
 )
 def test_sizes(size, words):
-    assert size_in_words(size) == words
+    assert format_size(size) == words

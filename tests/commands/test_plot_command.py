@@ -36,6 +36,12 @@ def test_a_line_is_the_metric_where_it_is_known(x, places, tmp_path):
     assert line_of(run, "a", x, "global_step").y == [10, 20, 30]
 
 
+def test_a_long_line_keeps_its_peak(tmp_path):
+    line = line_of(make(tmp_path / "a", [1.0] * 1501 + [9.0] + [1.0] * 1498), "a", "iterations", METRIC)
+    assert len(line.x) <= 500
+    assert (1502, 9.0) in zip(line.x, line.y, strict=True)
+
+
 def test_a_policy_that_was_cloned_takes_no_steps_and_is_drawn_over_its_epochs(tmp_path):
     clone, run = make(tmp_path / "clone", []), make(tmp_path / "run", [1.0, 2.0])
     rows = [{"iteration": n, "global_step": 0, METRIC: 1.0 / n} for n in (1, 2)]

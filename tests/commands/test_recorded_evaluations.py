@@ -80,8 +80,10 @@ def test_an_environment_that_cannot_be_drawn_is_refused_before_anything_starts(t
 
 def test_a_run_of_envpool_that_began_with_videos_goes_on_without_and_none_begins(tmp_path):
     """Earlier versions showed Gymnasium's environment in its place; nothing shows EnvPool's."""
-    (tmp_path / "envpool.py").write_text("from late import *\n")
-    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(MODULES), os.environ.get("PYTHONPATH", "")])}
+    packages = tmp_path / "packages"  # the working directory comes last, after an EnvPool that is installed
+    packages.mkdir()
+    (packages / "envpool.py").write_text("from late import *\n")
+    paths = {"PYTHONPATH": os.pathsep.join([str(packages), str(MODULES), os.environ.get("PYTHONPATH", "")])}
     words = ("Late-v0", *SMALL, "--env.backend", "envpool", "--eval.interval", 2)
     ended = lockstep("train", *words, "--name", "run", "--stop-at-step", 512, cwd=tmp_path, **paths)
     assert ended.code == 0, ended.stderr

@@ -9,6 +9,7 @@ from lockstep.commands.next_steps import next_steps
 from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
+from lockstep.envs import describe as describing
 from lockstep.launch.one_program import why_not_one_program
 from lockstep.launch.request import request_of
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds
@@ -190,6 +191,20 @@ def test_a_video_is_offered_where_play_would_take_the_run(tmp_path, env, drawn):
     text = next_steps(tmp_path, summary_of(episodes=3), Config.model_validate({"env": env}))
     assert (f"lockstep play {tmp_path} --video out.mp4" in text) == drawn
     assert f"lockstep eval {tmp_path} --episodes 20" in text
+
+
+@pytest.mark.parametrize(
+    ("env_id", "drawn"),
+    [("undrawable:UndrawableCartPole", True), ("straying:Straying", False), ("small_worlds:Lantern", False)],
+)
+def test_a_video_is_offered_of_ones_own_environment_if_its_metadata_lists_pictures(
+    tmp_path, monkeypatch, env_id, drawn
+):
+    monkeypatch.setattr(describing, "_drawable", {})
+    config = Config.model_validate({"env": {"id": env_id}})
+    assert "lockstep play" not in next_steps(tmp_path, summary_of(episodes=3), config)  # nobody has looked at it
+    describing.describe(config.env)
+    assert ("lockstep play" in next_steps(tmp_path, summary_of(episodes=3), config)) == drawn
 
 
 @pytest.mark.parametrize(

@@ -173,12 +173,12 @@ def test_means_are_over_the_episodes_of_the_window_that_state_a_metric():
     ]
     assert (metrics["rollout/metrics/a"], metrics["rollout/metrics/b"]) == (1.0, 3.0)
     again = RecentEpisodes.from_json(json.loads(json.dumps(recent.to_json())))
-    assert (again.metrics(), again.stated) == (metrics, recent.stated)
+    assert (again.metrics(), again.env_metrics) == (metrics, recent.env_metrics)
     recent.extend(np.tile([0.0, 0, 1, 1, 0], (WINDOW, 1)))
     assert not [name for name in recent.metrics() if name.startswith("rollout/metrics/")]
     assert "metrics" not in recent.to_json()
     older = recent.to_json()
-    assert RecentEpisodes.from_json(older).stated == recent.stated
+    assert RecentEpisodes.from_json(older).env_metrics == recent.env_metrics
 
 
 # ---- groups

@@ -9,7 +9,7 @@ import os
 import numpy as np
 import pytest
 
-from lockstep.core.files import as_json, draft_of, sync_path, write_json
+from lockstep.core.files import UnwrittenError, as_json, draft_of, sync_path, write_json
 
 
 def strictly(text):
@@ -73,3 +73,33 @@ def test_a_draft_takes_the_files_place_when_it_is_whole(tmp_path):
         draft.write_text("whole")
         assert file.read_text() == "before"
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.txt", "whole")]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "{file} can't be written: the disk is full"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "{file} can't be written: " + os.strerror(errno.EDQUOT)),
+        (OSError("encoder error -2"), "encoder error -2"),
+        (FileNotFoundError(errno.ENOENT, "Gone", "font.ttf"), "[Errno 2] Gone: 'font.ttf'"),
+    ],
+)
+def test_an_error_of_a_draft_names_the_file_and_that_of_another_file_is_as_it_was(tmp_path, error, said):
+    def fail():
+        with draft_of(tmp_path / "a.txt"):
+            raise error
+
+    with pytest.raises(OSError, match=r".") as caught:
+        fail()
+    assert str(caught.value) == said.format(file=tmp_path / "a.txt")
+    assert isinstance(caught.value, UnwrittenError) == ("{file}" in said)
+
+
+def test_a_draft_that_cannot_be_made_names_the_file(tmp_path):
+    def fail():
+        with draft_of(tmp_path / "none" / "a.txt") as draft:
+            draft.write_text("whole")
+
+    with pytest.raises(UnwrittenError) as caught:
+        fail()
+    assert str(caught.value) == f"{tmp_path / 'none' / 'a.txt'} can't be written: {os.strerror(errno.ENOENT)}"

@@ -41,3 +41,19 @@ def test_at_home_it_lies_in_the_folder_of_caches(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_cache("jax") == (tmp_path / ".cache/lockstep/jax", True)
     assert home_place("XDG_CACHE_HOME", ".cache") == tmp_path / ".cache"
+
+
+@pytest.mark.parametrize("home", ["", "home", "./home"])
+def test_a_home_that_is_no_absolute_path_is_none(no_home, monkeypatch, home):
+    monkeypatch.setenv("HOME", home)
+    assert home_place("XDG_CACHE_HOME", ".cache") is None
+    _, usable = user_cache("jax")
+    assert not usable
+    assert not list(no_home.iterdir())
+
+
+def test_a_variable_that_is_no_absolute_path_is_passed_over(no_home, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert home_place("XDG_CACHE_HOME", ".cache") is None
+    monkeypatch.setenv("HOME", str(no_home))
+    assert home_place("XDG_CACHE_HOME", ".cache") == no_home / ".cache"

@@ -159,6 +159,20 @@ def test_a_port_that_is_none(port):
     assert f"MASTER_PORT {port!r}" in text
 
 
+def test_a_rank_alone_needs_no_host_to_meet_others_on():
+    """A job of pods that was scaled down to one: the name of its service may not be there."""
+    for address in ("nosuchhost.invalid", "", " "):
+        assert from_environment(torchrun(0, 1, 0, 1, MASTER_ADDR=address)).loopback
+    held = torchrun(0, 1, 0, 1, MASTER_ADDR="node-0", TORCHELASTIC_USE_AGENT_STORE="True")
+    assert from_environment(held).master_addr == "node-0"  # which holds a store, so it is there
+
+
+@pytest.mark.parametrize("address", ["", " "])
+def test_an_empty_address_is_refused_where_ranks_meet(address):
+    text = complaint(torchrun(0, 2, 0, 2, MASTER_ADDR=address))
+    assert f"MASTER_ADDR {address!r} is no host's name" in text
+
+
 # ---- Slurm
 
 
@@ -324,6 +338,98 @@ def test_tasks_of_each_node():
         tasks_per_node("2(x3")
 
 
+# ---- mpirun
+
+
+def mpirun(rank, size, local_rank, local_size, **more):
+    """Open MPI's variables of one process."""
+    values = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    named = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
+    return named | {name: str(value) for name, value in more.items()}
+
+
+def hydra(rank, size, local_rank, local_size, **more):
+    """The variables of MPICH's and Intel MPI's mpiexec."""
+    values = {"PMI_RANK": rank, "PMI_SIZE": size, "MPI_LOCALRANKID": local_rank, "MPI_LOCALNRANKS": local_size}
+    return {name: str(value) for name, value in (values | more).items()}
+
+
+MPIRUNS = pytest.mark.parametrize("started", [mpirun, hydra])
+
+
+@MPIRUNS
+def test_processes_of_mpirun_on_one_host_are_ranks_that_meet_on_loopback(started):
+    assert from_environment(started(1, 2, 1, 2)) == Topology(1, 2, 1, 2, launched=True, ends_all=True)
+
+
+@MPIRUNS
+def test_processes_of_mpirun_on_several_hosts_meet_where_the_user_says(started):
+    topology = from_environment(started(5, 8, 1, 4, MASTER_ADDR="node-0", MASTER_PORT=5000))
+    assert (topology.rank, topology.world_size) == (5, 8)
+    assert (topology.local_rank, topology.local_world_size) == (1, 4)
+    assert topology.master == "node-0:5000"
+
+
+@MPIRUNS
+@pytest.mark.parametrize("given", [{}, {"MASTER_ADDR": "127.0.0.1"}])
+def test_processes_of_mpirun_on_several_hosts_need_a_host_that_all_reach(started, given):
+    text = complaint(started(5, 8, 1, 4, **given))
+    assert "8 processes, 4 of them on this host" in text
+    assert "mpirun -x MASTER_ADDR=HOST or mpiexec -genv MASTER_ADDR HOST" in text
+    met = from_environment(started(5, 8, 1, 4, **given), met=True)
+    assert (met.rank, met.world_size, met.local_rank, met.local_world_size) == (5, 8, 1, 4)
+
+
+@MPIRUNS
+def test_a_single_process_of_mpirun_is_no_rank_of_a_launcher(started):
+    assert from_environment(started(0, 1, 0, 1)) == Topology()
+
+
+def test_each_call_of_open_mpis_mpirun_has_a_port_of_its_own():
+    names = [f"prterun-node-{number}@1" for number in range(8)]
+    ports = [from_environment(mpirun(0, 2, 0, 2, PMIX_NAMESPACE=name)).master_port for name in names]
+    assert len(set(ports)) == len(names)
+    assert all(61440 <= port <= 65535 for port in ports)
+    assert ports[0] == from_environment(mpirun(1, 2, 1, 2, PMIX_NAMESPACE=names[0])).master_port
+
+
+@MPIRUNS
+def test_torchruns_variables_win_over_mpiruns(started):
+    topology = from_environment(started(1, 2, 1, 2) | torchrun(3, 4, 3, 4))
+    assert topology == replace(from_environment(torchrun(3, 4, 3, 4)), ends_all=True)
+
+
+@MPIRUNS
+def test_mpiruns_variables_win_over_those_of_the_step_that_starts_its_processes(started):
+    """In an allocation mpirun has a daemon on each node, which are the tasks of a step."""
+    assert from_environment(step(1, 2, 0, "1(x2)", nodeid=1) | started(3, 4, 3, 4)).rank == 3
+
+
+def test_what_slurm_sets_for_mpi_is_no_mpirun():
+    task = step(1, 4, 1, "4")
+    assert from_environment(task | {"PMI_RANK": "1", "PMI_SIZE": "4"}) == from_environment(task)
+
+
+@MPIRUNS
+@pytest.mark.parametrize("missing", range(4))
+def test_half_an_mpirun_is_no_single_rank(started, missing):
+    environ = started(1, 2, 1, 2)
+    name, *others = [list(environ)[missing], *(each for each in environ if each != list(environ)[missing])]
+    text = complaint(without(environ, name))
+    assert f"{name} is not set" in text
+    assert f"unset {' and '.join(others)}, or" in text
+    assert from_environment(without(environ, name), met=True) == Topology()
+    assert "set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR" in text
+
+
+@MPIRUNS
+@pytest.mark.parametrize("place", [(2, 2, 1, 2), (0, 2, 2, 2), (0, 2, 0, 4), ("one", 2, 1, 2)])
+def test_mpiruns_variables_that_contradict_one_another(started, place):
+    text = complaint(started(*place))
+    assert "whole numbers" in text or "don't fit together" in text
+    assert str(place[0]) in text
+
+
 # ---- coordinator flags
 
 
@@ -356,7 +462,10 @@ def test_a_coordinators_port_that_is_none(port):
 # ---- what a child inherits
 
 
-@pytest.mark.parametrize("environ", [torchrun(1, 2, 1, 2), step(1, 2, 1, "2"), {"LOCKSTEP_LAUNCHER": "1"}])
+@pytest.mark.parametrize(
+    "environ",
+    [torchrun(1, 2, 1, 2), step(1, 2, 1, "2"), mpirun(1, 2, 1, 2), hydra(1, 2, 1, 2), {"LOCKSTEP_LAUNCHER": "1"}],
+)
 def test_a_run_of_its_own_is_no_rank_of_this_one(environ):
     kept = without_launcher(environ | {"HOME": "/here"})
     assert from_environment(kept) == Topology()

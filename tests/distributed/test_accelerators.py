@@ -1,11 +1,11 @@
 """Processes that a launcher started on a host with GPUs: they meet before JAX starts, and each takes its own."""
 
-import socket
 import subprocess
 import sys
 
 import pytest
 from command_line import MODULES, TIMEOUT, Ended, Run, surroundings
+from free_ports import free_port
 
 pytestmark = pytest.mark.quick
 
@@ -27,9 +27,7 @@ def started(folder, rank, port):
 def launched(tmp_path_factory):
     """The run of two launched processes, and what they printed."""
     folder = tmp_path_factory.mktemp("launched")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     processes = [started(folder, str(rank), port) for rank in range(2)]
     try:
         ended = [process.communicate(timeout=TIMEOUT) for process in processes]

@@ -1,6 +1,7 @@
 """A mirror that fails costs a run nothing: it warns, trains on to the same agent, and brings the mirror up to date."""
 
 import json
+import shutil
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from command_line import (
     same,
     wait_until,
 )
+from mirror_places import content_of
 from variants import variants
 
 FAULTS = (*s3_server.FAULTS, s3_server.HANG)
@@ -171,3 +173,32 @@ def test_a_mirror_that_refuses_connections_at_the_start_is_one_line_and_no_run(s
     new = (*CARTPOLE, "--name", "run", "--checkpoint.mirror", s3.mirror)
     assert "Could not connect to the endpoint URL" in refused(s3, tmp_path, *new)
     assert "Could not connect to the endpoint URL" in refused(s3, tmp_path, "--resume", f"{s3.mirror}/run")
+
+
+OWN = {"new": (), "auto": ("--resume", "auto"), "group": ("--seeds", "0-1", "--quiet")}
+
+
+@pytest.mark.parametrize("how", OWN)
+@pytest.mark.parametrize("scheme", variants(["file", "local"], ["file"]))
+def test_a_mirror_that_is_the_runs_own_directory_is_refused_before_there_is_a_run(tmp_path, how, scheme):
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    words = (*CARTPOLE, "--name", "run", *OWN[how], "--checkpoint.mirror", f"{scheme}://{tmp_path}/link/")
+    line = error_line(lockstep("train", *words, cwd=tmp_path))
+    assert "is the run's own directory, and no copy of it; give a place elsewhere, or null" in line
+    assert {path.name for path in tmp_path.rglob("*")} <= {"link", "runs"}
+
+
+def test_a_run_is_not_resumed_with_its_own_directory_as_its_mirror(trained, tmp_path):
+    run = tmp_path / "runs" / "run"
+    shutil.copytree(trained(*CARTPOLE).path, run)
+    before = content_of(run)
+    for words in (
+        ("--resume", "runs/run", "--checkpoint.mirror", f"file://{run.parent}"),
+        ("--resume", f"file://{run}"),
+    ):
+        ended = lockstep("train", *words, "--total-steps", 2048, cwd=tmp_path)
+        assert ended.code == 2
+        assert ended.stderr.splitlines()[-1].startswith(
+            f"lockstep: error: checkpoint.mirror: file://{run} is the run's"
+        )
+        assert content_of(run) == before

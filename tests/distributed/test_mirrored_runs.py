@@ -20,6 +20,7 @@ from command_line import (
     same,
     wait_until,
 )
+from free_ports import free_port
 from variants import variants
 
 
@@ -142,11 +143,8 @@ def test_a_second_writer_is_refused_and_the_first_goes_on(trained, s3, tmp_path,
 
 def two_hosts(s3, hosts, *words, accounts=({}, {})):
     """``lockstep train WORDS`` as two launchers would start it, each host's rank in a directory of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     places = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    places |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"} | s3.variables()
+    places |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"} | s3.variables()
     with (
         running("train", *words, cwd=hosts[0], **places, **accounts[0], RANK="0") as first,
         running("train", *words, cwd=hosts[1], **places, **accounts[1], RANK="1") as second,

@@ -1,10 +1,9 @@
 """Ranks that were started each by itself and aren't alike: none trains, and all say what differs."""
 
-import socket
-
 import pytest
 from command_line import CARTPOLE, Ended, ending, running
 from device_runs import CARTPOLE as JAX_CARTPOLE
+from free_ports import free_port
 
 WORDS = {"torch": (*CARTPOLE, "--stop-at-step", 128), "jax": (*JAX_CARTPOLE, "--stop-at-step", 128)}
 KERNELS = {"ONEDNN_DEFAULT_FPMATH_MODE": "STRICT"}
@@ -13,10 +12,7 @@ KERNELS = {"ONEDNN_DEFAULT_FPMATH_MODE": "STRICT"}
 
 def ended_ranks(engine, cwd, words, variables) -> list[Ended]:
     """How two ranks end of which the second has more ``words`` and ``variables``."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     line = ("train", *WORDS[engine], "--name", "run", "--quiet")
     ranks = [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     with (

@@ -95,7 +95,9 @@ def test_killed_ranks_are_started_again(trained, tmp_path, which, rank):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_the_number_of_ranks_follows_the_cores_and_states_are_kept_in_memory(trained, tmp_path):
     gate, path, cores = tmp_path / "gate", tmp_path / "runs" / "run", sorted(os.sched_getaffinity(0))[:2]
+    later = tmp_path / "gate.later"  # so that the run isn't over before a rank is killed
     gate.touch()
+    later.touch()
     words = (
         "train",
         *GATED,
@@ -116,6 +118,7 @@ def test_the_number_of_ranks_follows_the_cores_and_states_are_kept_in_memory(tra
         gate.unlink()  # each step takes a while from here on
         state = wait_until(lambda: (step := kept(process.pid)) >= 5 * STEPS and step, "no state is kept")
         kill(mark, 0, path, 5)
+        later.unlink()
         ended = ending(process, mark)
     assert ended.code == 0, ended.stderr
     run = Run(path, ended)
@@ -140,10 +143,46 @@ def test_what_fails_at_the_same_place_twice_isnt_started_a_third_time(tmp_path, 
     assert_no_orphans(ended)
 
 
+KILLING = """
+import os, signal
+from pathlib import Path
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Killing(CartPoleEnv):
+    def __init__(self, **more):
+        super().__init__(**more)
+        parent = os.getppid()
+        if Path(f"/proc/{parent}/comm").read_text() == "lockstep server\\n" and not Path("runs/run").exists():
+            with open("kills", "a") as file:
+                kills = file.write("x") and file.tell()
+            if kills <= 2:
+                os.kill(parent, signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("allowed", "code"), [(3, 0), (1, 1), (0, 1)])
+def test_a_server_killed_before_there_is_a_run_is_started_again(tmp_path, allowed, code):
+    (tmp_path / "killing.py").write_text(KILLING)
+    words = ("train", "killing:Killing", *SMALL, *WORDS["torch"], "--name", "run", "--max-restarts", allowed, "--quiet")
+    ended = lockstep(*words, "--total-steps", 2 * STEPS, cwd=tmp_path)
+    assert ended.code == code, ended.stderr
+    assert_no_orphans(ended)
+    why, path = "the process that starts the ranks was killed by SIGKILL; out of memory?", tmp_path / "runs" / "run"
+    said = [f"lockstep: restart {n} of {allowed}: {why}; another takes its place, before any rank" for n in (1, 2)]
+    if code:
+        after = " (after 1 restart, as many as were allowed)" if allowed else ""
+        assert ended.stderr.splitlines() == [*said[:allowed], f"lockstep: error: {why}{after}"]
+        assert not path.exists()
+    else:
+        assert ended.stderr.splitlines() == said
+        rows = restarts_of(Run(path, ended))
+        assert [(row["why"], row["from"], row["iterations_again"]) for row in rows] == [(why, "beginning", 0)] * 2
+
+
 def test_as_many_restarts_as_were_allowed(tmp_path):
     gate, path = tmp_path / "gate", tmp_path / "runs" / "run"
     gate.touch()
-    words = ("train", *GATED, "--nproc", 2, "--name", "run", "--max-restarts", 1, "--quiet")
+    words = ("train", *GATED, "--total-steps", 10**8, "--nproc", 2, "--name", "run", "--max-restarts", 1, "--quiet")
     with running(*words, cwd=tmp_path, GATE=str(gate)) as (process, mark):
         kill(mark, 1, path, 4)
         gate.unlink()

@@ -1,13 +1,13 @@
 """FSDP: the agent of DDP, half of the memory on each of two ranks, and checkpoints that anyone can read."""
 
 import json
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from command_line import CARTPOLE, EVALUATED, TIMEOUT, Run, copy_of, error_line, lockstep, resume, surroundings
+from free_ports import free_port
 from variants import variants
 
 from lockstep import load_policy
@@ -97,9 +97,7 @@ def weighed(iterations: int = 2, **changes) -> list[dict]:
         "network": {"hidden_sizes": (255, 400), "activation": "silu"},
         **changes,
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     ranks = []
     for rank in range(2):
         launched = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -25,16 +24,12 @@ from command_line import (
     surroundings,
     wait_until,
 )
+from free_ports import free_port
 from variants import variants
 
 from lockstep.torch_engine.distributed.shared_memory import obstacle
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=f"shared memory: {obstacle()}")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Processes are ranks by the variables that Slurm, a Kubernetes job or a user has set; no launcher is there."""
+"""Processes are ranks by the variables that Slurm, mpirun, a Kubernetes job or a user has set; no launcher is there."""
 
 import re
 import signal
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from command_line import CARTPOLE, GATED, Run, command, metrics_of, same, surroundings, wait_until
-from elastic_agents import free_port
+from free_ports import free_port
 
 TASKS = 2
 
@@ -25,6 +25,21 @@ def step() -> list[dict[str, str]]:
         "SLURM_NODEID": "0",
     }
     return [shared | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)} for task in range(TASKS)]
+
+
+def open_mpi() -> list[dict[str, str]]:
+    """Variables of each process that Open MPI's mpirun starts on one host."""
+    shared = {"PMIX_NAMESPACE": f"prterun-node-{uuid.uuid4().int % 10**6}@1"}
+    for name in ("SIZE", "LOCAL_SIZE"):
+        shared[f"OMPI_COMM_WORLD_{name}"] = str(TASKS)
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "PMIX_RANK")
+    return [shared | dict.fromkeys(names, str(rank)) for rank in range(TASKS)]
+
+
+def hydra() -> list[dict[str, str]]:
+    """The same of MPICH's and Intel MPI's mpiexec."""
+    shared = {"PMI_SIZE": str(TASKS), "MPI_LOCALNRANKS": str(TASKS), "MASTER_PORT": str(free_port())}
+    return [shared | dict.fromkeys(("PMI_RANK", "MPI_LOCALRANKID"), str(rank)) for rank in range(TASKS)]
 
 
 def by_hand(ranks: int) -> list[dict[str, str]]:
@@ -66,6 +81,18 @@ def test_the_tasks_of_a_step_give_the_same_agent(trained, tmp_path):
     run = Run(tmp_path / "runs" / "run", reference.ended)
     assert run.summary["world_size"] == TASKS
     assert metrics_of(run.path)
+    same(reference, run)
+
+
+@pytest.mark.parametrize(("started", "engine"), [(open_mpi, "torch"), (hydra, "torch"), (open_mpi, "jax")])
+def test_what_mpirun_starts_are_ranks_of_one_run(trained, tmp_path, started, engine):
+    words = CARTPOLE if engine == "torch" else (*CARTPOLE, "--engine", "jax", "--devices", 1)
+    first, second = tasks(tmp_path, started(), *words)
+    assert (first[0], second[0]) == (0, 0), (first, second)
+    assert second[1] == ""
+    reference = trained(*words)
+    run = Run(tmp_path / "runs" / "run", reference.ended)
+    assert run.summary["world_size"] == TASKS
     same(reference, run)
 
 

@@ -129,6 +129,14 @@ def test_a_custom_network_mapped_over_shards_is_the_same_on_any_number_of_ranks(
     assert one.agent != trained(*words, "--seed", 1).agent
 
 
+@pytest.mark.parametrize("how", [("--num-shards", 2), ("--num-shards", 1), ("--num-shards", 2, "--reduction", "fast")])
+def test_a_custom_network_may_work_in_place_on_its_observations(trained, how):
+    words = ("CartPole-v1", *SHORT, *how, "--network.custom", "users_nets:Scaling", "--network.custom-kwargs")
+    in_place, not_so = trained(*words, "{}"), trained(*words, '{"in_place": false}')
+    assert in_place.metrics == not_so.metrics
+    assert in_place.agent == not_so.agent
+
+
 @pytest.mark.long
 def test_without_dropout_the_custom_network_ends_elsewhere(trained):
     words = tuple("{}" if word == '{"dropout": 0.3}' else word for word in CASES["custom with dropout"])

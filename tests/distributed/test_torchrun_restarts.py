@@ -22,7 +22,7 @@ from command_line import (
     surroundings,
     wait_until,
 )
-from elastic_agents import free_port
+from free_ports import free_port
 from variants import variants
 
 pytestmark = NEEDS_PROC

@@ -43,7 +43,7 @@ BAD = [
     ("train list.json", ["list.json", "list"]),
     ("train torn.json", ["torn.json", "can't be read"]),
     ("train code.yaml", ["code.yaml", "can't be read"]),
-    ("train config.ini", ["'config.ini'"]),
+    ("train config.ini", ["config.ini", "a config file ends in .yaml"]),
     ("train missing.yaml", ["missing.yaml", "no such config file"]),
     ("train --resume nothing", ["nothing", "is a run directory"]),
     ("eval nothing", ["nothing", "is a run directory"]),

@@ -20,6 +20,7 @@ from command_line import (
     wait_until,
 )
 from device_runs import CARTPOLE, JAX, ON_THE_HOST, TWO_PROCESSES, devices, inside, same_agent
+from faulty import BAD_END
 from variants import variants
 
 from lockstep.runs.checkpoint import checkpoints_in, problem_with
@@ -153,3 +154,19 @@ def test_sigterm_stops_a_run_on_the_host_with_a_checkpoint(trained, tmp_path, pl
         stopped = stopped_by_sigterm(process, mark, path)
     assert 384 < stopped.summary["global_step"] < 1024
     same_agent(trained(*ON_THE_HOST, *devices(1)), resume(path, *devices(1)))
+
+
+def test_only_the_second_ctrl_c_leaves_out_what_libraries_do_at_exit(tmp_path):
+    """After the second one, XLA may still compile, and its threads crash there."""
+
+    def interrupted(presses):
+        fault = json.dumps({"fault": f"Ctrl-C {presses}"})
+        words = ("faulty:FaultyCartPole-v0", *SMALL, *JAX, "--env.kwargs", fault, *devices(1))
+        return lockstep("train", *words, "--name", str(presses), cwd=tmp_path)
+
+    twice = interrupted(2)
+    assert twice.code == 130
+    assert "interrupted at once; --resume goes on" in error_line(twice)
+    assert not (tmp_path / "runs" / "2" / ".lock").exists()
+    assert interrupted(1).code == BAD_END
+    assert Run(tmp_path / "runs" / "1", twice).summary["status"] == f"stopped by signal {int(signal.SIGINT)}"

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from command_line import (
@@ -105,6 +106,31 @@ def test_a_bad_place_of_a_second_record_is_refused_before_the_run_is_made(tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("folder", "locale", "said"),
+    [
+        (b"wd\xff", {}, "wd\\udcff/log.jsonl' isn't text in utf-8, as a config has to be; give another directory"),
+        (
+            "wd é".encode(),
+            {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+            "wd \\udcc3\\udca9/log.jsonl' isn't text in ascii, as a config has to be; give another directory, or set "
+            "PYTHONUTF8=1",
+        ),
+    ],
+    ids=["Latin-1", "ASCII"],
+)
+def test_a_second_record_in_a_directory_that_no_text_names_is_refused_before_the_run_is_made(
+    tmp_path, folder, locale, said
+):
+    """Without it, training works there."""
+    place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + folder))
+    place.mkdir()
+    line = error_line(lockstep("train", *CARTPOLE, "--log.jsonl", "log.jsonl", "--name", "x", cwd=place, **locale))
+    assert "log.jsonl: '" in line
+    assert line.endswith(said)
+    assert not any(place.iterdir())
+
+
 def test_a_resumed_run_has_no_second_record_among_its_own_files_either(trained, tmp_path):
     run = trained(*CARTPOLE)
     path = copy_of(run, tmp_path / "run")
@@ -129,6 +155,23 @@ def test_a_run_that_cannot_be_written_is_not_resumed(trained, tmp_path):
     (path / ".lock").mkdir()  # what a file system that is read only does to anybody, this does to root
     line = error_line(lockstep("train", "--resume", path, cwd=tmp_path))
     assert line.endswith(f"run {path} can't be written (Is a directory); copy it to where you may write")
+
+
+def test_a_finished_run_that_cannot_be_written_has_nothing_left_to_do_under_auto(trained, tmp_path):
+    """As a supervisor meets it that repeats its command over an archive; whether it has ended is what its files say."""
+    path = copy_of(trained(*CARTPOLE), tmp_path / "runs" / "run")
+    (path / ".lock").mkdir()
+    words = ("train", *CARTPOLE, "--name", "run", "--resume", "auto")
+    ended = lockstep(*words, cwd=tmp_path)
+    assert ended.code == 0, ended.stderr
+    assert "has done 1,024 of 1,024 steps; --total-steps N trains it further" in ended.stdout
+    assert ended.stderr == ""
+    (path / "summary.json").rename(tmp_path / "summary.json")
+    assert "can't be written (Is a directory)" in error_line(lockstep(*words, cwd=tmp_path))
+    (tmp_path / "summary.json").rename(path / "summary.json")
+    ended = lockstep(*words, "--total-steps", 2048, cwd=tmp_path)
+    assert ended.code == 2
+    assert "can't be written (Is a directory)" in ended.stderr
 
 
 def test_a_disk_that_is_full_at_a_checkpoint(small_disk, tmp_path):
@@ -179,6 +222,37 @@ def test_a_disk_that_is_full_at_a_line_of_metrics(small_disk, tmp_path, trained)
     go_on_without_room(path, "metrics.")
     (path.parent / "filler").unlink()
     same(trained(*CARTPOLE), resume(path, "--total-steps", 1024))
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
+def test_a_disk_that_is_full_at_a_recording(small_disk, tmp_path, name):
+    file = small_disk(8) / name
+    words = ("CartPole-v1", "--policy", "random", "--episodes", 60, "--out", file)
+    line = error_line(lockstep("record", *words, cwd=tmp_path))
+    assert line == f"lockstep: error: {file} can't be written: the disk is full"
+    assert not any(file.parent.iterdir())
+
+
+@pytest.mark.parametrize(("option", "name"), [("--torch", "a.pt2"), ("--onnx", "a.onnx")])
+def test_a_disk_that_is_full_at_an_exported_policy(small_disk, tmp_path, trained, option, name):
+    """PyTorch's own writer of programs would end the process by SIGABRT."""
+    if option == "--onnx":
+        pytest.importorskip("onnxruntime")
+    file = small_disk(8) / name
+    ended = lockstep("export", trained(*CARTPOLE).path, option, file, cwd=tmp_path)
+    assert error_line(ended) == f"lockstep: error: {file} can't be written: the disk is full"
+    assert ended.code == 1
+    assert not any(file.parent.iterdir())
+
+
+def test_a_disk_that_is_full_at_a_cloned_run(small_disk, tmp_path, trained):
+    disk = small_disk(8)
+    assert lockstep("record", trained(*CARTPOLE).path, "--out", tmp_path / "a.npz", cwd=tmp_path).code == 0
+    ended = lockstep("clone", tmp_path / "a.npz", "--out", disk / "run", "--epochs", 1, cwd=tmp_path)
+    line = error_line(ended)
+    assert line.startswith(f"lockstep: error: {disk / 'run'}")
+    assert line.endswith("can't be written: the disk is full")
+    assert not any(disk.iterdir())
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

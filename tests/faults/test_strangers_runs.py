@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from command_line import CARTPOLE, copy_of, error_line, lockstep
+from command_line import CARTPOLE, Run, copy_of, error_line, lockstep
 from safetensors.numpy import save
 
 import lockstep as library
@@ -218,6 +218,51 @@ def test_a_log_of_another_run_of_ones_own_is_not_cut_and_gone_on_with(tmp_path):
     assert again.code == 0, again.stderr
     assert (tmp_path / "second.jsonl").read_text().startswith(before)
     assert not list(elsewhere.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("lost", ["zeros", "emptied", "removed", "with the table"])
+def test_a_run_that_lost_its_rows_goes_on_with_its_own_second_log(trained, tmp_path, lost):
+    words = ("train", *CARTPOLE, "--log-jsonl", "second.jsonl", "--name", "one", "--stop-at-step", 640)
+    assert lockstep(*words, cwd=tmp_path).code == 0
+    run, second = tmp_path / "runs" / "one", tmp_path / "second.jsonl"
+    rows, before = run / "metrics.jsonl", second.read_text()
+    rows.write_bytes(bytes(rows.stat().st_size - 1) + b"\n" if lost == "zeros" else b"")
+    for each in {"removed": [rows], "with the table": [rows, run / "metrics.csv"]}.get(lost, []):
+        each.unlink()
+    again = lockstep("train", "--resume", run / "checkpoints" / "step_384", cwd=tmp_path)
+    assert again.code == 0, again.stderr
+    assert second.read_text().splitlines()[:3] == before.splitlines()[:3]
+    assert second.read_text().splitlines()[3:] == rows.read_text().splitlines()
+    assert Run(run, again).agent == trained(*CARTPOLE).agent
+
+
+def test_a_run_that_lost_its_rows_does_not_go_on_in_the_log_of_another(tmp_path):
+    words = ("train", *CARTPOLE, "--log-jsonl", "second.jsonl")
+    for seed, name in enumerate(("one", "two")):
+        (tmp_path / "second.jsonl").unlink(missing_ok=True)
+        assert lockstep(*words, "--name", name, "--seed", seed, cwd=tmp_path).code == 0
+    run = tmp_path / "runs" / "one"
+    (run / "metrics.jsonl").write_text("")
+    before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    message = error_line(lockstep("train", "--resume", run / "checkpoints" / "step_384", cwd=tmp_path))
+    assert f"log.jsonl: {tmp_path / 'second.jsonl'} already holds another run's records" in message
+    assert {path: path.read_bytes() for path in before if path.is_file()} == before
+
+
+def test_a_run_that_was_killed_before_its_first_row_does_not_begin_again_in_the_log_of_another(tmp_path):
+    words = ("train", *CARTPOLE, "--log-jsonl", "second.jsonl", "--stop-at-step", 256)
+    assert lockstep(*words, "--name", "one", cwd=tmp_path).code == 0
+    run, second = tmp_path / "runs" / "one", tmp_path / "second.jsonl"
+    for path in (*run.glob("metrics.*"), second):
+        path.unlink()
+    shutil.rmtree(run / "checkpoints")
+    assert lockstep(*words, "--name", "two", "--seed", 1, cwd=tmp_path).code == 0
+    before = second.read_bytes()
+    message = error_line(lockstep("train", "--resume", run, cwd=tmp_path))
+    assert f"log.jsonl: {second} already holds another run's records" in message
+    assert second.read_bytes() == before
+    second.unlink()
+    assert lockstep("train", "--resume", run, cwd=tmp_path).code == 0
 
 
 def replaced(path, name, content):

@@ -149,7 +149,7 @@ def test_processes_that_cannot_meet_say_so_and_meet_no_second_time(asked, monkey
 def test_the_name_of_rank_0_is_looked_up_before_processes_meet(asked, monkeypatch):
     place = Topology(1, 2, 0, 1, launched=True, master_addr="node-0")
     monkeypatch.setattr(request_module, "topology_of", lambda options: place)
-    monkeypatch.setattr(world, "wait_for_name", lambda host: asked.append(f"waits for {host}"))
+    monkeypatch.setattr(world, "wait_for_name", lambda host, tell: asked.append(f"waits for {host}"))
     request_of([STEPPED_BY_JAX, *ON_GPUS], trains=True)
     assert asked == ["waits for node-0", "cuda", "looked"]
 
@@ -173,7 +173,7 @@ def test_a_command_that_trains_nothing_is_no_rank(asked, monkeypatch, command, w
         monkeypatch.setenv(name, value)
     joined, door = [], jax_start.engine_module("jax")
     monkeypatch.setattr(door, "set_up_jax", lambda threads, platform, devices, topology, *_: joined.append(topology))
-    monkeypatch.setattr(world, "wait_for_name", lambda host: asked.append(f"waits for {host}"))
+    monkeypatch.setattr(world, "wait_for_name", lambda host, tell: asked.append(f"waits for {host}"))
     monkeypatch.setattr(check, "examine", lambda *_: [])
     with contextlib.suppress(ValueError):  # nothing is there to be seen
         command.main(words)

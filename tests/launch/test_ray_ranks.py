@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import importlib.util
 import json
 import os
@@ -25,6 +26,7 @@ from lockstep.launch.ray import cluster as clusters
 from lockstep.launch.ray.actor import Place, RankActor, Told
 from lockstep.launch.ray.cluster import Cluster, Node, check_ray, connected, needs_of, places, with_devices
 from lockstep.launch.ray.ranks import RayRanks, RayServer, gpus_of, order_of, variables_of
+from lockstep.launch.supervise import supervise
 
 A, B = "a" * 8, "b" * 8
 MASTER = ("10.0.0.1", 4711)
@@ -264,6 +266,19 @@ def test_a_long_text_of_a_ranks_libraries_is_passed_on_to_its_end(tmp_path, capf
     ranks._errors.close()
     os.close(ranks._native[0])
     assert capfd.readouterr().err == text.decode()
+
+
+def test_what_libraries_say_as_their_rank_ends_is_passed_on_and_nothing_stays_open(capfd, monkeypatch):
+    told = Told(b"", b"", b"CHECK failed: out of memory\n", -signal.SIGABRT, None, False)
+    monkeypatch.setattr(RayRanks, "_answers", lambda ranks: [(0, told)])
+    rank = SimpleNamespace(poll=SimpleNamespace(remote=lambda: None))
+    server = SimpleNamespace(end_ranks=lambda: True)
+    gc.collect()  # or what other tests left may be closed meanwhile
+    opened = os.listdir("/proc/self/fd")
+    assert supervise(lambda logs: RayRanks(cast("Any", server), [rank], [None], [Place(A, "", ())], logs)) == 1
+    said = "lockstep: error: rank 0 was killed by SIGABRT\nCHECK failed: out of memory\n"
+    assert capfd.readouterr().err == said
+    assert os.listdir("/proc/self/fd") == opened
 
 
 # --- which cluster ------------------------------------------------------------------------------------------------

@@ -157,6 +157,26 @@ def test_whether_it_has_begun_is_known_by_its_name():
         request_of(["--name", "x", "--resume", "auto"])
 
 
+@pytest.mark.parametrize("run", ["runs/a", "file:///mirror/a"])
+def test_a_resumed_run_keeps_its_name_wherever_it_is(run):
+    with pytest.raises(ValueError, match=rf"name: 'x' with resume '{run}'; a resumed run keeps its name$"):
+        request_of(["--resume", run, "--name", "x"])
+
+
+def test_a_name_that_file_systems_refuse():
+    assert request_of(["CartPole-v1", "--name", "é" * 100]).options.name == "é" * 100
+    with pytest.raises(ValueError, match=r"name: 201 bytes; a run's name has at most 200$"):
+        request_of(["CartPole-v1", "--name", "é" * 100 + "e"])
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\0b", "a\tb", " ", "\u2028"])
+def test_a_name_that_lines_of_output_cannot_hold(name):
+    with pytest.raises(ValueError, match=r"a run's name is text on one line, and more than blanks$") as refusal:
+        request_of(["CartPole-v1", "--name", name])
+    assert f"name: {name!r}: " in str(refusal.value)
+    assert request_of(["CartPole-v1", "--name", "mit Leerzeichen é"]).options.name == "mit Leerzeichen é"
+
+
 def test_what_was_seen_is_handed_on(unknown):
     description = request_of([unknown(PENDULUM)]).description
     assert description is not None

@@ -14,7 +14,9 @@ from lockstep.core.errors import KilledError, RunError
 from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
-from lockstep.launch.restart import Failures, Restarts, State, killed_for_memory, newest_state, prepared, signature
+from lockstep.launch.restart import Failures, Restarts, State, newest_state, prepared, signature
+from lockstep.launch.serving import kills
+from lockstep.launch.serving.kills import EarlyKills, killed_for_memory
 from lockstep.launch.supervise import Outcome
 from lockstep.launch.world import number_of_processes
 from lockstep.runs import checkpoint_writer
@@ -77,11 +79,11 @@ class FakeServer:
         self.closed = True
 
 
-def train(path, monkeypatch, outcomes, max_restarts, hold_on=lambda: None):
+def train(path, monkeypatch, outcomes, max_restarts, hold_on=lambda: None, early=()):
     """The exit code of ranks that end so, and the rows of their restarts."""
     server = FakeServer(path, monkeypatch, outcomes)
     assignment = Assignment(Config(num_envs=1, num_steps=1), path, RunOptions(max_restarts=max_restarts))
-    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: 1, hold_on)
+    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: 1, hold_on, early)
     return restarts.train(1), restarts._rows
 
 
@@ -105,11 +107,11 @@ def test_ranks_of_a_run_that_another_process_has_taken_are_not_started_again(tmp
 
 def test_kills_from_outside_are_never_the_programs_own(tmp_path, monkeypatch, capsys):
     server = KilledError("the process that starts the ranks was killed by SIGKILL")
-    kills = [(KILLED, [1, 2, 3]), (server, None), (server, None), (KILLED, [1, 2, 3]), (KILLED, [])]
-    code, rows = train(tmp_path, monkeypatch, [*kills, (DONE, [1])], max_restarts=5)
+    killed = [(KILLED, [1, 2, 3]), (server, None), (server, None), (KILLED, [1, 2, 3]), (KILLED, [])]
+    code, rows = train(tmp_path, monkeypatch, [*killed, (DONE, [1])], max_restarts=5)
     assert code == 0, capsys.readouterr().err
     assert [row["iterations_again"] for row in rows] == [3, 0, 0, 3, 0]  # while ranks start nothing is done
-    code, rows = train(tmp_path, monkeypatch, kills, max_restarts=4)
+    code, rows = train(tmp_path, monkeypatch, killed, max_restarts=4)
     assert (code, len(rows)) == (1, 4)
     assert capsys.readouterr().err.endswith("killed by SIGKILL (after 4 restarts, as many as were allowed)\n")
 
@@ -122,6 +124,62 @@ def test_kills_for_memory_and_errors_are_the_programs_own_the_second_time(tmp_pa
     code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (KILLED, [1])], max_restarts=9)
     assert (code, len(rows)) == (1, 1)
     assert capsys.readouterr().err.count("twice without a newer state in between") == 2
+
+
+GONE = KilledError("the process that starts the ranks was killed by SIGKILL")
+
+
+class CheckingServers:
+    """Makes servers of which the first so many are killed while they check."""
+
+    def __init__(self, killed):
+        self.left, self.made, self.closed = killed, 0, 0
+
+    def __call__(self):
+        self.made += 1
+        return self
+
+    def check(self, module, function, **arguments):
+        if self.left:
+            self.left -= 1
+            raise GONE
+        return (module, function, arguments) == ("checks", "fine", {"value": 3})
+
+    def close(self):
+        self.closed += 1
+
+
+def test_servers_that_are_killed_while_they_check_count_as_restarts(tmp_path, monkeypatch, capsys):
+    early, servers = EarlyKills(most=3), CheckingServers(killed=2)
+    assert early.check(servers(), servers, "checks", "fine", value=3) == (servers, True)
+    assert (servers.made, servers.closed) == (3, 2)
+    line = f"lockstep: restart 2 of 3: {GONE}; another takes its place, before any rank"
+    assert capsys.readouterr().err.splitlines()[1:] == [line]
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (DONE, [1])], 3, early=early.found)
+    assert (code, len(rows)) == (0, 3)
+    assert [(row["why"], row["from"], row["iterations_again"]) for row in rows[:2]] == [(str(GONE), "beginning", 0)] * 2
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (KILLED, [1])], 3, early=early.found)
+    assert (code, len(rows)) == (1, 3)
+    assert capsys.readouterr().err.endswith("(after 3 restarts, as many as were allowed)\n")
+
+
+@pytest.mark.parametrize(
+    ("most", "said"), [(0, f"{GONE}$"), (2, rf"{GONE} \(after 2 restarts, as many as were allowed\)$")]
+)
+def test_no_more_servers_are_made_than_restarts_are_allowed(most, said, capsys):
+    servers = CheckingServers(killed=9)
+    with pytest.raises(RunError, match=said):
+        EarlyKills(most).check(servers(), servers, "checks", "fine", value=3)
+    assert servers.made == most + 1
+    assert len(capsys.readouterr().err.splitlines()) == most
+
+
+def test_nor_are_they_if_the_kernel_kills_two_for_memory(monkeypatch):
+    counts, servers = iter(range(9)), CheckingServers(killed=9)
+    monkeypatch.setattr(kills, "killed_for_memory", lambda: next(counts))
+    with pytest.raises(RunError, match="twice before any rank was started"):
+        EarlyKills(9, _counted=0).check(servers(), servers, "checks", "fine", value=3)
+    assert servers.made == 3
 
 
 REFUSED = Outcome("rank 1: device: cuda, but there is no GPU", bad_input=True)
@@ -236,7 +294,7 @@ def test_what_failures_have_in_common():
 
 def test_the_kernel_is_asked_for_processes_killed_for_memory(tmp_path, monkeypatch):
     counts = tmp_path / "memory.events"
-    monkeypatch.setattr(restart, "OOM_KILLS", (tmp_path / "missing", counts))
+    monkeypatch.setattr(kills, "OOM_KILLS", (tmp_path / "missing", counts))
     assert killed_for_memory() == 0
     counts.write_text("low 0\noom 4\noom_kill 3\noom_group_kill 0\n")
     assert killed_for_memory() == 3

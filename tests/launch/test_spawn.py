@@ -14,6 +14,7 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.core.errors import KilledError, RunError
+from lockstep.core.process import write_failure
 from lockstep.core.topology import Topology
 from lockstep.launch import spawn as spawn_module
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
@@ -256,6 +257,21 @@ def test_nobody_outlives_a_launcher_or_a_server_that_is_killed(tmp_path, whom, m
     if moment == "later":
         worker = int((tmp_path / "worker").read_text())
         until(lambda: not alive(worker))
+
+
+@needs_proc
+@pytest.mark.parametrize("told", [False, True])
+def test_a_server_that_is_killed_is_named_unless_a_rank_has_said_why_it_failed(spawn, tmp_path, capfd, told):
+    def start(logs):
+        ranks = spawn("import time; time.sleep(3600)", 2)
+        if told:
+            write_failure(Path(ranks.message_file(1)), "the cart fell over", secondary=False)
+        ranks._server._process.kill()
+        return ranks
+
+    assert supervise(start) == 1
+    why = "rank 1: the cart fell over" if told else "the process that starts the ranks was killed by SIGKILL"
+    assert capfd.readouterr().err.startswith(f"lockstep: error: {why}")
 
 
 @needs_proc

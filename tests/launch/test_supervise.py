@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lockstep.core.done import DoneFile
+from lockstep.launch import native_errors
 from lockstep.launch.native_errors import NativeErrors
 from lockstep.launch.supervise import NOT_BEGUN, StopSignals, failure_message, forwarding, watch
 
@@ -88,7 +89,8 @@ def test_a_rank_that_is_done_silences_nobody(capfd):
     assert capfd.readouterr().err == "still here\n"
 
 
-def test_last_words_reach_a_reader_who_is_slow():
+def test_last_words_reach_a_reader_who_is_slow(monkeypatch):
+    monkeypatch.setattr(native_errors, "LAST_SECONDS", 600.0)
     reading, writing = os.pipe()
     kept = os.dup(2)
     os.dup2(writing, 2)

@@ -259,6 +259,9 @@ class TellingServer:
     def kill(self):
         pass
 
+    def end(self):
+        pass
+
     def close(self):
         pass
 

@@ -32,7 +32,7 @@ def columns_of(name: str) -> dict[str, Any]:
     return {
         "observations": rows_of(case, ROWS),
         "noise": noise_of(case.action, ROWS),
-        "carry": 0.5 * rng.normal(size=(ENVS, net.carry_size)).astype(np.float32),
+        "carry": 0.5 * rng.normal(size=(ENVS, net.state_size)).astype(np.float32),
         "resets": resets,
         "changes": rng.uniform(-0.4, 0.4, ROWS).astype(np.float32),
         "valid": (rng.random(ROWS) < 0.8).astype(np.float32),

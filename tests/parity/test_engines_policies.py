@@ -50,9 +50,9 @@ def functions(name: str, arrays: dict[str, np.ndarray] | None = None) -> list:
 def test_actions_are_the_other_engines(name):
     case = CASES[name]
     torch_function, jax_function = functions(name)
-    assert jax_function.carry_size == torch_function.carry_size
+    assert jax_function.state_size == torch_function.state_size
     assert (jax_function.observation, jax_function.action) == (case.observation, case.action)
-    carries = [np.full((ROWS, jax_function.carry_size), 0.2, np.float32)] * 2
+    carries = [np.full((ROWS, jax_function.state_size), 0.2, np.float32)] * 2
     seen = []
     for step in range(3):
         rows = rows_of(case, ROWS, seed=step)

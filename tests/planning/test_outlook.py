@@ -6,9 +6,10 @@ import pytest
 from lockstep.config.run import Config
 from lockstep.core.host import cgroups
 from lockstep.planning import outlook
-from lockstep.planning.hardware import parse_target
+from lockstep.planning.hardware import Case, parse_target
 from lockstep.planning.host_steps import HostSteps
 from lockstep.planning.measure import RankTimes
+from lockstep.planning.prediction import Outlook, Prediction
 from lockstep.planning.request import PlanRequest
 from lockstep.planning.this_machine import Measured
 from lockstep.training.costs import Costs, Kernel, Part
@@ -95,3 +96,12 @@ def test_a_target_for_another_engine_is_of_the_environment_that_engine_steps(mon
     assert counted == [("torch", "CartPole-v1"), ("jax", "lockstep/CartPole-v1")]
     assert described == ["CartPole-v1", "lockstep/CartPole-v1"]
     assert "is stepped inside the compiled program as lockstep/CartPole-v1" in "\n".join(found[1].notes)
+
+
+@pytest.mark.parametrize(("total_steps", "iterations"), [(1, 1), (1000, 1), (1001, 2), (10_000, 10)])
+def test_a_run_costs_whole_iterations(total_steps, iterations):
+    seconds: dict[Case, float] = {"best": 3.0, "likely": 6.0, "worst": 9.0}
+    one, eight = (Prediction(devices, 8, 1000, seconds, {}, {}, {}, (), {}) for devices in (1, 8))
+    found = Outlook("h100:8", "H100", "torch", "", 8, 8e10, (one, eight), price=1200.0, total_steps=total_steps)
+    assert found.cost(eight) == pytest.approx((iterations, 2 * iterations, 3 * iterations))
+    assert found.cost(one) == pytest.approx((iterations / 8, 2 * iterations / 8, 3 * iterations / 8))

@@ -108,6 +108,7 @@ def test_prices_are_of_targets():
     targets = [parse_target("h100:8"), parse_target("tpu:v5e:2x4")]
     assert prices(["98.32"], targets[:1]) == {"h100:8": 98.32}
     assert prices(["h100:8=98.32", "tpu:v5e:2x4=9.6"], targets) == {"h100:8": 98.32, "tpu:v5e:2x4": 9.6}
+    assert prices([" H100:8 = 98.32"], [parse_target(" H100:8")]) == {"h100:8": 98.32}
     with pytest.raises(ValueError, match=r"price: 98.32: say of which target, such as h100:8=98.32"):
         prices(["98.32"], targets)
     for text in ("cheap", "-1", "h100:8=0", "nan"):

@@ -1,5 +1,7 @@
 """Predictions of this machine from runs of one rank, whose times are written out by hand."""
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
+from lockstep.core.temporary import sweep_temporary
 from lockstep.envs.describe import describe
 from lockstep.planning import measure as measuring
 from lockstep.planning import this_machine
@@ -120,6 +123,22 @@ def test_runs_of_one_rank_are_measured_and_leave_nothing(tmp_path):
     assert (found[0].total > 0).all()
     assert found[0].memory > 0
     assert not (tmp_path / "runs").exists()
+
+
+def test_runs_whose_measuring_was_killed_are_swept(tmp_path, monkeypatch):
+    (tmp_path / "base").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "base"))
+
+    def measured(config, parts, ranks, directory, warmup_iters, iters):
+        directory.mkdir()
+        shutil.copytree(directory.parent, f"{directory.parent}-killed")  # nobody holds this one
+        return [times([1.0], [1.0])]
+
+    monkeypatch.setattr(this_machine, "measure_ranks", measured)
+    this_machine.measure(CONFIG, 1, 1, 1, 1, lambda _: None)
+    assert [path.name.endswith("-killed") for path in (tmp_path / "base").iterdir()] == [True]
+    sweep_temporary()
+    assert not list((tmp_path / "base").iterdir())
 
 
 def test_a_run_of_one_rank_that_fails_is_said(tmp_path):

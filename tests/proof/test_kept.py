@@ -66,6 +66,23 @@ def test_of_another_config_nothing_is_kept(tmp_path):
     assert not (run / "verify.json").exists()
 
 
+def test_another_spelling_of_the_reference_policy_is_the_same_config(tmp_path):
+    grpo = config_of(make_run(tmp_path / "any")).grpo.model_dump() | {"kl_coef": 0.1}
+    run = make_run(tmp_path / "demo", algorithm="grpo", grpo=grpo | {"reference": "/old/first/checkpoints/step_128"})
+    stored = config_of(run)
+
+    def naming(reference):
+        return stored.model_copy(update={"grpo": stored.grpo.model_copy(update={"reference": reference})})
+
+    same, other = naming("first/checkpoints/step_128"), naming("second/checkpoints/step_128")
+    assert recorded_config(run, same, 5).grpo == same.grpo  # trained with the place that was given
+    assert json.loads(keep(run, compared(), same, 5).read_text())["config"] == stored.model_dump(mode="json")
+    with pytest.raises(ValueError, match=r"^against: .*demo was trained with grpo\.reference /old/first"):
+        recorded_config(run, other, 5)
+    with pytest.raises(ValueError, match=r"^grpo\.reference is /old/first/.* in .*demo and was second"):
+        keep(run, compared(), other, 5)
+
+
 SHORTER = {"total_steps": 999}
 
 

@@ -1,9 +1,11 @@
 """The page about runs: what its numbers are, that they are the files', and that it says what isn't there."""
 
+import errno
 import json
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,10 +21,13 @@ from made_runs import (
     make_run,
     summary_of,
 )
+from mirror_places import add_step
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
+from lockstep.core.fingerprint import sha256_of
+from lockstep.report import reading
 from lockstep.report.charts import EVALUATION, charts_of, extent_of
 from lockstep.report.page import json_in_html, page_of, write_report
 from lockstep.report.reading import read_run
@@ -192,6 +197,30 @@ def test_every_chart_is_a_picture_with_words_too(tmp_path):
     )
     ids = [attrs["id"] for _, attrs in Read(text).tags if "id" in attrs]
     assert len(ids) == len(set(ids))
+
+
+def with_peak(run):
+    """Makes a run's record long, with one high and one low row that are at no even distance."""
+    rows = [{"iteration": n, "global_step": 256 * n, METRIC: 100.0, "train/approx_kl": 0.01} for n in range(1, 3001)]
+    rows[1501] |= {METRIC: 480.0, "train/approx_kl": 9.5}
+    rows[740] |= {METRIC: -3.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_peaks_of_a_long_run_are_drawn_and_told(tmp_path):
+    run, group = make_run(tmp_path / "demo"), make_group(tmp_path / "many")
+    for path in (run, *sorted(group.glob("seed_*"))):
+        with_peak(path)
+    for path, most in ((run, {METRIC: 500, "train/approx_kl": 200}), (group, {METRIC: 500, "train/approx_kl": 200})):
+        text = page(path)
+        for key, points in most.items():
+            line = data_of(text)[key]["series"][0]
+            assert len(line["y"]) <= points
+            assert max(line["y"]) == (480.0 if key == METRIC else 9.5)
+            assert 1502 in line["x"]["iterations"]
+        assert min(data_of(text)[METRIC]["series"][0]["y"]) == -3.0
+        assert "100 at step 256, highest 480 at step 384,512, last 100 at step 768,000." in text
+        assert "0.01 at step 256, highest 9.5 at step 384,512, last 0.01 at step 768,000." in text
 
 
 def test_a_policy_that_was_cloned_has_its_curves_over_its_epochs(tmp_path):
@@ -393,6 +422,34 @@ def test_an_evaluation_of_another_policy_is_not_shown_as_the_runs_own(tmp_path):
     assert "For the distribution over episodes" in Read(page(run)).text
 
 
+def test_an_evaluation_is_the_runs_own_by_its_parameters_whatever_the_names_are(tmp_path):
+    run = make_run(tmp_path / "seed_0")
+    add_evaluation(run, [1.0, 2.0, 3.0])
+    facts = json.loads((run / "evaluation.json").read_text()) | {"environment": "CartPole-v1"}
+    (run / "evaluation.json").unlink()
+    last, kept = facts | {"global_step": 256 * ROWS}, sha256_of({"policy/w": np.full(3, 512, np.float32)})
+    add_step(run, 512)
+    for name, more in {
+        "a": last | {"policy": "before", "params_sha256": PARAMS},
+        "b": last | {"policy": "runs/other/seed_0", "params_sha256": STATE},
+        "c": facts | {"policy": "before/checkpoints/step_512", "params_sha256": kept},
+        "d": facts | {"policy": "other/seed_0/checkpoints/step_512", "params_sha256": STATE},
+    }.items():
+        (run / f"{name}.json").write_text(json.dumps(more))
+    read = Read(page(run))
+    for words in (
+        "a.json, step 10,240",
+        "b.json: policy runs/other/seed_0, step 10,240",
+        "c.json, step 512",
+        "d.json: policy other/seed_0/checkpoints/step_512, step 512",
+    ):
+        assert words in read.text
+    shutil.rmtree(run / "checkpoints")  # whose step it was can't be told any more
+    read = Read(page(run))
+    assert "c.json: policy before/checkpoints/step_512, step 512" in read.text
+    assert "d.json, step 512" in read.text
+
+
 @pytest.mark.parametrize("value", [10**400, 1.7e308, -1.7e308, 1e299], ids=["int", "max", "min", "drawn"])
 def test_numbers_that_can_not_be_drawn_are_left_out(value, tmp_path):
     run = make_run(tmp_path / "demo")
@@ -440,6 +497,17 @@ def test_what_verify_said_is_told(tmp_path, more, said):
     assert said in Read(page(run)).text
 
 
+def test_metrics_that_were_not_compared_are_named(tmp_path):
+    run, other = make_run(tmp_path / "all"), make_run(tmp_path / "some")
+    add_verification(run)
+    kept = json.loads((run / "verify.json").read_text())["world_sizes"]
+    add_verification(other, world_sizes=[row | {"not_compared": ["eval/return_mean", "own"]} for row in kept])
+    assert "every tensor and metric had the same bytes" in (text := Read(page(run)).text)
+    assert "Not compared" not in text
+    assert "every tensor and every metric that was compared had the same bytes" in (text := Read(page(other)).text)
+    assert "both have them: eval/return_mean, own." in text
+
+
 def without_new_settings(run):
     """Takes settings out of a config, as a version that didn't have them yet would have written it."""
     config = json.loads((run / "config.json").read_text())
@@ -465,6 +533,7 @@ def test_settings_that_an_older_version_did_not_have_do_not_differ(tmp_path):
     other = make_run(tmp_path / "other")
     text = (other / "config.json").read_text()
     (other / "config.json").write_text(json.dumps(json.loads(text) | {"setting_of_tomorrow": 1}))
+    assert differing([{"env": {"kwargs": {"hard": 1}}}, {"env": {"kwargs": {"hard": True}}}])
     rows = differing(configs_of([read_run(other, "other"), new]))
     assert ("setting_of_tomorrow", [1, "–"]) in rows
     (other / "config.json").write_text("")
@@ -591,6 +660,43 @@ def test_nothing_that_the_page_names_is_fetched(tmp_path):
     assert [tag for tag, attrs in read.tags if outside[0] in attrs.values()] == ["a"]
     (policy,) = [a["content"] for tag, a in read.tags if a.get("http-equiv") == "Content-Security-Policy"]
     assert (policy or "").startswith("default-src 'none'; script-src 'sha256-")
+
+
+FILES = ("summary.json", "metrics.jsonl", "timing.jsonl", "verify.json", "videos/step_512.mp4")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_can_not_be_read_is_one_problem_on_the_page_of_the_rest(tmp_path, monkeypatch, name):
+    run = make_run(tmp_path / "demo")
+    add_timing(run)
+    add_verification(run)
+    for step in (256, 512):
+        add_video(run, step)
+
+    def refusing(method):
+        def wrapped(path, *given, **named):
+            if path == run / name:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return method(path, *given, **named)
+
+        return wrapped
+
+    for method in ("open", "read_bytes", "read_text"):
+        monkeypatch.setattr(Path, method, refusing(getattr(Path, method)))
+    text = write_report([(run, "demo")], tmp_path / "page.html").read_text()
+    assert re.findall(r'<p class="problem">(.*)</p>', text) == [f"{run / name} can&#39;t be read: Permission denied"]
+    assert ("An episode at step 256" in text) == (name == FILES[-1])
+
+
+def test_a_directory_that_can_not_be_read_is_not_taken_for_the_page(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "demo")
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(reading, "seeds_in", refuse)
+    with pytest.raises(ValueError, match=f"^report: {run} can't be read: Permission denied$"):
+        write_report([(run, "demo")], tmp_path / "page.html")
 
 
 def test_a_file_that_can_not_be_written_is_one_line(tmp_path):

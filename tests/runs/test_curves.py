@@ -1,5 +1,6 @@
 """Learning curves over seeds: interquartile mean and bootstrap band, against numbers by hand."""
 
+import contextlib
 import csv
 import itertools
 import json
@@ -114,7 +115,12 @@ def test_one_seed_has_no_interval(tmp_path):
 def test_the_picture_of_one_seed_says_of_how_many_it_is_one(tmp_path, monkeypatch, count, called):
     figure = pytest.importorskip("matplotlib.figure").Figure
     drawn = []
-    monkeypatch.setattr(figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+
+    def save(figure, path, **_):
+        drawn.append(figure)
+        path.touch()
+
+    monkeypatch.setattr(figure, "savefig", save)
     facts = summary_of(seed=3, environment="CartPole-v1", iteration=40, episodes=9, best_checkpoint=None)
     run = make_run(tmp_path / "seed_3", facts)
     finish_group(RunDirectory(tmp_path), {run: facts}, count, 1.0, lambda line: None)
@@ -127,6 +133,21 @@ def test_long_runs_are_thinned_to_their_ends():
     assert len(curve.iterations) == MOST_POINTS
     assert (curve.iterations[0], curve.iterations[-1]) == (1, 2000)
     assert np.diff(curve.iterations).max() <= 5
+
+
+@pytest.mark.parametrize("most", [2, 10, 11, 200, 1999, 2000])
+def test_long_runs_keep_their_peaks_where_they_are_asked_for(most):
+    values = np.arange(2000.0)
+    values[[333, 1502]] = 5000.0, -5000.0
+    rows = [records(values.tolist()), records((values + 4).tolist())]
+    curve = curve_of(rows, most=most, peaks=True)
+    assert len(curve.iterations) <= most
+    assert curve.iterations == sorted(set(curve.iterations))
+    assert (curve.iterations[0], curve.iterations[-1]) == (1, 2000)
+    if most > 2:
+        assert {334, 1503} < set(curve.iterations)
+        assert (curve.iqm.max(), curve.iqm.min()) == (5002.0, -4998.0)
+    assert (len(curve.iterations) == 2000) == (most == 2000)
 
 
 def test_what_is_written_is_the_curve(tmp_path):
@@ -145,8 +166,25 @@ def test_what_is_written_is_the_curve(tmp_path):
     assert [(row["seed_3"], row["seed_4"]) for row in rows] == [("1.0", "3.0"), ("2.0", "8.0")]
     found = json.loads((tmp_path / "curves.json").read_text())
     assert (found["confidence"], found["seeds"]) == (0.95, [3, 4])
+    assert found["interval"] == "percentile bootstrap over seeds"
     assert [{k: str(v) for k, v in point.items()} for point in found["points"]] == rows
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_who_reads_curves_while_they_are_written_again_sees_them_whole(tmp_path):
+    pytest.importorskip("matplotlib")
+    seeds, names = {3: tmp_path / "seed_3"}, ("curves.csv", "curves.json", "curves.png")
+    seeds[3].mkdir()
+    with contextlib.ExitStack() as stack:
+        read, written = [], []
+        for returns in ([1.0, 2.0], [1.0, 2.0, 8.0]):
+            (seeds[3] / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records(returns)))
+            write_curves(tmp_path, "one seed", seeds)
+            written.append([(tmp_path / name).read_bytes() for name in names])
+            read = read or [stack.enter_context((tmp_path / name).open("rb")) for name in names]
+        assert [file.read() for file in read] == written[0]
+    assert not any(one == other for one, other in zip(*written, strict=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names, "seed_3"]
 
 
 def test_of_the_rows_of_all_seeds_no_more_is_held_than_a_curve_needs(tmp_path, monkeypatch):

@@ -106,6 +106,15 @@ def test_seeds_are_one_row(tmp_path):
     assert (row_of(path, "many").final_return, row_of(path, "many").seeds) == (7.5, 2)
 
 
+@pytest.mark.parametrize(("rows", "steps"), [((3, 1, 2), 10), ((3, 2, 0), 0), ((0, 0), None)])
+def test_seeds_that_are_not_equally_far_have_the_steps_that_all_have(tmp_path, rows, steps):
+    for seed, count in enumerate(rows):
+        make(tmp_path / "many" / f"seed_{seed}", rows=returns(*[1.0] * count))
+    (tmp_path / "many" / "config.json").write_text('{"env": {"id": "Game-v0"}, "seed": 0}')
+    row = row_of(tmp_path / "many", "many")
+    assert (row.steps, row.final_return) == (steps, 1.0 if steps else None)
+
+
 def test_what_is_no_run_is_left_out(tmp_path):
     (tmp_path / "pictures").mkdir()
     (tmp_path / "file").touch()

@@ -13,7 +13,7 @@ from mirror_places import MemoryPlace, add_step, content_of, files_of, make_run,
 from lockstep.runs.checkpoint_writer import write_directory
 from lockstep.runs.mirror import copier, held
 from lockstep.runs.mirror.copier import LeaseLostError
-from lockstep.runs.mirror.lease import Lease
+from lockstep.runs.mirror.lease import Lease, LeaseGoneError
 from lockstep.runs.mirror.place import MirrorError
 
 
@@ -398,7 +398,7 @@ def test_failures_are_tried_again_ever_less_often(run, place, monkeypatch):
     mirror.start()
     wait_until(lambda: len(times) > 4, "it isn't tried again")
     assert all(b - a >= 0.05 * 2**n for n, (a, b) in enumerate(itertools.pairwise(times)))
-    place.files.clear()
+    place.files["writer.json"] = Lease(place)._content()
     place.fails = lambda number, kind: False
     wait_until(lambda: not mirror._thread.is_alive(), "it goes on without a lease")
 
@@ -406,7 +406,7 @@ def test_failures_are_tried_again_ever_less_often(run, place, monkeypatch):
 def test_one_that_fails_to_the_end_says_what_is_there(run, place, at_once, capfd):
     mirror = mirror_of(run, place)
     mirror.start()
-    wait_until(lambda: mirror.step == 2, "nothing is copied")
+    wait_until(lambda: place.steps() == [1, 2], "nothing is copied")
     place.fails = lambda number, kind: True
     add_step(run, 3)
     wait_until(lambda: mirror.error is not None, "the failure isn't noticed")
@@ -432,14 +432,15 @@ def test_one_that_hangs_ends_when_its_time_is_over(run, place, at_once, capfd):
     mirror.finish(0.3)
     assert "(not done after 0 s)" in capfd.readouterr().err
     assert json.loads((run / "summary.json").read_text())["mirror"]["error"] == "not done after 0 s"
-    place.files.clear()
+    place.files["writer.json"] = Lease(place)._content()
     hangs.set()
+    wait_until(lambda: not mirror._thread.is_alive(), "it goes on without a lease")
 
 
 def test_a_lost_lease_ends_the_copying(run, place, at_once, capfd):
     mirror = mirror_of(run, place)
     mirror.start()
-    wait_until(lambda: mirror.step == 2, "nothing is copied")
+    wait_until(lambda: place.steps() == [1, 2], "nothing is copied")
     theirs = place.files["writer.json"] = Lease(place)._content()
     before = dict(place.files)
     add_step(run, 3)
@@ -454,3 +455,105 @@ def test_a_lost_lease_ends_the_copying(run, place, at_once, capfd):
     assert f"step 2 is the newest there ({lost})" in last
     with pytest.raises(LeaseLostError):
         mirror.copy()
+
+
+# ---- places that are emptied, or away for a while
+
+
+def test_a_mirror_that_was_emptied_gets_everything_again(run, place, at_once, capfd):
+    mirror = mirror_of(run, place)
+    mirror.start()
+    wait_until(lambda: place.steps() == [1, 2], "nothing is copied")
+    place.files.clear()
+    add_step(run, 3)
+    wait_until(lambda: mirror.failures, "the loss isn't noticed")
+    wait_until(lambda: mirror.step == 3, "it isn't copied again")
+    (run / "summary.json").write_text("{}")
+    mirror.finish()
+    assert {name: content for name, content in place.files.items() if name != "writer.json"} == content_of(run)
+    assert capfd.readouterr().err.splitlines() == [
+        "lockstep: warning: memory://runs/run has lost its writer.json, and perhaps all else; training goes on, and "
+        "copying is tried again",
+        "lockstep: memory://runs/run is up to date again",
+    ]
+    told = {"url": "memory://runs/run", "step": 3, "failures": 1, "error": None}
+    assert json.loads((run / "summary.json").read_text())["mirror"] == told
+
+
+def test_one_that_is_empty_at_the_end_is_not_said_to_have_anything(run, place, at_once, capfd):
+    mirror = mirror_of(run, place)
+    mirror.start()
+    wait_until(lambda: place.steps() == [1, 2], "nothing is copied")
+    place.files.clear()
+    place.fails = lambda number, kind: kind == "write"
+    add_step(run, 3)
+    wait_until(lambda: mirror.failures > 1, "the loss isn't noticed")
+    (run / "summary.json").write_text("{}")
+    mirror.finish(0.2)
+    assert "is behind at the end, nothing is there" in capfd.readouterr().err
+    assert json.loads((run / "summary.json").read_text())["mirror"]["step"] is None
+    place.fails = lambda number, kind: False  # it tries on
+    wait_until(lambda: not mirror._thread.is_alive(), "it doesn't catch up")
+
+
+def test_a_share_that_is_mounted_again_has_all_at_the_next_copy(run, place):
+    """What was written meanwhile, where it is mounted, doesn't count."""
+    mirror = mirror_of(run, place)
+    mirror.copy()
+    share, place.files = place.files, {}
+    add_step(run, 3)
+    with pytest.raises(LeaseGoneError):
+        mirror.copy()
+    assert place.files == {}
+    mirror.copy()
+    assert place.steps() == [1, 2, 3]
+    below, place.files = place.files, share
+    add_step(run, 4)
+    mirror.copy()
+    assert problem_on(place) is None
+    assert place.steps() == [1, 2, 3, 4]
+    assert {name: content for name, content in place.files.items() if name != "writer.json"} == content_of(run)
+    place.files = below
+    mirror.copy()
+    assert place.steps() == [1, 2, 3, 4]
+
+
+def test_a_share_that_is_back_at_once_is_not_written_to_elsewhere(run, place):
+    mirror = mirror_of(run, place)
+    mirror.copy()
+    share, place.files = place.files, {}
+    with pytest.raises(LeaseGoneError):
+        mirror.copy()
+    assert place.files == {}
+    place.files = share
+    add_step(run, 3)
+    mirror.copy()
+    assert place.steps() == [1, 2, 3]
+
+
+def test_a_checkpoint_that_lost_a_file_is_copied_again(run, place):
+    mirror = mirror_of(run, place)
+    mirror.copy()
+    for name in ("writer.json", "checkpoints/step_2/policy.safetensors"):
+        del place.files[name]
+    with pytest.raises(LeaseGoneError):
+        mirror.copy()
+    mirror.copy()
+    assert problem_on(place) is None
+    assert place.steps() == [1, 2]
+
+
+def test_what_another_process_wrote_before_it_gave_its_lease_back_is_left_alone(run, place):
+    """This one was asleep for so long that another took the lease, trained and ended."""
+    mirror = mirror_of(run, place)
+    mirror.copy()
+    theirs = files_of(7)
+    write = {f"checkpoints/step_7/{name}": content for name, content in theirs.items()}
+    place.files |= write | {"checkpoints/step_7/manifest.json": json.dumps({"format": 1, "files": {}}).encode()}
+    del place.files["writer.json"]
+    before = dict(place.files)
+    with pytest.raises(LeaseGoneError):
+        mirror.copy()
+    with pytest.raises(LeaseLostError, match="was written by another process meanwhile"):
+        mirror.copy()
+    assert place.files == before

@@ -15,7 +15,7 @@ from lockstep.launch.mirrored import Mirrors, _check_same, bring, newest_here
 from lockstep.runs.checkpoint import find_checkpoint, problem_with
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
-from lockstep.runs.mirror.lease import LEASE, Lease
+from lockstep.runs.mirror.lease import LEASE, Lease, LeaseGoneError
 from lockstep.runs.mirror.place import MirrorError, Place
 
 
@@ -305,6 +305,21 @@ def test_auto_keeps_a_directory_that_is_newer_than_the_mirror(tmp_path, mirror, 
     for options in (options_of(tmp_path), options_of(tmp_path, f"{mirror}/run", None)):
         held.resolved(options, mirror, True)
         assert content_of(run.path) == expected
+
+
+def test_what_an_earlier_process_left_there_is_no_stranger_s_when_the_lease_vanishes(tmp_path, mirror, held):
+    """Before the first copy, with a checkpoint on the mirror alone, because it was pruned here."""
+    run, config = mirrored(tmp_path, mirror, 1, 2)
+    add_step(run.path, 3)
+    shutil.rmtree(run.path / "checkpoints" / "step_1")
+    made = held._made(config, mirror, run, "latest", False)
+    place = Place(f"{mirror}/run")
+    place.remove([LEASE])
+    with pytest.raises(LeaseGoneError):
+        made.copy()
+    made.copy()
+    assert steps_on(place.names()) == [3, 2]
+    assert place.read(LEASE) is not None
 
 
 def test_auto_without_a_run_on_the_mirror_begins_one(tmp_path, mirror, held):

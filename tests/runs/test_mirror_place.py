@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from lockstep.config.sections import CheckpointConfig, is_url
 from lockstep.runs.mirror import lease as lease_module
-from lockstep.runs.mirror.lease import LEASE, PATIENCE_SECONDS, RENEW_SECONDS, Lease
+from lockstep.runs.mirror.lease import LEASE, PATIENCE_SECONDS, RENEW_SECONDS, Lease, LeaseGoneError, LeaseLostError
 from lockstep.runs.mirror.place import MirrorError, Place, split_url
 
 
@@ -439,6 +439,68 @@ def test_one_that_comes_back_does_not_take_the_lease_back(clock):
     assert place.files[LEASE] == theirs
     second.renew()
     assert place.files[LEASE] != theirs
+
+
+def test_a_lease_that_is_gone_is_taken_again_unless_another_process_has_done_so(clock):
+    place = MemoryPlace()
+    first, second = lease_of(place, clock), lease_of(place, clock)
+    first.take()
+    assert first.check()
+    place.files.clear()
+    with pytest.raises(LeaseGoneError, match=r"has lost its writer\.json"):
+        first.check()
+    first.renew()
+    assert place.files == {}
+    first.take_again()
+    assert first.check()
+    place.files.clear()
+    second.take()
+    first.take_again()
+    with pytest.raises(LeaseLostError, match="is written by another process now"):
+        first.check()
+    second.give_back()
+    second.take_again()
+    assert place.files == {}
+
+
+def test_a_place_that_comes_back_with_a_lease_of_before_is_kept_and_said_to_be_another(clock):
+    place = MemoryPlace()
+    lease = lease_of(place, clock)
+    lease.take()
+    share, place.files = place.files, {}
+    lease.take_again()
+    assert lease.check()
+    place.files = share
+    before = share[LEASE]
+    clock.now += 2 * RENEW_SECONDS
+    lease.renew()
+    assert share[LEASE] != before
+    assert not lease.check()
+    assert lease.check()
+    assert lease.is_ours()
+    lease.give_back()
+    assert place.files == {}
+
+
+def test_a_lease_is_its_holders_for_other_threads_while_it_is_checked(clock):
+    place = MemoryPlace()
+    lease = lease_of(place, clock)
+    lease.take()
+    seen = []
+
+    class Looking(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            seen.append(len(lease._tokens))
+            return str(self) == other
+
+    lease._tokens = ["of before", Looking(lease._tokens[0])]
+    assert lease.check()
+    assert lease.is_ours()
+    assert seen
+    assert set(seen) == {2}
 
 
 @pytest.mark.skipif(not lease_module._machine(), reason="asks the kernel which processes there are")

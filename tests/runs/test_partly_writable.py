@@ -1,13 +1,15 @@
 """A run of which a part can't be written is refused before anything of it is cut."""
 
 import contextlib
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from lockstep.config.checks import resolve
-from lockstep.config.run import Config, EvalConfig, LogConfig
+from lockstep.config.run import Config, EvalConfig, LogConfig, ProofConfig
 from lockstep.core import files
 from lockstep.core.errors import RunError
 from lockstep.runs.checkpoint import to_files
@@ -56,10 +58,45 @@ def test_a_folder_of_another_owner_is_found_when_the_run_is_opened(run, monkeypa
     before = everything_in(run)
     with of_another_owner(monkeypatch, run / folder), pytest.raises(ValueError) as caught:
         open_run(run, resolve(Config(total_steps=1_000_000, eval=FILMED)), later=later)
-    assert str(caught.value) == f"run {run}: {folder} can't be written (Permission denied)"
+    assert str(caught.value) == (
+        f"run {run}: {folder} can't be written (Permission denied); copy the run to where you may write"
+    )
     assert everything_in(run) == before
     open_run(run, CONFIG, later=later).unlock()
     assert everything_in(run) == before
+
+
+@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv", "fingerprints.jsonl", "timing.jsonl"])
+def test_a_record_of_another_owner_is_found_when_the_run_is_opened(run, monkeypatch, name, later):
+    (run / name).touch()
+    before, may = everything_in(run), os.access
+    recorded = resolve(Config(proof=ProofConfig(trace=True), log=LogConfig(timing=True)))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: Path(path) != run / name and may(path, mode))
+        with pytest.raises(ValueError) as caught:
+            open_run(run, recorded, later=later)
+    assert str(caught.value) == (
+        f"run {run}: {name} can't be written (Permission denied); copy the run to where you may write"
+    )
+    assert everything_in(run) == before
+    open_run(run, recorded, later=later).unlock()
+
+
+def test_a_run_on_a_full_disk_is_not_to_be_copied(run, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lockstep.runs.directory.try_json", full)
+    with pytest.raises(ValueError) as caught:
+        open_run(run, CONFIG, later=True)
+    assert str(caught.value) == f"run {run}: config.json can't be written (the disk is full); free some space"
+
+
+def test_records_that_are_not_appended_to_are_not_asked_for(run, monkeypatch):
+    (run / "timing.jsonl").touch()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name not in ("timing.jsonl", "fingerprints.jsonl"))
+    open_run(run, CONFIG).unlock()
 
 
 def test_a_folder_of_videos_is_not_asked_for_where_none_are_recorded(run, monkeypatch):

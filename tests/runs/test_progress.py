@@ -160,6 +160,16 @@ def test_speed_and_time_left_are_of_the_last_minute_without_the_first_iteration(
     assert ends[-1] == "10 steps/s  eta 5:15:00"
 
 
+def test_speed_of_records_that_come_together_is_of_their_own_times(clock):
+    stream = StringIO()
+    progress = PlainProgress(4_000, stream, clock)
+    for step, seconds in ((1_000, 5.0), (2_000, 0.5), (3_000, 0.25), (4_000, 0.25)):  # engine jax: a program for all
+        progress.update({**make_record(step, fps=1_000 / seconds), "time/t_iter": seconds})
+        clock.now += 1e-6
+    progress.close()
+    assert stream.getvalue().endswith("100%  return 187.3  3,000 steps/s  eta 0:00:00\n")
+
+
 def test_a_speed_that_a_group_has_measured_is_left_as_it_is(clock):
     stream = StringIO()
     progress = PlainProgress(TOTAL, stream, clock)
@@ -190,6 +200,12 @@ def test_plain_falls_silent_when_nobody_reads(clock):
 
 
 # ---- the live bar on a terminal
+
+
+@pytest.fixture(autouse=True)
+def moving_terminal(monkeypatch):
+    """Whatever the tests' own terminal is, or none."""
+    monkeypatch.setenv("TERM", "xterm")
 
 
 def make_terminal(clock, width=120):
@@ -265,8 +281,7 @@ def test_make_progress_prints_plain_lines_into_a_pipe(capsys):
     assert capsys.readouterr().out == expected
 
 
-def test_make_progress_is_live_on_a_terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
+def test_make_progress_is_live_on_a_terminal():
     stream = Terminal()
     progress = make_progress(TOTAL, quiet=False, stream=stream)
     assert isinstance(progress, TerminalProgress)

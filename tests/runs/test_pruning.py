@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from lockstep.runs import pruning
-from lockstep.runs.checkpoint import checkpoints_in, pack, problem_with, step_of, to_files
+from lockstep.runs.checkpoint import best_of, checkpoints_in, pack, problem_with, step_of, to_files
 from lockstep.runs.checkpoint_writer import CheckpointWriter, commit
 from lockstep.runs.pruning import Pruner, remove_checkpoint
 
 
-def save(directory, step, score=None):
-    shards = {0: pack({"x": np.ones(2)})}
-    return commit(directory, step, to_files({"policy/w": np.full(3, step, np.float32)}, shards, {"step": step}), score)
+def save(directory, step, score=None, **facts):
+    files = to_files({"policy/w": np.full(3, step, np.float32)}, {0: pack({"x": np.ones(2)})}, {"step": step})
+    return commit(directory, step, files, score, facts)
 
 
 def steps_in(directory):
@@ -37,6 +37,22 @@ def test_each_checkpoint_is_read_once(tmp_path, read):
         prune()
     assert steps_in(tmp_path) == [4, 5]
     assert read == [f"step_{step}" for step in range(1, 6)]
+
+
+def test_what_a_stop_or_the_clock_saves_pushes_no_planned_one_out(tmp_path, read):
+    prune = Pruner(tmp_path, keep_last=2, keep_best=False)
+    for step, planned in ((3, True), (4, False), (6, True), (7, False), (8, False), (9, True), (10, False)):
+        save(tmp_path, step, 9.0 - step, planned=planned)
+        prune()
+        kept = steps_in(tmp_path)
+        if step == 8:
+            assert kept == [3, 6, 7, 8]  # never fewer of the newest, whatever they are
+    assert kept == [6, 9, 10]
+    assert best_of(tmp_path) == tmp_path / "step_6"  # as if nothing had stopped the run
+    assert len(read) == len(set(read))
+    (tmp_path / "step_9" / "state.json").unlink()
+    prune()
+    assert steps_in(tmp_path) == [6, 10]
 
 
 @pytest.mark.parametrize("same_size", [True, False])

@@ -11,7 +11,7 @@ from lockstep.core.topology import Topology
 from lockstep.launch.request import request_of
 from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import CheckpointError, pack, to_files
-from lockstep.runs.checkpoint_writer import CheckpointWriter
+from lockstep.runs.checkpoint_writer import CheckpointWriter, commit
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, is_writer
 from lockstep.runs.finding import find_run
 from lockstep.runs.lock import RunLock
@@ -392,6 +392,21 @@ def test_logs_are_cut_to_the_checkpoint(tmp_path):
     assert len((run.path / "metrics.csv").read_text().splitlines()) == 1 + 3
     run.cut_after(3, 30, log)
     assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("config", [{"proof": {"trace": True}}, {"log": {"timing": True}}, {"proof": 3}, [], None])
+def test_records_that_are_gone_are_said_if_the_checkpoint_counts_on_them(tmp_path, capsys, config):
+    run = RunDirectory(create(tmp_path))
+    commit(run.checkpoints, 40, {}, None, {"config": config})
+    run.cut_after(4, 40, LogConfig(tensorboard=False))
+    for name in (FINGERPRINTS, TIMING):
+        run.open_records(name).close()
+    files = {"proof": FINGERPRINTS, "log": TIMING}
+    gone = [run.path / files[name] for name, section in dict(config or {}).items() if isinstance(section, dict)]
+    said = [f"lockstep: warning: {file} has no rows of iterations 1 to 4" for file in gone]
+    assert capsys.readouterr().err.splitlines() == said
+    run.cut_after(0, 0, LogConfig(tensorboard=False))
+    assert capsys.readouterr().err == ""
 
 
 def test_fingerprints_that_lost_their_tail_are_said_once_where_they_are_gone_on_with(tmp_path, capsys):

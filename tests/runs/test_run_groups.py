@@ -1,10 +1,14 @@
 """What is said of a group of seeds as a whole, and what becomes of one that fails at its end."""
 
+import errno
 import io
 import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -91,6 +95,24 @@ def test_a_group_shows_its_seeds_by_whether_they_have_ended(tmp_path):
     group._show()
     said = [(each["return_of"], each[METRIC]) for each in shown]
     assert said == [("3 running", 80.0), ("1 ended", 40.0), ("2 ended", 60.0)]
+
+
+def test_seeds_that_have_come_to_their_end_are_not_said_to_be_running(tmp_path):
+    shown, paths = [], [make_run(tmp_path / f"seed_{seed}", scale=1.0 + seed) for seed in range(3)]
+
+    class Kept(Progress):
+        def update(self, record):
+            shown.append(record["return_of"])
+
+    last = int(json.loads((paths[0] / "metrics.jsonl").read_text().splitlines()[-1])["global_step"])
+    lengths = {paths[0]: last, paths[1]: last, paths[2]: last + 1}
+    group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 1, Kept(), lengths=lengths)
+    for run in group.runs:
+        run.process = cast(Any, "a process")
+    group._show()
+    group.runs[0].code, group._shown = 1, 0  # it has failed since
+    group._show()
+    assert shown == ["2 ended", "1 ended"]
 
 
 def test_the_summary_that_an_earlier_session_of_a_failed_seed_left_is_not_told(tmp_path, monkeypatch):
@@ -207,6 +229,19 @@ def test_what_was_trained_outlives_an_error_at_the_end(tmp_path, monkeypatch):
     assert has_trained(started(tmp_path, monkeypatch, fail_at_the_end))
 
 
+def test_a_groups_progress_counts_to_the_lengths_of_its_seeds(tmp_path, monkeypatch):
+    lengths = []
+    monkeypatch.setattr(groups.Group, "train", lambda self: 0)
+    monkeypatch.setattr(groups, "make_progress", lambda steps, quiet: lengths.append(steps) or Progress())
+    config = Config(num_envs=8, total_steps=4000)  # four iterations
+    options = RunOptions(seeds="0,1,2", name="group", runs_dir=str(tmp_path), quiet=True)
+    path, _ = start_group(RunRequest(config, options, {}), GroupStart(None, World(1, 1), "why"), None)
+    seed = seeds_in(path)[0]
+    RunDirectory(seed).write_config(stored_config(seed).model_copy(update={"total_steps": 8000}))
+    start_group(RunRequest(config, RunOptions(quiet=True), {}), GroupStart(path, World(1, 1), "why"), None)
+    assert lengths == [3 * 4096, 8192 + 2 * 4096]
+
+
 def test_each_seeds_place_on_a_mirror_is_one_that_its_user_has_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(groups.Group, "train", lambda self: 0)
@@ -258,6 +293,60 @@ def spare_this_process(monkeypatch):
     """Keeps a group that a test trains by itself from what it does to the children of its process."""
     for name in ("adopt_orphans", "kill_children"):
         monkeypatch.setattr(groups, name, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "why"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/x.json"), "No space left on device (/tmp/x.json)"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+    ],
+)
+def test_seeds_that_train_finish_if_the_system_refuses_to_start_another(tmp_path, monkeypatch, refusal, why):
+    tried, looks = [], []
+
+    def start(self, file, command):
+        tried.append(self.path.name)
+        if self.path.name == "seed_1":
+            raise refusal
+        self.process = cast(Any, "a process")
+
+    def has_ended(self):
+        looks.append(self)
+        if len(looks) < 3:
+            return False
+        self.code = 0
+        return True
+
+    monkeypatch.setattr(SeedRun, "start", start)
+    monkeypatch.setattr(SeedRun, "has_ended", has_ended)
+    spare_this_process(monkeypatch)
+    facts = summary_of(environment="CartPole-v1", iteration=40, episodes=9)
+    paths = [make_run(tmp_path / f"seed_{seed}", {**facts, "seed": seed}) for seed in range(3)]
+    group = groups.Group(RunDirectory(tmp_path), paths, {}, None, 2, Progress())
+    with pytest.raises(RunError) as caught:
+        group.train()
+    assert str(caught.value) == f"seed_1: can't be started: {why} (--resume {tmp_path} goes on)"
+    assert (tried, len(looks)) == (["seed_0", "seed_1"], 3)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "2 of 3 seeds finished"
+
+
+def test_a_seed_whose_output_nobody_can_read_does_not_stay(tmp_path, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    run, made = SeedRun(tmp_path), []
+    monkeypatch.setattr(
+        "lockstep.launch.seeds.seed_run.command_that_ends_with_us",
+        lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"],
+    )
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: made.append(popen(*args, **kwargs)) or made[-1])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError):
+        run.start(tmp_path / "file", None)
+    assert (run.process, made[0].returncode) == (None, -signal.SIGKILL)
 
 
 @pytest.fixture

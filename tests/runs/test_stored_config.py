@@ -30,17 +30,35 @@ def test_every_checkpoint_holds_the_config_and_the_number_of_rows(stopped):
     assert [(each["rows"], each["config"] == config) for each in manifests(stopped)] == [(5, True), (3, True)]
 
 
-@pytest.mark.parametrize("damage", ["emptied", "torn", "removed"])
-def test_a_config_that_is_gone_comes_back_from_the_checkpoint(trained, stopped, damage):
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("emptied", "Expecting value: line 1 column 1 (char 0)"),
+        ("torn", "Unterminated string starting at: line 6"),
+        ("removed", "it is missing"),
+    ],
+)
+def test_a_config_that_is_gone_comes_back_from_the_checkpoint(trained, stopped, damage, why):
     file = stopped / "config.json"
     text = file.read_text()
     {"emptied": lambda: file.write_text(""), "torn": lambda: file.write_text(text[:99]), "removed": file.unlink}[
         damage
     ]()
     run = resume(stopped)
-    assert run.ended.stderr == f"lockstep: warning: {file} can't be read; taken from checkpoint step_640\n"
+    (line,) = run.ended.stderr.splitlines()
+    assert line.startswith(f"lockstep: warning: {file} can't be read ({why}")
+    assert line.endswith("); taken from checkpoint step_640")
     same(trained(*CARTPOLE), run)
     assert json.loads(file.read_text()) == json.loads(text)
+
+
+def test_an_edit_by_an_editor_that_marks_utf_8_counts(stopped, capsys):
+    """Notepad and PowerShell begin such files with a byte order mark."""
+    file = stopped / "config.json"
+    edited = json.loads(file.read_text()) | {"total_steps": 1152}
+    file.write_text(json.dumps(edited), encoding="utf-8-sig")
+    assert stored_config(stopped).total_steps == 1152
+    assert capsys.readouterr().err == ""
 
 
 def test_without_a_checkpoint_it_is_an_error(stopped, tmp_path):

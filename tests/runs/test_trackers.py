@@ -217,7 +217,7 @@ def test_a_new_run_does_not_mix_into_another_runs_extra_jsonl(tmp_path):
     log_all(RunTrackers(tmp_path / "first", names=(), extra_jsonl=extra), [0])
     before = extra.read_bytes()
     with pytest.raises(ValueError, match=r"tracker extra jsonl .* already holds another run's records"):
-        RunTrackers(tmp_path / "second", names=(), extra_jsonl=extra)
+        RunTrackers(tmp_path / "second", names=(), extra_jsonl=extra, is_new=True)
     assert extra.read_bytes() == before
 
 

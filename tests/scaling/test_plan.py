@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.scaling import plan as module
-from lockstep.scaling.plan import Plan, differences, parse_world_sizes
+from lockstep.scaling.plan import Plan, identities_apart, parse_world_sizes
 
 
 def plan_of(mode: Any = "weak", world_sizes=(1, 2), config=None, **changes):
@@ -130,7 +130,7 @@ def test_what_is_no_list_of_world_sizes(text):
 
 
 def changed_keys(a, b):
-    return [key for key, _, _ in differences(a.identity(), b.identity())]
+    return [key for key, _, _ in identities_apart(a.identity(), b.identity())]
 
 
 def test_the_same_measurement_has_the_same_identity_whatever_is_asked_of_it():
@@ -157,4 +157,4 @@ def test_another_measurement_has_another_identity(changes, key):
 def test_other_code_is_another_measurement(monkeypatch):
     before = plan_of().identity()
     monkeypatch.setattr(module, "source_digest", lambda: "edited")
-    assert [key for key, _, _ in differences(before, plan_of().identity())] == ["lockstep's source"]
+    assert [key for key, _, _ in identities_apart(before, plan_of().identity())] == ["lockstep's source"]

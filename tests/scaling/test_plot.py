@@ -1,5 +1,7 @@
 """The picture shows what the tables say."""
 
+import dataclasses
+
 import pytest
 from test_summarize import PLAN, SPEEDS, rows_of
 
@@ -64,6 +66,18 @@ def test_a_world_size_without_a_run_is_left_out():
     rows = rows_of(SPEEDS, failed=[("run", 2, 1), ("run", 2, 2)])
     figure = draw("title", rows, summary_rows(rows, PLAN))
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1"]
+
+
+@pytest.mark.parametrize("ceiling", [True, False])
+def test_without_a_run_of_the_base_nothing_is_said_to_be_ideal(ceiling, recwarn):
+    """The tables have no speed-up and no efficiency then."""
+    rows = rows_of(SPEEDS, failed=[("run", 1, 1), ("run", 1, 2)])
+    summary = summary_rows(rows, dataclasses.replace(PLAN, ceiling=ceiling))
+    assert [row["efficiency"] for row in summary] == [None, None]
+    speed = lines(draw("title", rows, summary).axes[0])
+    assert speed["measured"] == pytest.approx([100.0])
+    assert "ideal: linear" not in speed
+    assert not recwarn
 
 
 def test_nothing_to_draw_leaves_no_old_picture(tmp_path, tables):

@@ -1,8 +1,12 @@
 """A session that can't begin, after a run was there: it leaves all of it."""
 
+import errno
+import os
+
 import pytest
 from fake_session import FakeSession
 
+from lockstep.core.errors import RunError
 from lockstep.runs import trackers
 from lockstep.runs.checkpoint import Checkpoint
 from lockstep.runs.directory import RunDirectory
@@ -84,6 +88,19 @@ def test_a_torn_second_record_is_cut_and_a_service_that_was_started_is_closed(fi
     with pytest.raises(ZeroDivisionError):
         record_training(run, 0.0, Checkpoint({}, {}, {}), lambda: session, lambda _: [], lambda *_: FINISHED)
     assert len(closed) == 2
+
+
+def test_a_full_disk_while_rows_are_cut_is_said_in_one_line(finished, monkeypatch):
+    run, _ = finished
+    file = str(run.path / "metrics.jsonl")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+
+    monkeypatch.setattr("lockstep.runs.directory.cut_trackers", full)
+    with pytest.raises(RunError) as caught:
+        session_of(run)(Checkpoint({}, {}, {}))
+    assert str(caught.value) == f"{file} can't be written: the disk is full"
 
 
 def test_who_begins_removes_what_comes_later_and_the_summary(finished, monkeypatch):

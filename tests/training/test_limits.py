@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from lockstep.training.limits import non_finite
+from lockstep.config.run import Config
+from lockstep.training.limits import minibatch_name, non_finite
 
 
 def test_a_loss_that_isnt_finite_names_place_and_terms():
@@ -14,6 +15,20 @@ def test_a_loss_that_isnt_finite_names_place_and_terms():
     )
     with pytest.raises(ValueError, match="shorter"):
         non_finite(3, "there", ("policy_loss", "value_loss"), [0.5])
+
+
+def test_minibatches_are_named_by_epoch_and_periods_by_their_last_one():
+    def names(sync_period, *places):
+        config = Config.model_validate(
+            {"env": {"id": "CartPole-v1"}, "sync_period": sync_period, "ppo": {"num_minibatches": 4, "num_epochs": 2}}
+        )
+        return [minibatch_name(config, place) for place in places]
+
+    assert names(1, 0, 3, 4) == ["epoch 1, minibatch 1", "epoch 1, minibatch 4", "epoch 2, minibatch 1"]
+    assert names(3, 2, 5) == ["epoch 1, the 3 minibatches up to 3", "epoch 2, the 3 minibatches up to 2"]
+    assert names(3, 7) == ["epoch 2, the 2 minibatches up to 4"]  # the last period is shorter
+    assert names(8, 7) == ["epoch 2, the 8 minibatches up to 4"]
+    assert names(7, 7) == ["epoch 2, minibatch 4"]
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])

@@ -14,7 +14,7 @@ from fake_session import FakeSession
 from lockstep.core.errors import DesyncError, RunError
 from lockstep.core.fingerprint import sha256_of
 from lockstep.runs import checkpoint_writer
-from lockstep.runs.checkpoint import Checkpoint, checkpoints_in, find_checkpoint
+from lockstep.runs.checkpoint import Checkpoint, checkpoints_in, find_checkpoint, manifest_of, step_of
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.session_facts import SessionFacts
 from lockstep.runs.trackers import OPTIONAL_TRACKERS
@@ -155,7 +155,10 @@ def test_environments_that_began_anew_are_warned_of(recorder_of, capsys):
     assert "warning" not in capsys.readouterr().err
     session.restarted = [3, 5]
     recorder_of(session).begin(["a line"])
-    assert "environments [3, 5] couldn't be restored exactly and began a new episode" in capsys.readouterr().err
+    assert (
+        "environments [3, 5] couldn't be restored exactly and began a new episode: from here on the agent isn't that "
+        "of an uninterrupted run (docs/environments.md, Resuming exactly)"
+    ) in capsys.readouterr().err
 
 
 def test_a_record_that_cannot_be_written_ends_the_run_with_one_line(recorder_of, monkeypatch):
@@ -167,7 +170,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_with_one_line(recorder_of,
 
     recorder.log(session.advance())
     monkeypatch.setattr(recorder.trackers, "log_all", full)
-    with pytest.raises(RunError, match=r"^runs/x/metrics\.jsonl can't be written: No space left on device$"):
+    with pytest.raises(RunError, match=r"^runs/x/metrics\.jsonl can't be written: the disk is full$"):
         recorder.log(session.advance())
 
 
@@ -358,6 +361,20 @@ def test_a_state_in_memory_waits_for_a_checkpoint_that_is_being_written(recorder
     assert recorder.asks() == KEEP
 
 
+def test_only_what_the_config_asks_for_is_planned(recorder_of, tmp_path):
+    recorder = recorder_of(FakeSession(checkpoint={"interval": 3}), memory=memory_in(tmp_path))
+    for asked in (SAVE, KEEP, KEEP):  # the third is due
+        recorder.log(recorder.session.advance())
+        recorder.save_checkpoint(asked=asked)
+    recorder.checkpoints.wait()
+    recorder.memory.wait()
+    planned = [
+        [(step_of(path), manifest["planned"]) for path in checkpoints_in(folder) if (manifest := manifest_of(path))]
+        for folder in (tmp_path / "checkpoints", tmp_path / "memory")
+    ]
+    assert planned == [[(3 * 128, True), (128, False)], [(2 * 128, False)]]
+
+
 def test_where_the_memory_is_gone_states_are_kept_no_more_and_the_run_goes_on(recorder_of, tmp_path, capsys):
     """As that of a user is who has logged out."""
     recorder = recorder_of(FakeSession(), memory=memory_in(tmp_path))
@@ -504,7 +521,7 @@ def test_a_summary_stays_if_the_rows_cant_be_cut_unless_it_covers_more(tmp_path,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl can't be written: the disk is full"):
         recorded(session, RunDirectory(tmp_path, quiet=True), lambda *_: FINISHED, Checkpoint({}, {}, {}))
     assert (tmp_path / "summary.json").exists() == stays
 

@@ -12,6 +12,7 @@ from lockstep.runs.directory import RunDirectory
 from lockstep.training.announcement import unread_settings
 from lockstep.training.recorder import Recorder
 
+CUSTOM = {"network.custom": "my_nets:Wide"}
 UNREAD = [
     ({"grpo.kl_coef": 0.1}, True, "grpo.kl_coef: 0.1 changes nothing: algorithm ppo has no reference policy"),
     ({"network.shared": True, "algorithm": "grpo"}, True, "network.shared: true changes nothing: algorithm grpo"),
@@ -41,6 +42,21 @@ UNREAD = [
     ),
     ({"grpo.group_size": 4}, True, "grpo.group_size: 4 changes nothing: algorithm ppo has no groups; algorithm grpo"),
     ({"grpo.normalize_std": False}, True, "grpo.normalize_std: false changes nothing: algorithm ppo has no groups"),
+    (
+        {"network.hidden_sizes": [256], **CUSTOM},
+        True,
+        "network.hidden_sizes: [256] changes nothing: network.custom my_",
+    ),
+    ({"network.activation": "elu", **CUSTOM}, True, "network.activation: elu changes nothing: network.custom my_nets"),
+    ({"network.shared": True, **CUSTOM}, True, "network.shared: true changes nothing: network.custom my_nets:Wide st"),
+    (
+        {"network.shared": True, "algorithm": "grpo", **CUSTOM},
+        True,
+        "network.shared: true changes nothing: algorithm g",
+    ),
+    ({"network.image": "impala", **CUSTOM}, True, "network.image.kind: impala changes nothing: network.custom my_nets"),
+    ({"env.atari.frame_skip": 2}, True, "env.atari.frame_skip: 2 changes nothing: env.atari is off"),
+    ({"eval.episodes": 3}, True, "eval.episodes: 3 changes nothing: eval.interval is 0; evaluations are off"),
 ]
 READ = [
     ({}, True),
@@ -52,6 +68,11 @@ READ = [
     ({"normalize.observations": True, "normalize.clip_observations": 5}, True),
     ({"normalize.returns": True, "normalize.clip_rewards": 5}, True),
     ({"algorithm": "grpo", "grpo.group_size": 4, "grpo.normalize_std": False}, True),
+    ({"network.hidden_sizes": [256], "network.image": "impala"}, True),
+    ({"network.custom": "my_nets:Wide", "network.log_std_init": -1.0, "network.squash": True}, False),
+    ({"env.atari.enabled": True, "env.atari.frame_skip": 2}, True),
+    ({"eval.interval": 4, "eval.episodes": 3}, True),
+    ({"eval.max_steps": 3}, True),  # lockstep eval reads it, too
 ]
 
 
@@ -66,6 +87,20 @@ def test_of_what_is_read_nothing_is_said(settings, discrete):
     assert unread_settings(Config.model_validate(nested(settings)), discrete) == []
 
 
+def test_an_encoder_of_images_that_nobody_sees_is_said():
+    config = Config.model_validate({"network": {"image": {"width": 2.0}}})
+    assert unread_settings(config, True, images=True) == []
+    (said,) = unread_settings(config, True, images=False)
+    assert said == "network.image.width: 2.0 changes nothing: observations have no images"
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("env_id", PRESETS)
+def test_of_what_a_preset_set_beside_a_custom_network_nothing_is_said(algorithm, env_id):
+    words = [env_id, f"--algorithm={algorithm}", "--network.custom=my_nets:Wide", "--env.atari.enabled=false"]
+    assert unread_settings(read_request(words).config, discrete=False, images=False) == []
+
+
 def test_a_run_says_it_at_its_start(tmp_path, capsys):
     recorder = Recorder(FakeSession(grpo={"kl_coef": 0.5}), RunDirectory(tmp_path, quiet=True), 0.0)
     recorder.warn_of_unread()
@@ -73,14 +108,15 @@ def test_a_run_says_it_at_its_start(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("lockstep: warning: grpo.kl_coef: 0.5 changes nothing: ")
 
 
-@pytest.mark.parametrize(("algorithm", "env_id"), [*(("ppo", each) for each in PRESETS), ("grpo", "CartPole-v1")])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+@pytest.mark.parametrize("env_id", PRESETS)
 def test_of_presets_nothing_is_said(algorithm, env_id):
     config = read_request([env_id, f"--algorithm={algorithm}"]).config
-    assert not unread_settings(config, discrete=False)
+    assert not unread_settings(config, discrete=False, images=False)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize("images", [False, True])
 def test_of_defaults_neither(continuous, images):
     settings, _ = defaults_for(continuous=continuous, images=images)
-    assert not unread_settings(Config.model_validate(settings), discrete=not continuous)
+    assert not unread_settings(Config.model_validate(settings), discrete=not continuous, images=images)

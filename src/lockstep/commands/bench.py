@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from lockstep.commands.parser import CommandParser, add_target, from_home
 from lockstep.config.engines import engine_module
 from lockstep.config.keys import validate
 from lockstep.config.run import RunOptions
-from lockstep.core.process import EXIT_FAILURE, report_failure
+from lockstep.core.process import EXIT_FAILURE, EXIT_INTERRUPTED, report_failure
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
 from lockstep.launch.jax_start import look_with_cpu
@@ -24,9 +23,8 @@ from lockstep.scaling.ledger import Ledger, locked_directory, measure_job, open_
 from lockstep.scaling.measure import Outcome
 from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
 from lockstep.scaling.summarize import Row, run_row
+from lockstep.scaling.tables import print_numbers
 from lockstep.training.announcement import quantity
-
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
             _measure_all(plan, ledger)
         except KeyboardInterrupt:
             report_failure("interrupted; the same command continues it")
-            return INTERRUPTED
+            return EXIT_INTERRUPTED
         rows, summary = write_results(plan, ledger)
         _print_summary(plan, summary)
         print(f"bench: {path}")
@@ -154,31 +152,30 @@ def _in_short(job: Job, plan: Plan, outcome: Outcome) -> str:
 
 def _print_summary(plan: Plan, summary: Sequence[Row]) -> None:
     """Prints the summary as a table, with times in milliseconds."""
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    table = Table(
-        title=f"{plan.config.env.id}, {plan.mode} scaling: means over repeats [95 % confidence], ms, MiB, KiB"
-    )
-    columns = ("ranks", "steps/s", "speed-up", "of ideal", "of ceiling", "t_iter", "rollout", "learn", "comm", "wait")
     failed = ["failed"] if any(row["failed"] for row in summary) else []
-    for name in (*columns, "other", "memory", "calls", "sent", *failed):
-        table.add_column(name, justify="right")
+    heads = ["ranks", "steps/s", "speed-up", "of ideal", "of ceiling", "t_iter", "rollout", "learn", "comm", "wait"]
+    heads += ["other", "memory", "calls", "sent", *failed]
+    rows = []
     for row in summary:
         times = [
             _number(row[key], 1000, 1) for key in ("t_iter", "t_rollout", "t_learn", "t_comm", "t_wait", "t_other")
         ]
-        table.add_row(
-            str(row["world_size"]),
-            _number(row["steps_per_second"]),
-            _number(row["speedup"], 1, 2),
-            _share(row, "efficiency"),
-            _share(row, "ceiling_efficiency"),
-            *times,
-            _number(row["peak_memory_mb"]),
-            _number(row["collectives"]),
-            _number(row["bytes"], 1 / 1024),
-            *(str(row[name]) for name in failed),
+        rows.append(
+            [
+                str(row["world_size"]),
+                _number(row["steps_per_second"]),
+                _number(row["speedup"], 1, 2),
+                _share(row, "efficiency"),
+                _share(row, "ceiling_efficiency"),
+                *times,
+                _number(row["peak_memory_mb"]),
+                _number(row["collectives"]),
+                _number(row["bytes"], 1 / 1024),
+                *(str(row[name]) for name in failed),
+            ]
         )
-    console.print(table)
+    title = f"{plan.config.env.id}, {plan.mode} scaling: means over repeats [95 % confidence], ms, MiB, KiB"
+    print_numbers(title, heads, rows)
 
 
 def _number(value: float | None, factor: float = 1.0, digits: int = 0) -> str:

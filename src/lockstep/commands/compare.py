@@ -15,7 +15,7 @@ from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, 
 from lockstep.config.redact import shown_value
 from lockstep.core.files import as_json
 from lockstep.core.process import say
-from lockstep.launch.resume import differences, may_change
+from lockstep.launch.resume import may_change
 from lockstep.policies.comparison import comparison, draw, in_words
 from lockstep.policies.evaluated import Evaluated, EvaluatedGroup
 from lockstep.policies.evaluation import evaluate
@@ -24,6 +24,7 @@ from lockstep.report.settings import seeds_in_words
 from lockstep.runs.directory import SEED
 from lockstep.runs.finding import find_run, seeds_in
 from lockstep.runs.listing import printable
+from lockstep.runs.stored import differences
 from lockstep.training.own_loss.recorded import told_apart
 
 EPISODES, SEED_OF_STARTS = 100, 0

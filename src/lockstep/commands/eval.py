@@ -11,6 +11,7 @@ from lockstep.core.files import as_json
 from lockstep.launch.request import config_named
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
 from lockstep.policies.evaluation import BATCH, evaluate, start_of
+from lockstep.policies.policy import Policy
 from lockstep.policies.results import (
     check_files,
     draw_histogram,
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     facts = facts_of(actor, table, not options.stochastic)
     if json_file is not None:
         how = {"policy": options.policy or options.run, "seed": start_of(actor, options.seed)}
+        how |= {"params_sha256": actor.params_sha256} if isinstance(actor, Policy) else {}
         write_json(json_file, {**facts, **how}, table)
     if options.csv is not None:
         write_csv(options.csv, table)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from lockstep.commands.parser import CommandParser, from_home
 from lockstep.runs.listing import SORTS, Row, ordered, printable, row_of, runs_in
-from lockstep.runs.progress import UNKNOWN, format_number
+from lockstep.runs.progress import UNKNOWN, format_number, format_size
 
 Value = TypeVar("Value")
 RUNS = "runs"
 NUMBERS = ("steps", "return", "ranks", "size")
+GAP = 2  # blanks between two columns
+LEAST_OF_AN_ID = 8  # characters of an environment's id that are worth a column
 COLUMNS = ("name", "environment", "seed", "steps", "status", "return", "ranks", "started", "size")
 
 
@@ -58,16 +61,38 @@ def _place_of(given: str) -> Path:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """Prints one row per run, and below them a line for each run that has a problem."""
+    """Prints one row per run, and below them a line for each run that has a problem.
+
+    On a terminal, columns are left out until names fit in one line, so that they can be copied.
+    """
+    cells = [cells_of(row) for row in rows]
+    needed = {name: max(len(name), *(cell_len(row[i]) for row in cells)) for i, name in enumerate(COLUMNS)}
+    widths = shown_widths(needed, Console().width) if sys.stdout.isatty() else needed
     table = Table(box=None, pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in NUMBERS else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in cells_of(row)))
-    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
+    for name, width in widths.items():
+        table.add_column(name, justify="right" if name in NUMBERS else "left", width=width, no_wrap=True)
+    for row in cells:
+        table.add_row(*(Text(cell) for name, cell in zip(COLUMNS, row, strict=True) if name in widths))
+    Console(width=sum(widths.values()) + GAP * len(widths)).print(table)
     for row in rows:
         if row.problem is not None:
             print(printable(row.problem))
+    if hidden := [name for name in COLUMNS if name not in widths]:
+        print(f"not shown: {', '.join(hidden)}; a wider terminal or --json shows them")
+
+
+def shown_widths(needed: Mapping[str, int], width: int) -> dict[str, int]:
+    """Returns the columns that a terminal of ``width`` shows, with their widths: all of a name, and what else fits."""
+    shown = dict(needed)
+    for name in ("size", "ranks", "started", "environment", "seed"):
+        spare = width - sum(shown.values()) - GAP * (len(shown) - 1)
+        if spare >= 0:
+            break
+        if name == "environment" and shown[name] + spare >= LEAST_OF_AN_ID:
+            shown[name] += spare
+        else:
+            del shown[name]
+    return shown
 
 
 def cells_of(row: Row) -> tuple[str, ...]:
@@ -81,7 +106,7 @@ def cells_of(row: Row) -> tuple[str, ...]:
         _shown(row.final_return, format_number),
         _shown(row.ranks, str),
         _shown(row.started, local_date),
-        size_in_words(row.size),
+        format_size(row.size),
     )
 
 
@@ -90,14 +115,8 @@ def _shown(value: Value | None, say: Callable[[Value], str]) -> str:
 
 
 def local_date(date: str) -> str:
-    """Formats an ISO date in this machine's time zone, to the minute."""
-    return datetime.datetime.fromisoformat(date).astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-def size_in_words(size: int) -> str:
-    """Formats bytes in the largest unit that gives at least 1, by powers of 1,000."""
-    amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]
-    while round(amount, 1) >= 1000 and len(units) > 1:
-        amount /= 1000
-        units.pop(0)
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+    """Formats an ISO date in this machine's time zone, to the minute; it is unknown if that is beyond the calendar."""
+    try:
+        return datetime.datetime.fromisoformat(date).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError):
+        return UNKNOWN

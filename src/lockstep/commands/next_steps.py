@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.files import quoted
 from lockstep.core.user_code.handed import loading
+from lockstep.envs.describe import says_it_draws
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.runs.curves import CURVES_CSV, CURVES_PNG, single_seed
 from lockstep.runs.groups import seeds_of
@@ -50,8 +51,14 @@ def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None
 
 
 def _may_be_drawn(env: EnvConfig) -> bool:
-    """Returns whether ``lockstep play`` can show an environment: EnvPool and simulators on tensors have no pictures."""
-    return env.backend != "envpool" and (env.backend != "tensor" or stepped_as_arrays(env))
+    """Returns whether ``lockstep play`` can show an environment: EnvPool and simulators on tensors have no pictures.
+
+    Others tell by their metadata; what wasn't described in this process may be drawn if it isn't the user's own.
+    """
+    if env.backend == "envpool" or (env.backend == "tensor" and not stepped_as_arrays(env)):
+        return False
+    said = None if env.jax_only else says_it_draws(env.id)
+    return (env.jax_only or ":" not in env.id) if said is None else said
 
 
 def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | None) -> str:

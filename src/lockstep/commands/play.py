@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one, policy_of
+from lockstep.core.files import why_unwritten
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.policies.videos import check_suffix, has_screen, play
 
@@ -53,5 +54,5 @@ def _reason(video: Path, error: OSError) -> str:
         if not was_there:
             video.unlink()
     except OSError as own:
-        return own.strerror or str(own)
-    return " ".join((error.strerror or str(error)).split())[:200]
+        return why_unwritten(own)
+    return " ".join(why_unwritten(error).split())[:200]

@@ -18,7 +18,7 @@ EPISODES_PER_ITERATION = 1 << 20
 """More episodes than can finish in one iteration: the key of an iteration's first episode is a multiple of it."""
 
 
-StatedMetrics = Mapping[tuple[int, int], Mapping[str, float]]
+EnvMetrics = Mapping[tuple[int, int], Mapping[str, float]]
 """Metrics that environments report for episodes that ended, by (step of the iteration, global env id)."""
 
 
@@ -95,29 +95,29 @@ def finished_first_episodes(valid: np.ndarray, scores: np.ndarray, successes: np
 class RecentEpisodes:
     """Holds return, length and success of the newest :data:`WINDOW` episodes, and the number of all episodes.
 
-    A success is 1 (task solved), -1 (not solved) or 0 (not reported). ``stated`` holds the environments' own metrics of
-    the same episodes, empty where they report none.
+    A success is 1 (task solved), -1 (not solved) or 0 (not reported). ``env_metrics`` holds the environments' own
+    metrics of the same episodes, empty where they report none.
     """
 
     window: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     total: int = 0
-    stated: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    env_metrics: deque[Mapping[str, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    def extend(self, episodes: np.ndarray, stated: StatedMetrics | None = None) -> None:
+    def extend(self, episodes: np.ndarray, env_metrics: EnvMetrics | None = None) -> None:
         """Appends an iteration's episodes ``[n, 5]`` of all ranks, sorted here by (step, env id)."""
         rows = episodes[np.lexsort((episodes[:, 1], episodes[:, 0]))][-WINDOW:]
-        said = [stated.get((int(t), int(env)), {}) for t, env, *_ in rows] if stated else None
+        said = [env_metrics.get((int(t), int(env)), {}) for t, env, *_ in rows] if env_metrics else None
         self.extend_newest([(float(r), int(n), int(s)) for _, _, r, n, s in rows], len(episodes), said)
 
     def extend_newest(
         self,
         episodes: Sequence[tuple[float, int, int]],
         count: int,
-        stated: Sequence[Mapping[str, float]] | None = None,
+        env_metrics: Sequence[Mapping[str, float]] | None = None,
     ) -> None:
         """Appends the newest of an iteration's ``count`` episodes, in order; no more than :data:`WINDOW` are needed."""
         self.window.extend(episodes)
-        self.stated.extend(stated or [{}] * len(episodes))
+        self.env_metrics.extend(env_metrics or [{}] * len(episodes))
         self.total += count
 
     def metrics(self) -> dict[str, float | int | None]:
@@ -136,23 +136,23 @@ class RecentEpisodes:
         }
         rate = success_rate(successes)
         out |= {} if rate is None else {SUCCESS_RATE: rate}
-        for name in sorted({name for said in self.stated for name in said}) if any(self.stated) else ():
-            values = [said[name] for said in self.stated if name in said]
+        for name in sorted({name for said in self.env_metrics for name in said}) if any(self.env_metrics) else ():
+            values = [said[name] for said in self.env_metrics if name in said]
             out[f"{STATED}{name}"] = sum(values) / len(values)
         return out
 
     def to_json(self) -> dict:
         """Returns what ``state.json`` stores; floats survive exactly."""
         window = [[r, n, s] if s else [r, n] for r, n, s in self.window]
-        stated = {"metrics": [dict(said) for said in self.stated]} if any(self.stated) else {}
-        return {"window": window, "total": self.total, **stated}
+        metrics = {"metrics": [dict(said) for said in self.env_metrics]} if any(self.env_metrics) else {}
+        return {"window": window, "total": self.total, **metrics}
 
     @classmethod
     def from_json(cls, value: dict) -> RecentEpisodes:
         """Restores what :meth:`to_json` returned; older checkpoints have no successes and no metrics."""
         out = cls(total=int(value["total"]))
         out.window.extend((float(r), int(n), int(s[0]) if s else 0) for r, n, *s in value["window"])
-        out.stated.extend(value.get("metrics") or [{}] * len(out.window))
+        out.env_metrics.extend(value.get("metrics") or [{}] * len(out.window))
         return out
 
 

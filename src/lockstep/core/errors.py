@@ -1,5 +1,9 @@
 """Errors of a run, whose message is one line for the user; bad input before a run starts is a ``ValueError``."""
 
+from __future__ import annotations
+
+from typing import Literal
+
 
 class RunError(RuntimeError):
     """The run can't go on; the message says why in one line.
@@ -38,12 +42,13 @@ class DesyncError(RunError):
 class OutOfStepError(RunError):
     """Ranks of a user's script met at different collectives, or after different numbers of passes; all ranks raise it.
 
-    ``ranks_parted`` says whether the ranks have diverged: for certain (True), perhaps (False) or not at all (None).
+    ``ranks_parted`` says whether the ranks have diverged: for certain (True; ``rates`` if by their learning rates),
+    perhaps (False) or not at all (None).
     """
 
     everywhere = True
 
-    def __init__(self, message: str, ranks_parted: bool | None = None) -> None:
+    def __init__(self, message: str, ranks_parted: bool | Literal["rates"] | None = None) -> None:
         super().__init__(message)
         self.ranks_parted = ranks_parted
 

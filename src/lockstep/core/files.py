@@ -20,6 +20,14 @@ UNFINISHED = ".unfinished"
 """In the names of files that :func:`draft_of` makes; a process that is killed leaves them."""
 
 
+class UnwrittenError(OSError):
+    """A file, ``filename``, can't be written; the message is one line that names it and says why."""
+
+    def __str__(self) -> str:
+        """Returns the message."""
+        return f"{self.filename} can't be written: {why_unwritten(self)}"
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Writes a new file and syncs it to the disk; a file or link of that name is removed first, not followed."""
     try:
@@ -50,7 +58,11 @@ def sync_path(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a text file whole or not at all, by renaming a temporary file beside it; an ``OSError`` names ``path``."""
+    """Writes a text file whole or not at all, by renaming a temporary file beside it.
+
+    Raises:
+        UnwrittenError: it can't be written; it names ``path``.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         write_synced(temporary, text.encode())
@@ -58,18 +70,26 @@ def replace_text(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise UnwrittenError(error.errno, error.strerror, str(path)) from None
 
 
 @contextlib.contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """Yields a draft path beside a file, with its suffix; the draft replaces the file unless the block raises."""
+    """Yields a draft path beside a file, with its suffix; the draft replaces the file unless the block raises.
+
+    Raises:
+        UnwrittenError: the draft can't be written or replace the file; it names ``path``.
+    """
     draft = path.with_name(f".{path.stem}.{os.getpid()}{UNFINISHED}{path.suffix}")
-    draft.unlink(missing_ok=True)  # otherwise we would write through a link
     try:
+        draft.unlink(missing_ok=True)  # otherwise we would write through a link
         yield draft
         sync_path(draft)
         draft.replace(path)
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(draft), draft):  # of another file, or of a library
+            raise
+        raise UnwrittenError(error.errno, error.strerror, str(path)) from error
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
@@ -88,6 +108,11 @@ def check_writable(path: Path, option: str) -> None:
         raise ValueError(f"{option}: {path} can't be written: {parent} is no directory")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ValueError(f"{option}: {path} can't be written: {parent} doesn't let you write")
+
+
+def why_unwritten(error: OSError) -> str:
+    """Says why a file can't be written."""
+    return "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

@@ -37,13 +37,14 @@ def make_cache(directory: Path, top: Path) -> Path | None:
 def home_place(variable: str, name: str) -> Path | None:
     """Returns the directory that an environment variable names, else ``name`` in the home directory; None if unknown.
 
-    A container that runs with a user id which it doesn't list has no home: ``~`` would then be a name in the working
-    directory, which may belong to someone else.
+    Only absolute paths count: any other is a name in the working directory, which may belong to someone else. A
+    container that runs with a user id which it doesn't list has no home, ``~``; that of an empty ``HOME`` would be the
+    root directory.
     """
-    given, home = os.environ.get(variable), os.path.expanduser("~")
-    if given:
+    given, home = os.environ.get(variable, ""), os.path.expanduser("~")
+    if os.path.isabs(given):  # the XDG specification ignores others, too
         return Path(given)
-    return Path(home, name) if home != "~" else None
+    return Path(home, name) if os.path.isabs(home) and os.environ.get("HOME") != "" else None
 
 
 def user_cache(name: str) -> tuple[Path, bool]:

@@ -19,6 +19,7 @@ from lockstep.core.topology import error_file, started_by_lockstep
 
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 ERROR_PREFIX = "lockstep: error: "
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that ask a process to end: from a scheduler, from a user, or from a terminal that closes."""
@@ -28,6 +29,8 @@ PARENT_VARIABLE = "LOCKSTEP_PARENT"
 """Holds, for a process that we start, the process id of its parent."""
 at_failure: list[Callable[[], None]] = []
 """Short clean-ups that :func:`fail_now` runs before it ends the process."""
+interrupted_at_once = threading.Event()
+"""Is set where a second Ctrl-C has left compilations of XLA under way, whose threads crash in libraries' clean-ups."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
 
@@ -239,14 +242,20 @@ def report_failure(message: str, *, secondary: bool = False) -> None:
     It is ``secondary`` if another rank failed first or reports the same; that is shown last or not at all.
     """
     path, message = error_file(), "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message)
-    if path is not None:
-        extra = {"timestamp": str(int(time.time())), "secondary": secondary}
-        try:
-            path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
-        except OSError:  # the disk is full, or the directory is gone
-            path = None
+    if path is not None and not write_failure(path, message, secondary):
+        path = None
     if path is None or not (secondary or started_by_lockstep()):
         say(f"{ERROR_PREFIX}{message}")
+
+
+def write_failure(path: Path, message: str, secondary: bool) -> bool:
+    """Writes a failure for :func:`read_failure`, and returns whether it could be written."""
+    extra = {"timestamp": str(int(time.time())), "secondary": secondary}
+    try:
+        path.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+    except OSError:  # the disk is full, or the directory is gone
+        return False
+    return True
 
 
 def read_failure(path: str | None) -> tuple[str, bool] | None:

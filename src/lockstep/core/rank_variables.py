@@ -20,7 +20,11 @@ PYTORCH_NCCL = "https://docs.pytorch.org/docs/stable/torch_nccl_environment_vari
 PYTORCH_REPEATABLE = "https://docs.pytorch.org/docs/stable/notes/randomness.html"
 ONE_HOST, INFINIBAND, ETHERNET = "one host", "several hosts, InfiniBand", "several hosts, Ethernet"
 INFINIBAND_DEVICES, INTERFACES = Path("/sys/class/infiniband"), Path("/sys/class/net")
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK_INTERFACES = {
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+"""Variables by which gloo and NCCL meet over loopback alone."""
 FAST = 100_000
 """Mbit/s of a link that one helper thread of NCCL can't fill."""
 
@@ -68,10 +72,10 @@ def interface_settings(topology: Topology, kind: str) -> tuple[Setting, ...]:
     A launcher may name another address even on one host, and each rank may have its own network there. With InfiniBand
     NCCL chooses by itself, because it prefers those interfaces.
     """
-    gloo, nccl = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+    gloo, nccl = LOOPBACK_INTERFACES
     if topology.loopback:
         why = "all ranks are on this host, and nobody else is listened to"
-        return Setting(gloo, LOOPBACK, why, NCCL_GUIDE), Setting(nccl, "lo", why, NCCL_GUIDE)
+        return tuple(Setting(name, value, why, NCCL_GUIDE) for name, value in LOOPBACK_INTERFACES.items())
     interface = interface_of(own_address(topology.master_addr) or "")
     if interface is None:
         return ()

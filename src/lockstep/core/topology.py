@@ -1,7 +1,8 @@
-"""Finds this process's place among the ranks; no other module reads the launchers' environment variables.
+"""Finds this process's place among the ranks; only it and ``host/mpi.py`` read the launchers' environment variables.
 
-torchrun's variables (``RANK``, ``WORLD_SIZE``, …) take precedence over those of a Slurm step, so that torchrun and
-``lockstep train --nproc`` work inside one.
+torchrun's variables (``RANK``, ``WORLD_SIZE``, …) take precedence over those of mpirun and of a Slurm step, so that
+torchrun and ``lockstep train --nproc`` work inside these. mpirun's take precedence over those of the step in which it
+starts its own processes.
 """
 
 from __future__ import annotations
@@ -13,24 +14,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.core.host.cgroups import cpu_limit
+from lockstep.core.host.mpi import HYDRA, OPEN_MPI, Place, job_number, nowhere_to_meet, place_by_mpi
 
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
 MEMORY_VARIABLE, STORE_VARIABLE = "LOCKSTEP_MEMORY", "LOCKSTEP_STORE"
 """Set by our launcher for its ranks: a descriptor of memory that they share, and a file through which they meet."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_ADDRESS = "127.0.0.1"
+LOOPBACK_HOSTS = (LOOPBACK_ADDRESS, "localhost", "::1")
 DEFAULT_PORT = 29500
 PORTS = 65536
-SLURM_PORTS = 4096
-"""Number of the highest ports, from which job and step number pick the one of a Slurm step."""
+JOB_PORTS = 4096
+"""Number of the highest ports, from which job and step number pick the one of a Slurm step, and its name mpirun's."""
 JOB_STRIDE = 2531
 """Distance between the ports of consecutive jobs: a golden section, which keeps those of concurrent jobs apart."""
 
 _STEP = "SLURM_STEP_NODELIST"
 """Set in a step that srun started, but not in a batch script."""
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
-_ENDS_ALL = (_STEP, "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_ENDS_ALL = (_STEP, OPEN_MPI[0], HYDRA[0])
 """Set by srun and mpirun, which end all ranks if one exits with another status than 0."""
-_LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE, _STEP)
+_LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE, _STEP, *OPEN_MPI, *HYDRA)
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Topology:
         world_size: number of ranks; in the JAX engine of processes.
         local_rank: index among the ranks of this host; picks the GPU ``cuda:{local_rank}``.
         local_world_size: ranks on this host.
-        launched: whether a launcher (torchrun, srun, ``lockstep train --nproc``, coordinator flags) started this
-            process as one of its ranks.
+        launched: whether a launcher (torchrun, mpirun, srun, ``lockstep train --nproc``, coordinator flags) started
+            this process as one of its ranks.
         master_addr: host where the ranks meet, rank 0's; loopback unless a launcher says otherwise.
         master_port: where on that host.
         agent_store: whether the launcher itself listens on that port and holds PyTorch's store.
@@ -63,7 +66,7 @@ class Topology:
     local_rank: int = 0
     local_world_size: int = 1
     launched: bool = False
-    master_addr: str = "127.0.0.1"
+    master_addr: str = LOOPBACK_ADDRESS
     master_port: int = DEFAULT_PORT
     agent_store: bool = False
     starts_again: bool = False
@@ -81,7 +84,7 @@ class Topology:
     @property
     def loopback(self) -> bool:
         """Whether the ranks meet over the loopback interface; one host may have several agents of torchrun."""
-        return self.master_addr in LOOPBACK
+        return self.master_addr in LOOPBACK_HOSTS
 
     @property
     def holds_store(self) -> bool:
@@ -114,14 +117,19 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def from_environment(environ: Mapping[str, str] = os.environ) -> Topology:
-    """Reads torchrun's variables, else those of a Slurm step; returns a single rank if there are neither.
+def from_environment(environ: Mapping[str, str] = os.environ, met: bool = False) -> Topology:
+    """Reads torchrun's variables, else mpirun's, else those of a Slurm step; a single rank if there are none.
+
+    Of ranks that have ``met`` already, in a user's own process group, mpirun's variables may be incomplete.
 
     Raises:
         ValueError: variables are missing or contradict one another.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _from_torchrun(environ)
+    place = place_by_mpi(environ, _STEP in environ, met)
+    if place is not None:
+        return _from_mpi(environ, place, met)
     return _from_slurm(environ) if _STEP in environ else Topology()
 
 
@@ -143,7 +151,7 @@ def from_flags(
     host = host.strip("[]")
     if not 0 < int(port) < PORTS:
         raise ValueError(f"coordinator: {coordinator}: ports go from 1 to {PORTS - 1}")
-    here = (process_id, num_processes) if host in LOOPBACK else (0, 1)
+    here = (process_id, num_processes) if host in LOOPBACK_HOSTS else (0, 1)
     place = Topology(process_id, num_processes, *here, launched=True, master_addr=host, master_port=int(port))
     return replace(place, ends_all=_ends_all(environ), cores=_cores_of_task(environ, num_processes))
 
@@ -166,8 +174,8 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
             f"launcher variables: RANK {rank} of WORLD_SIZE {world_size}, LOCAL_RANK {local_rank} of "
             f"LOCAL_WORLD_SIZE {local_world_size} don't fit together; unset them or start through torchrun"
         )
-    master, port = _master(environ, "127.0.0.1", DEFAULT_PORT)
     store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    master, port = _master(environ, LOOPBACK_ADDRESS, DEFAULT_PORT, alone=world_size == 1 and not store)
     torchrun, ours = started_by_torchrun(environ), started_by_lockstep(environ)
     return Topology(
         rank,
@@ -197,16 +205,37 @@ def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
     Otherwise each has its own host, as the pods of a Kubernetes job have.
     """
     alone = "LOCAL_RANK" not in environ and "LOCAL_WORLD_SIZE" not in environ
-    elsewhere = environ.get("MASTER_ADDR", LOOPBACK[0]) not in LOOPBACK
+    elsewhere = environ.get("MASTER_ADDR", LOOPBACK_ADDRESS) not in LOOPBACK_HOSTS
     return (0, 1) if alone and elsewhere else (rank, world_size)
 
 
-def _master(environ: Mapping[str, str], host: str, port: int) -> tuple[str, int]:
-    """Returns where the ranks meet: ``MASTER_ADDR`` and ``MASTER_PORT``, else the given host and port."""
+def _master(environ: Mapping[str, str], host: str, port: int, alone: bool = False) -> tuple[str, int]:
+    """Returns where the ranks meet: ``MASTER_ADDR`` and ``MASTER_PORT``, else the given host and port.
+
+    A rank that is ``alone``, with nobody to meet, has the given host: that of ``MASTER_ADDR`` may not be there.
+    """
     given = environ.get("MASTER_PORT", str(port))
     if not given.isdecimal() or not 0 < int(given) < PORTS:
         raise ValueError(f"launcher variables: MASTER_PORT {given!r} is no port (1 to {PORTS - 1})")
-    return environ.get("MASTER_ADDR", host), int(given)
+    named = host if alone else environ.get("MASTER_ADDR", host)
+    if not named.strip():
+        raise ValueError(
+            f"launcher variables: MASTER_ADDR {named!r} is no host's name; set it to the address of rank 0's host, or "
+            "unset it if all ranks are on this host"
+        )
+    return named, int(given)
+
+
+def _from_mpi(environ: Mapping[str, str], place: Place, met: bool) -> Topology:
+    """Returns the place of a process of mpirun; a single one is no rank of a launcher, so that ``--nproc`` works."""
+    if place.world_size == 1:
+        return Topology()
+    here, job = place.local_world_size, job_number(environ)
+    if not met and here < place.world_size and environ.get("MASTER_ADDR", LOOPBACK_ADDRESS) in LOOPBACK_HOSTS:
+        raise nowhere_to_meet(environ, place)
+    port = DEFAULT_PORT if job is None else PORTS - JOB_PORTS + job % JOB_PORTS
+    master, port = _master(environ, LOOPBACK_ADDRESS, port)
+    return Topology(place.rank, place.world_size, place.local_rank, here, True, master, port, ends_all=True)
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------
@@ -239,7 +268,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Topology:
             f"SLURM_STEP_TASKS_PER_NODE {environ['SLURM_STEP_TASKS_PER_NODE']} don't fit together; start every rank "
             "with srun"
         )
-    host = "127.0.0.1" if local_world_size == world_size else first_host(environ[_STEP])
+    host = LOOPBACK_ADDRESS if local_world_size == world_size else first_host(environ[_STEP])
     master, port = _master(environ, host, _slurm_port(environ))
     place = Topology(rank, world_size, local_rank, local_world_size, True, master, port)
     return replace(place, ends_all=True, cores=_cores_of_task(environ, world_size))
@@ -281,7 +310,7 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
     """Derives a port from job and step, the same in every task: the tasks can't agree on one before they meet."""
     given = [environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     job, number = (int(n) if n.isdecimal() else 0 for n in given)
-    return PORTS - SLURM_PORTS + (JOB_STRIDE * job + number) % SLURM_PORTS
+    return PORTS - JOB_PORTS + (JOB_STRIDE * job + number) % JOB_PORTS
 
 
 # --- this process -----------------------------------------------------------------------------------------------

@@ -27,8 +27,6 @@ def check_limits(options: RunOptions, config: Config, is_group: bool = False) ->
     if options.seeds_at_once is not None and not is_group:
         raise ValueError(f"seeds_at_once: {options.seeds_at_once}, but there is one seed; give --seeds 0-4 as well")
     check_processes_here(config.device, options.seeds_at_once or 1)
-    if options.resume is not None and options.name is not None:
-        raise ValueError(f"name: {options.name} with --resume {options.resume}; a resumed run keeps its name")
     stop = options.stop_at_step
     if options.resume is None and stop is not None and stop > config.total_steps:
         raise ValueError(f"stop_at_step: {stop} is beyond total_steps {config.total_steps}")

@@ -13,13 +13,13 @@ from lockstep.config.sections import is_url
 from lockstep.core.files import quoted, sync_path
 from lockstep.core.process import at_failure, say
 from lockstep.core.temporary import temporary_directory
-from lockstep.launch.resume import differences, is_respelt, may_change
+from lockstep.launch.resume import decisive_differences
 from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
 from lockstep.runs.links import odd_entry
 from lockstep.runs.making import has_begun
 from lockstep.runs.mirror.copier import Mirror
-from lockstep.runs.mirror.fetch import check_none_newer_there, fetch_config, fetch_run, has_run, steps_on
+from lockstep.runs.mirror.fetch import check_none_newer_there, fetch_config, fetch_run, has_run, manifests_on, steps_on
 from lockstep.runs.mirror.lease import Lease
 from lockstep.runs.mirror.place import MirrorError, Place, split_url
 from lockstep.runs.stored import stored_config
@@ -37,22 +37,32 @@ class Mirrors:
     stack: contextlib.ExitStack
     named: set[str] = field(default_factory=set)
     _held: dict[str, tuple[Place, Lease]] = field(default_factory=dict)
+    _left: dict[str, dict[str, bytes]] = field(default_factory=dict)
     _brought: set[str] = field(default_factory=set)
 
-    def hold(self, url: str) -> tuple[Place, Lease]:
+    def hold(self, url: str, run: Path) -> tuple[Place, Lease]:
         """Makes this process the writer of a run's place, unless it is already, and returns the place and its lease.
 
+        Args:
+            url: of the run's place.
+            run: the run's directory.
+
         Raises:
-            MirrorError: another process is its writer, or the mirror can't be reached.
+            MirrorError: another process is its writer, the mirror can't be reached, or the place is ``run`` itself.
         """
         if url not in self._held:
             place = Place(url)
+            if place.is_directory(run):
+                raise MirrorError(
+                    f"checkpoint.mirror: {place.url} is the run's own directory, and no copy of it; give a place "
+                    "elsewhere, or null, and resume a run that is here by its directory"
+                )
             lease = Lease(place)
             lease.take()
             lease.keep()
             at_failure.append(lease.give_back)
             self.stack.callback(lease.give_back)
-            self._held[url] = place, lease
+            self._held[url], self._left[url] = (place, lease), manifests_on(place)
         return self._held[url]
 
     def resolved(self, options: RunOptions, mirror: str | None, writer: bool) -> RunOptions:
@@ -81,7 +91,7 @@ class Mirrors:
         if not writer:
             return self._config_alone(options, asked) if url != AUTO else options
         path = Path(options.runs_dir) / name
-        place, _ = self.hold(asked)
+        place, _ = self.hold(asked, path)
         names = place.names()
         if not has_run(names):
             if url == AUTO:
@@ -124,7 +134,7 @@ class Mirrors:
 
     def _made(self, config: Config, mirror: str, run: RunDirectory, which: str | None, is_new: bool) -> Mirror:
         url = f"{mirror.rstrip('/')}/{run.path.resolve().name}"  # resolved, because it may be given as ``.`` or a link
-        place, lease = self.hold(url)
+        place, lease = self.hold(url, run.path)
         names = place.names()
         there, here = max(steps_on(names), default=-1), newest_here(run.path)
         if is_new and has_run(names):
@@ -142,7 +152,7 @@ class Mirrors:
                 f"resume: {run.path} {has} and {place.url} has {there:,}; --resume {quoted(place.url)} goes on from "
                 f"there, {from_here}"
             )
-        return Mirror(run.path.absolute(), place, lease)
+        return Mirror(run.path.absolute(), place, lease, self._left[url])
 
 
 def newest_here(run: Path) -> int:
@@ -181,13 +191,12 @@ def bring(place: Place, path: Path, quiet: bool, trust: bool = False) -> None:
 
 
 def _check_same(path: Path, here: Config, there: Config, url: str) -> None:
-    for key, ours, theirs in differences(here.model_dump(mode="json"), there.model_dump(mode="json")):
-        if not may_change(key) and not is_respelt(key, theirs, ours, path):
-            ours, theirs = shown_value(ours, key), shown_value(theirs, key)
-            raise MirrorError(
-                f"resume: {path} is another run than {url}: {key} is {ours} here and {theirs} there; give another "
-                "--runs-dir, --name or --checkpoint.mirror"
-            )
+    for key, theirs, ours in decisive_differences(there, here, path):
+        ours, theirs = shown_value(ours, key), shown_value(theirs, key)
+        raise MirrorError(
+            f"resume: {path} is another run than {url}: {key} is {ours} here and {theirs} there; give another "
+            "--runs-dir, --name or --checkpoint.mirror"
+        )
 
 
 @contextlib.contextmanager

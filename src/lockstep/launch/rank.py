@@ -20,9 +20,11 @@ from lockstep.core.life import Part, life
 from lockstep.core.machine import fix_mkl_mode, keep_freed_memory, restore_gc, slow_down_gc
 from lockstep.core.process import (
     EXIT_FAILURE,
+    EXIT_INTERRUPTED,
     EXIT_USER_ERROR,
     enable_fault_handler,
     end_with_parent,
+    interrupted_at_once,
     leave_at_once,
     name_process,
     no_silent_exit,
@@ -33,6 +35,7 @@ from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE, Topology, fr
 from lockstep.core.user_code.search_path import search_working_directory_last
 from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.launch.native_errors import write_natively_elsewhere
+from lockstep.launch.supervise import INTERRUPTED
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, RunDirectory, is_writer
 from lockstep.runs.session_facts import SessionFacts
@@ -119,8 +122,10 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         report_failure(str(error), secondary=True)
         return EXIT_FAILURE
     except KeyboardInterrupt:
-        report_failure("interrupted at once; --resume goes on from the last checkpoint, if there is one")
-        return 130
+        report_failure(INTERRUPTED)
+        if assignment.config.engine == "jax":
+            interrupted_at_once.set()
+        return EXIT_INTERRUPTED
     except SystemExit:
         report_failure("an environment or a network called sys.exit before the run was done")
         return EXIT_FAILURE

@@ -40,6 +40,7 @@ class RunRequest:
             environment in place of Gymnasium's.
         description: the environment's, if it had to be made for its defaults.
         undescribed: why it couldn't be made for that.
+        begun: whether ``resume: auto`` found the run that is resumed.
         audience: as in :class:`~lockstep.runs.session_facts.SessionFacts`.
     """
 
@@ -49,6 +50,7 @@ class RunRequest:
     note: str | None = None
     description: EnvDescription | None = None
     undescribed: ValueError | None = None
+    begun: bool = False
     audience: str | None = None
 
 
@@ -99,7 +101,8 @@ def request_of(
     config, line = with_array_twin(config)
     lines += [] if line is None else [line]
     overrides, note = _as_begun(request, options), "\n".join(lines) or None
-    return RunRequest(config, options, overrides, note, description, undescribed)
+    begun = request.options.resume == AUTO and options.resume is not None
+    return RunRequest(config, options, overrides, note, description, undescribed, begun)
 
 
 PLACES = ("project", "entity", "group", "tags")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lockstep.core.private import only_we_write
 from lockstep.core.process import say
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.rank import Assignment
+from lockstep.launch.serving.kills import after_restarts, killed_for_memory, time_now
 from lockstep.launch.spawn import threads_of
 from lockstep.launch.supervise import NOT_BEGUN, Outcome, Server, StopSignals, exit_code, forwarding, watch
 from lockstep.runs.checkpoint import (
@@ -33,8 +33,6 @@ from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import last_global_step_of
 from lockstep.training.run_history import with_restarts
 
-OOM_KILLS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
-"""Files in which the kernel counts the processes that it killed for memory."""
 STOPPED = "stopped by a signal while ranks started again; --resume goes on from the newest checkpoint"
 LEAST_HOURS = 1e-9
 """What is left of a time limit that has passed: ranks still do one iteration, and write a checkpoint."""
@@ -92,19 +90,6 @@ def signature(message: str) -> str:
     return re.sub(r"\d+", "#", re.sub(r"^rank \d+:? ", "", message))
 
 
-def killed_for_memory() -> int:
-    """Returns how many processes the kernel has killed for memory, in this cgroup or machine; 0 if it doesn't count."""
-    for path in OOM_KILLS:
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        found = [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
-        if found:
-            return found[0]
-    return 0
-
-
 @dataclass
 class Failures:
     """The failures since there was a newer state; one that occurs twice is the program's own fault."""
@@ -132,6 +117,7 @@ class Restarts:
         another: makes a server that replaces one that has died.
         places: returns how many ranks there are places for; called before each restart.
         hold_on: raises a ``RunError`` if another process has taken the run while no rank had it.
+        early: when servers were killed before this one, and what was said; each counts as a restart.
 
     Attributes:
         fewer: by how many the ranks are fewer than the places, because ranks were killed for memory.
@@ -144,9 +130,10 @@ class Restarts:
         another: Callable[[], Server],
         places: Callable[[], int],
         hold_on: Callable[[], None] = lambda: None,
+        early: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._assignment, self._server, self._another, self._places = assignment, server, another, places
-        self._hold_on = hold_on
+        self._hold_on, self._early = hold_on, early
         self._failures, self._rows = Failures(), list[dict[str, Any]]()
         self.fewer, self._began = 0, time.monotonic()
         self._has_cut = False  # what comes after the state that was asked for
@@ -167,8 +154,9 @@ class Restarts:
                 raise
 
     def _train(self, nproc: int, memory: Path, signals: StopSignals) -> int:
-        state, ranks = State(), nproc
-        beginning, trained = max(self._newest(memory).step, 0), False
+        state, ranks, first = State(), nproc, self._newest(memory)
+        beginning, trained = max(first.step, 0), False
+        self._rows += [self._row(when, why, first, nproc, nproc) for when, why in self._early]
         while True:
             kills = killed_for_memory()
             outcome = self._attempt(memory, state, ranks, signals)
@@ -209,7 +197,7 @@ class Restarts:
         if own and self._failures.again(message, state.step) and not fewer:
             return f"{message} (twice without a newer state in between, so it isn't started again)"
         if len(self._rows) == most:
-            return f"{message} (after {most} restart{'' if most == 1 else 's'}, as many as were allowed)"
+            return after_restarts(message, most)
         return None
 
     def _taken(self) -> str | None:
@@ -239,7 +227,8 @@ class Restarts:
                 self._server.close()
                 return Outcome(str(error), killed=isinstance(error, KilledError))
             try:
-                return watch(served, signals, not_begun=STOPPED if self._rows else NOT_BEGUN, trains=True)
+                not_begun = STOPPED if len(self._rows) > len(self._early) else NOT_BEGUN
+                return watch(served, signals, not_begun=not_begun, trains=True)
             except RunError as error:
                 return Outcome(str(error))
             finally:
@@ -289,25 +278,24 @@ class Restarts:
         least, most = options.nproc_range
         return max(least, min(self._places(), most) - self.fewer)
 
+    def _row(self, when: str, why: str, state: State, before: int, after: int, again: int = 0) -> dict[str, Any]:
+        return {
+            "time": when,
+            "why": why,
+            "ranks_before": before,
+            "ranks_after": after,
+            "from": state.where,
+            "iteration": max(state.step, 0) // self._assignment.config.steps_per_iteration,
+            "iterations_again": again,
+        }
+
     def _note(self, why: str, state: State, before: int, after: int, done: int) -> None:
         """Prints a line that all ranks restart, and keeps a row about it for the summary."""
         config = self._assignment.config
         again = max(0, done - max(state.step, 0)) // config.steps_per_iteration
-        iteration = max(state.step, 0) // config.steps_per_iteration
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._rows.append(
-            {
-                "time": now,
-                "why": why,
-                "ranks_before": before,
-                "ranks_after": after,
-                "from": state.where,
-                "iteration": iteration,
-                "iterations_again": again,
-            }
-        )
+        self._rows.append(self._row(time_now(), why, state, before, after, again))
         place = {"memory": "in memory", "disk": "on the disk", "beginning": "the beginning"}[state.where]
-        first = (why.splitlines() or ["a rank failed without a message"])[0]
+        iteration, first = self._rows[-1]["iteration"], (why.splitlines() or ["a rank failed without a message"])[0]
         say(
             f"lockstep: restart {len(self._rows)} of {self._assignment.options.max_restarts}: {first}; "
             f"{after} rank{'' if after == 1 else 's'} from iteration {iteration:,} ({place}), {again:,} done again"

@@ -17,20 +17,22 @@ from lockstep.core.files import check_writable
 from lockstep.core.process import say
 from lockstep.envs.batched.twins import with_array_twin
 from lockstep.runs.checkpoint import check_none_newer, checkpoints_in, find_training_state
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory, open_run
+from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, SUMMARY, RunDirectory, open_run
 from lockstep.runs.finding import seeds_in
 from lockstep.runs.groups import remember_seeds
 from lockstep.runs.making import create_run
 from lockstep.runs.stored import differences, edit_in_words, stored_config, written_config
-from lockstep.runs.trackers import METRICS_JSONL
-from lockstep.runs.trackers.jsonl import records_differ
+from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL
+from lockstep.runs.trackers.csv import table_differs
+from lockstep.runs.trackers.jsonl import last_global_step_of, records_differ
 from lockstep.runs.trust import check_trusted
 from lockstep.training.own_loss.fingerprint import KEY as OWN_LOSS
 from lockstep.training.own_loss.recorded import facts_of_loss
 from lockstep.training.reference_policy import same_reference
 from lockstep.training.schedules import follows_length
 
-# Settings that a resumed run may change: they don't decide the agent's bytes up to total_steps.
+# Settings that a resumed run may change: with reduction exact none of them decides the agent's bytes up to total_steps.
+# With fast, collectives and fsdp decide the order of sums; see changes_of_order.
 CHANGEABLE = (
     "total_steps",
     "checkpoint.",
@@ -65,12 +67,9 @@ def resumed_config(
     config = _under(overrides, stored)
     check_trusted(config, path / CONFIG, trust, named=named)
     check_unchanged(path, stored)
-    for key, old, new in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
-        if not may_change(key) and not is_respelt(key, old, new, path):
-            old, new = shown_value(old, key), shown_value(new, key)
-            raise ValueError(
-                f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run"
-            )
+    for key, old, new in decisive_differences(stored, config, path):
+        old, new = shown_value(old, key), shown_value(new, key)
+        raise ValueError(f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run")
     return config
 
 
@@ -79,8 +78,13 @@ def _under(overrides: dict[str, Any], stored: Config) -> Config:
         return stored
     changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
     changed = in_steps_and_minibatches(changed, stored.envs, stored.num_shards or 1)
-    if changed.env.id != stored.env.id:  # may be the id with which the run was asked for
-        changed, _ = with_array_twin(changed)
+    if changed.env.id == stored.env.id:
+        return changed
+    asked, _ = with_array_twin(stored.model_copy(update={"env": stored.env.model_copy(update={"id": changed.env.id})}))
+    if asked.env.id != stored.env.id:
+        return with_array_twin(changed)[0]
+    # It is the id with which the run was asked for, whatever else has changed.
+    changed = changed.model_copy(update={"env": changed.env.model_copy(update={"id": stored.env.id})})
     return changed
 
 
@@ -105,6 +109,24 @@ def edited_settings(path: Path, stored: Config) -> Iterator[tuple[str, Any, Any,
     for key, old, new in differences(config.model_dump(mode="json"), stored.model_dump(mode="json")):
         if not may_change(key):
             yield key, old, new, edit_in_words(path, key, old, new, step)
+
+
+def decisive_differences(old: Config, new: Config, run: Path) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the settings by which two configs may train different agents: those that a resumed run may not change.
+
+    Two spellings of one thing don't count, see :func:`is_respelt`.
+
+    Args:
+        old: the config that ``run`` was trained with, or one that claims to be.
+        new: the other.
+        run: the run's directory.
+
+    Yields:
+        The key, and both values as JSON.
+    """
+    for key, before, after in differences(old.model_dump(mode="json"), new.model_dump(mode="json")):
+        if not may_change(key) and not is_respelt(key, before, after, run):
+            yield key, before, after
 
 
 def may_change(key: str) -> bool:
@@ -186,14 +208,30 @@ def open_directory(
         for line in changes_of_order(stored, config):
             say(f"lockstep: {line}")
     if writer and length != config.total_steps:
-        change = f"total_steps was {length} and is {config.total_steps} from here on"
-        follows = follows_length(config)
-        note = "schedules follow it, so a new run of this config.json is another run"
-        say(f"lockstep: {'warning: ' if follows else ''}{change}{f'; {note}' if follows else ''}")
+        say(f"lockstep: {change_of_length(length, config)}")
     run = open_run(path, config, options.trust, later=True) if writer else RunDirectory(path, is_writer=False)
     if begins and writer and not options.quiet:  # once it is locked: another process may be writing its first one
         say(f"run {path} has no checkpoint yet; it begins again", sys.stdout)
     return run, which
+
+
+class FinishedError(Exception):
+    """Raised if a run that can't be written has nothing left to do, which ``resume: auto`` doesn't call an error."""
+
+
+def is_finished(path: Path, config: Config) -> bool:
+    """Tells whether a run has done all steps of ``config`` and has its summary: a resume would change nothing."""
+    if not checkpoints_in(path / CHECKPOINTS) or not (path / SUMMARY).is_file():
+        return False
+    found = find_training_state(path / CHECKPOINTS, "latest", warn=False)
+    return bool(found.state["global_step"] >= config.total_steps)
+
+
+def change_of_length(before: int, config: Config) -> str:
+    """Says that ``total_steps`` was another one; a warning if schedules follow it."""
+    change = f"total_steps was {before} and is {config.total_steps} from here on"
+    note = "schedules follow it, so a new run of this config.json is another run"
+    return f"warning: {change}; {note}" if follows_length(config) else change
 
 
 def changes_of_order(stored: Config, config: Config) -> Iterator[str]:
@@ -230,8 +268,24 @@ def _check_place(second: str | None, run: Path | None, writer: bool = True) -> N
 
 
 def _check_second_log(stored: str | None, second: str | None, run: Path | None = None) -> None:
-    """Raises a ``ValueError`` if the second metrics.jsonl has others' records, since it is cut and appended to."""
+    """Raises a ``ValueError`` if the second metrics.jsonl has others' records, since it is cut and appended to.
+
+    A run that has lost its own records is known by its table; one that has lost both, by its config's name of the file.
+    One that has no checkpoint either was killed before its first record, and has none there.
+    """
     if second is None or not Path(second).is_file() or not Path(second).stat().st_size:
         return
-    if second != stored or (run is not None and records_differ(Path(second), run / METRICS_JSONL)):
+    if second != stored or (run is not None and _differs(Path(second), run)):
         raise ValueError(f"log.jsonl: {second} already holds another run's records; give another path or remove it")
+
+
+def _differs(second: Path, run: Path) -> bool:
+    if last_global_step_of(run / METRICS_JSONL) is not None:
+        return records_differ(second, run / METRICS_JSONL)
+    if not checkpoints_in(run / CHECKPOINTS) and not _has_lines(run / METRICS_CSV):
+        return True
+    return table_differs(run / METRICS_CSV, second)
+
+
+def _has_lines(table: Path) -> bool:
+    return table.is_file() and table.stat().st_size > 0

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.core.process import end_with_parent
-from lockstep.core.rank_variables import LOOPBACK
+from lockstep.core.rank_variables import LOOPBACK_INTERFACES
 from lockstep.core.topology import from_environment
 from lockstep.launch.serving.channel import PORT, STORE
 from lockstep.launch.spawn import RankServer, threads_of
-from lockstep.launch.supervise import Ranks
+from lockstep.launch.supervise import RestartableRanks
 
 MODULE = "lockstep.launch.script"
 THREADS = 1
-LOOPBACK_INTERFACE = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,11 @@ def check_nproc(nproc: int) -> None:
     if topology.launched:
         raise ValueError(
             f"nproc: {nproc}, but a launcher started this process as rank {topology.rank} of {topology.world_size}; "
-            "let it start the script itself, or unset RANK and WORLD_SIZE"
+            "let it start the script itself, or unset the variables by which it says so (RANK, WORLD_SIZE, …)"
         )
 
 
-def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
+def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> RestartableRanks:
     """Starts ``nproc`` ranks of ``python WORDS``, which meet on loopback and end with this process.
 
     If PyTorch is installed, the store in which ranks meet is in the process that starts them, as under torchrun: no
@@ -64,7 +63,7 @@ def start_script(words: Sequence[str], nproc: int, log_dir: Path) -> Ranks:
     """
     environment = threads_of(THREADS)
     if nproc > 1:
-        environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK_INTERFACE.items()}
+        environment |= {name: os.environ.get(name, value) for name, value in LOOPBACK_INTERFACES.items()}
     meeting = PORT if importlib.util.find_spec("torch") is None else STORE
     server = RankServer(meeting=meeting, stdin=None)
     try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from lockstep.config.run import Config
 from lockstep.core import errors
-from lockstep.core.process import kill_session, killed_by
+from lockstep.core.process import kill_session, killed_by, read_failure, write_failure
 from lockstep.launch.serving.channel import FILE, ONE_THREAD, PORT, Channel, ServerSettings
 
 KILL_SECONDS = 5.0
@@ -117,13 +117,17 @@ class RankServer:
         try:
             answer = self.channel.receive()
         except EOFError:
-            code, what = self._process.wait(), "the process that starts the ranks"
-            if code == KILLED:
-                raise errors.KilledError(f"{what} {killed_by(signal.SIGKILL)}") from None
-            raise errors.RunError(f"{what} ended with exit code {code}") from None
+            code, why = self.ended()
+            raise (errors.KilledError if code == KILLED else errors.RunError)(why) from None
         if "failed" in answer:
             raise errors.RunError(answer["failed"])
         return answer
+
+    def ended(self) -> tuple[int, str]:
+        """Returns the exit code of the server, which has left its channel, and how it ended, in words."""
+        code = self._process.wait()
+        how = killed_by(signal.SIGKILL) if code == KILLED else f"ended with exit code {code}"
+        return code, f"the process that starts the ranks {how}"
 
     def end_ranks(self) -> bool:
         """Ends every rank and everything that it has started; returns whether the server can start others."""
@@ -199,10 +203,13 @@ class ServedRanks:
         except TimeoutError:
             pass
         except EOFError:
+            why = None if self._server.closed else self._server.ended()[1]
             for rank, pid in self._pids.items():  # they die with their server, but not what they started
                 if rank not in self._codes:
                     kill_session(pid)
                     self._codes[rank] = KILLED
+                    if why is not None and read_failure(self.message_file(rank)) is None:
+                        write_failure(Path(self.message_file(rank)), why, secondary=True)
         return {**self._codes, **{rank: None for rank in self._pids if rank not in self._codes}}
 
     def message_file(self, rank: int) -> str:

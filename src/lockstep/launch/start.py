@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.config.engines import check_engine_options
 from lockstep.config.redact import without_secrets
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.process import leave_at_once, say
+from lockstep.core.process import EXIT_INTERRUPTED, leave_at_once, say
 from lockstep.core.temporary import sweep_temporary
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
@@ -28,11 +28,12 @@ from lockstep.launch.ray.cluster import RAY, Cluster, check_ray, connected, with
 from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.request import RunRequest
 from lockstep.launch.restart import Restarts
-from lockstep.launch.resume import facts_of_own_loss, open_directory
+from lockstep.launch.resume import FinishedError, facts_of_own_loss, is_finished, open_directory
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds
 from lockstep.launch.seeds.group import GroupStart, start_group
 from lockstep.launch.seeds.places import resumed_run, say_move
 from lockstep.launch.seeds.words import words_of_seed
+from lockstep.launch.serving.kills import EarlyKills
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.spawn import RankServer, rank_server, threads_of
 from lockstep.launch.supervise import supervise
@@ -40,6 +41,7 @@ from lockstep.launch.world import World, available_processes, topology_of, wait_
 from lockstep.runs.directory import SEED, SUMMARY, RunDirectory, is_writer
 from lockstep.runs.finding import find_run
 from lockstep.runs.groups import seeds_of
+from lockstep.runs.lock import UnwritableError
 from lockstep.runs.mirror.copier import FAILED_SECONDS, LAST_SECONDS, Mirror
 from lockstep.runs.session_facts import SessionFacts, commit_of
 from lockstep.runs.stored import stored_config
@@ -48,8 +50,7 @@ from lockstep.training.reference_policy import with_reference
 from lockstep.training.run_history import utc_date
 from lockstep.training.stop import stop_requests
 
-INTERRUPTED = 130
-STOPPED_BY_SIGNAL = (129, INTERRUPTED, 143)
+STOPPED_BY_SIGNAL = (129, EXIT_INTERRUPTED, 143)
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ class Prepared:
         run: the run's directory.
         world: of the run.
         server: starts the ranks; None if this process is the rank.
+        early: servers that were killed before this one.
     """
 
     assignment: Assignment
     run: RunDirectory
     world: World
     server: RankServer | RayServer | None
+    early: EarlyKills
 
 
 def start_run(
@@ -97,7 +100,10 @@ def start_run(
             report(path, request.options, code)
             return code
         held = held or stack.enter_context(mirrors())
-        prepared = prepare(request, topology, stack, held.named)
+        try:
+            prepared = prepare(request, topology, stack, held.named)
+        except FinishedError:  # open_directory has said how many steps it has done
+            return 0
         assignment, run, server = prepared.assignment, prepared.run, prepared.server
         commit = commit_of(Path.cwd()) if run.is_writer else None
         facts = replace(assignment.facts, started=started, commit=commit, **commands_of(assignment, command))
@@ -126,7 +132,7 @@ def finish_copying(mirror: Mirror, code: int, topology: Topology) -> None:
     repeat the first one, so that it doesn't count under a launcher.
     """
     with stop_requests() as request:
-        if code == INTERRUPTED and not topology.launched:
+        if code == EXIT_INTERRUPTED and not topology.launched:
             request.signal = signal.SIGINT
         mirror.finish(LAST_SECONDS if code in (0, *STOPPED_BY_SIGNAL) else FAILED_SECONDS)
 
@@ -188,6 +194,7 @@ def prepare(
 
     Raises:
         ValueError: something is wrong with the request; one line.
+        FinishedError: nothing is left to do for ``resume: auto``, and the run can't be written.
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
@@ -200,6 +207,7 @@ def prepare(
         options, cluster = with_devices(options, config), stack.enter_context(connected())
     start_jax(config, options, topology)
     world = world_of(options, config, topology) if cluster is None else cluster.world(options, config, topology)
+    early = EarlyKills(options.max_restarts)
     server = _open_server(config, options, topology, world, cluster, stack)
     description = functools.cache(lambda: request.description or describe(config.env))
     notes = [request.note if path is None else None, None if cluster is None else cluster.note]
@@ -208,13 +216,19 @@ def prepare(
     if writer:
         check_writer_needs(config, path)
     config = with_reference(config, options.runs_dir, path)
-    _check_machine(config, world, server, description, facts_of_own_loss(config, path, which))
-    run, which = open_directory(config, options, path, which, writer)
+    check = functools.partial(early.check, another=lambda: stack.enter_context(rank_server(config)))
+    server = _check_machine(config, world, server, check, description, facts_of_own_loss(config, path, which))
+    try:
+        run, which = open_directory(config, options, path, which, writer)
+    except UnwritableError as error:
+        if path is None or not request.begun or topology.launched or not is_finished(path, config):
+            raise
+        raise FinishedError from error
     if topology.local_rank == 0 and not options.trust:  # each host may have its own home
         remember_names(config)
     settled = options.model_copy(update={"devices": world.devices})
     assignment = Assignment(config, run.path, settled, which, facts=SessionFacts(audience=request.audience))
-    return Prepared(assignment, run, world, server)
+    return Prepared(assignment, run, world, server, early)
 
 
 def _open_server(
@@ -252,16 +266,22 @@ def _check_machine(
     config: Config,
     world: World,
     server: RankServer | RayServer | None,
+    check: Callable[..., tuple[RankServer | RayServer, bool]],
     description: Callable[[], EnvDescription],
     before: Mapping[str, Any] | None,
-) -> None:
-    """Checks the machine in the process that starts ranks if that has loaded PyTorch, else in this one."""
+) -> RankServer | RayServer | None:
+    """Checks the machine in the process that starts ranks if that has loaded PyTorch, else in this one.
+
+    ``check`` is :meth:`EarlyKills.check` without the server. Returns the server, or the one that has replaced it.
+    """
     if server is not None and config.engine == "torch":
         facts = {"settings": config.model_dump(mode="json"), "ranks_here": world.ranks_here, "before": before}
-        if server.check("lockstep.launch.checks", "check_settings", **facts):
-            return
+        server, is_checked = check(server, module="lockstep.launch.checks", function="check_settings", **facts)
+        if is_checked:
+            return server
     sees_devices = not isinstance(server, RayServer)
     check_machine(config, world.ranks_here, description, sees_devices=sees_devices, before=before)
+    return server
 
 
 def _train(prepared: Prepared, topology: Topology, stack: contextlib.ExitStack) -> int:
@@ -276,7 +296,8 @@ def _train(prepared: Prepared, topology: Topology, stack: contextlib.ExitStack) 
         make = server.another if isinstance(server, RayServer) else functools.partial(rank_server, config)
         places = server.places if isinstance(server, RayServer) else functools.partial(available_processes, config)
         hold_on = prepared.run.hold_on
-        return Restarts(assignment, server, lambda: stack.enter_context(make()), places, hold_on).train(nproc)
+        early = prepared.early.found
+        return Restarts(assignment, server, lambda: stack.enter_context(make()), places, hold_on, early).train(nproc)
     return supervise(lambda logs: server.start(nproc, logs, assignment=words, environment=threads), trains=True)
 
 

@@ -173,7 +173,10 @@ def forwarding() -> Iterator[StopSignals]:
 
 
 def supervise(
-    start: Callable[[Path], Ranks], interrupted: str = INTERRUPTED, not_begun: str = NOT_BEGUN, trains: bool = False
+    start: Callable[[Path], RestartableRanks],
+    interrupted: str = INTERRUPTED,
+    not_begun: str = NOT_BEGUN,
+    trains: bool = False,
 ) -> int:
     """Starts ranks and waits for them; shows the error of one rank, once.
 
@@ -194,6 +197,7 @@ def supervise(
             return exit_code(watch(ranks, signals, interrupted, not_begun, trains), signals)
         finally:
             ranks.kill()
+            ranks.end()  # ranks on Ray still have last words to pass on
 
 
 def watch(

@@ -14,6 +14,7 @@ from lockstep.config.engines import (
 )
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.host.network import wait_for_name
+from lockstep.core.process import say
 from lockstep.core.topology import Topology, available_cores, bound_cores, from_environment, from_flags
 
 
@@ -62,9 +63,9 @@ def topology_of(options: RunOptions) -> Topology:
 
 
 def wait_for_master(topology: Topology) -> None:
-    """Waits until the name of rank 0's host resolves; raises a ``RankMismatchError`` if it doesn't in time."""
+    """Waits until the name of rank 0's host resolves, and says so; raises a ``RankMismatchError`` if it doesn't."""
     if topology.launched and not topology.loopback:
-        wait_for_name(topology.master_addr)
+        wait_for_name(topology.master_addr, say)
 
 
 def world_of(options: RunOptions, config: Config, topology: Topology, places: int | None = None) -> World:
@@ -148,7 +149,7 @@ def _devices(
         return options.devices or _accelerators(config, shards, processes, processes_here)
     if options.devices is None:
         cores = _cores_of_process(available_cores(), processes_here, process_cores)
-        return default_devices(shards, 1, cores, processes)
+        return default_devices(shards, cores, processes)
     check_existing(options.devices, bound_cores(), processes, shards)  # a container's limit makes them slow, not wrong
     return options.devices
 

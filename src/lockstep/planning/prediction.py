@@ -117,10 +117,14 @@ class Outlook:
         return self.needed(one) <= 1 if self.capacity else None
 
     def cost(self, one: Prediction) -> tuple[float, float, float] | None:
-        """Returns the dollars of the whole run by case (best, likely, worst); fewer devices cost their share."""
+        """Returns the dollars of the whole run by case (best, likely, worst); fewer devices cost their share.
+
+        A run takes whole iterations, the last of which may exceed ``total_steps``.
+        """
         if self.price is None:
             return None
-        hours = [self.total_steps / one.rates[case] / 3600 for case in CASES]
+        iterations = -(-self.total_steps // one.steps)
+        hours = [iterations * one.seconds[case] / 3600 for case in CASES]
         best, likely, worst = (self.price * one.devices / self.devices * x for x in hours)
         return best, likely, worst
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from lockstep.planning.prediction import PARTS, Outlook, Prediction
+from lockstep.scaling.tables import print_numbers
 from lockstep.training.costs import Collective
 
 UNITS = ("", "k", "M", "G", "T", "P", "E")
@@ -34,20 +31,17 @@ def duration(seconds: float) -> str:
 
 def print_outlook(outlook: Outlook) -> None:
     """Prints the plan for a target."""
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    console.print(_table(outlook))
+    _print_table(outlook)
     for line in lines(outlook):
         print(line)
     print()
 
 
-def _table(outlook: Outlook) -> Table:
+def _print_table(outlook: Outlook) -> None:
     unit = "ranks" if outlook.chip.endswith("machine") else "devices"
-    table = Table(title=f"{outlook.target}: {outlook.devices} x {outlook.chip}, engine {outlook.engine}")
-    columns = [unit, "num_envs", "fits", "steps/s", "range", "iteration", "efficiency", "limited by"]
-    columns += ["$ for the run"] if outlook.price is not None else []
-    for name in columns:
-        table.add_column(name, justify="left" if name == "limited by" else "right")
+    heads = [unit, "num_envs", "fits", "steps/s", "range", "iteration", "efficiency", "limited by"]
+    heads += ["$ for the run"] if outlook.price is not None else []
+    rows = []
     for one in outlook.predictions:
         rates = one.rates
         row = [str(one.devices), f"{one.num_envs:,}", fits(outlook, one), amount(rates["likely"])]
@@ -55,8 +49,9 @@ def _table(outlook: Outlook) -> Table:
         row += [f"{outlook.efficiency(one):.0%}", one.limit]
         cost = outlook.cost(one)
         row += [] if cost is None else [f"{cost[1]:,.2f} ({cost[0]:,.2f} – {cost[2]:,.2f})"]
-        table.add_row(*row)
-    return table
+        rows.append(row)
+    title = f"{outlook.target}: {outlook.devices} x {outlook.chip}, engine {outlook.engine}"
+    print_numbers(title, heads, rows, prose=("limited by",))
 
 
 def fits(outlook: Outlook, one: Prediction) -> str:

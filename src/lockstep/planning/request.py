@@ -132,6 +132,8 @@ def world_sizes(text: str | None) -> tuple[int, ...] | None:
 def prices(texts: Sequence[str], targets: Sequence[Target]) -> dict[str, float]:
     """Parses ``--price``: ``98.32`` for a single target, or ``h100:8=98.32``, in $ per hour of the whole target.
 
+    A target may be written in any case, as for ``--on``.
+
     Raises:
         ValueError: one line, if it isn't a price, or if it doesn't name one of several targets.
     """
@@ -148,5 +150,5 @@ def prices(texts: Sequence[str], targets: Sequence[Target]) -> dict[str, float]:
             value = -1.0
         if not 0 < value < float("inf"):
             raise ValueError(f"price: {text!r} is no price in $ an hour, such as 98.32 or h100:8=98.32")
-        out[name or targets[0].text] = value
+        out[name.strip().lower() or targets[0].text] = value
     return out

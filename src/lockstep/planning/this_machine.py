@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from lockstep.config.run import Config
+from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import available_cores
 from lockstep.envs.description import EnvDescription
 from lockstep.planning.accelerators import Times
@@ -73,11 +71,8 @@ def measure(
     """
     copies = min(here, COPIES_A_CORE * available_cores())
     say(f"{copies} run{'s' if copies > 1 else ''} of one rank")
-    directory = Path(tempfile.mkdtemp(prefix="lockstep-plan-"))
-    try:
+    with temporary_directory() as directory:
         found = measure_ranks(config, range(copies), ranks, directory / "runs", warmup_iters, iters)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     return Measured(ranks, here, tuple(found))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from lockstep.config.presets import has_preset, with_version
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
-from lockstep.core.files import replace_text
-from lockstep.launch.resume import check_unchanged, differences, may_change
+from lockstep.core.files import replace_text, why_unwritten
+from lockstep.launch.resume import check_unchanged, decisive_differences
 from lockstep.proof.lengths import first_length
 from lockstep.proof.own_rows import check_own_rows
 from lockstep.proof.verify import MACHINE, Comparison
@@ -26,8 +26,8 @@ from lockstep.training.run_history import utc_date
 from lockstep.training.schedules import follows_length
 
 
-def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:
-    """Finds the run to verify, given by its directory, its ``config.json``, or a name that isn't a preset's.
+def run_of(target: str) -> Path | None:
+    """Finds the run to verify, given by its directory, its ``config.json``, or a name in ``runs`` but no preset's.
 
     Returns:
         The run's directory; None if ``target`` is a config file or an environment.
@@ -37,7 +37,7 @@ def run_of(target: str, runs_dir: Path = Path("runs")) -> Path | None:
     """
     target = os.path.expanduser(target)
     path = Path(target)
-    inside = runs_dir / target
+    inside = Path("runs", target)
     for place in (path,) if path.exists() or "/" in target or has_preset(with_version(target)) else (inside,):
         if is_run(place):
             check_single(place)
@@ -91,10 +91,10 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
     """
     stored = stored_config(run, warn=False)
     check_unchanged(run, stored)
-    for key, theirs, ours in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
-        if not may_change(key):
-            theirs, ours = shown_value(theirs, key), shown_value(ours, key)
-            raise ValueError(f"{key} is {theirs} in {run} and was {ours} here")
+    for key, theirs, ours in decisive_differences(stored, config, run):
+        theirs, ours = shown_value(theirs, key), shown_value(ours, key)
+        raise ValueError(f"{key} is {theirs} in {run} and was {ours} here")
+    config = config.model_copy(update={"grpo": stored.grpo})  # the run's own spelling, with which the report compares
     if follows_length(config) and (length := first_length(run, stored, iterations)) != config.total_steps:
         raise ValueError(
             f"total_steps was {length} in these iterations of {run} and {config.total_steps} here, and schedules fall "
@@ -107,5 +107,5 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
     try:
         replace_text(run / VERIFY, json.dumps(to_json(results, config, iterations), indent=2) + "\n")
     except OSError as error:
-        raise ValueError(f"{run / VERIFY} can't be written: {error.strerror or error}") from None
+        raise ValueError(f"{run / VERIFY} can't be written: {why_unwritten(error)}") from None
     return run / VERIFY

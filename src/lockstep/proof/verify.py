@@ -19,9 +19,10 @@ from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
 from lockstep.envs.describe import describe
 from lockstep.launch.jax_start import look_with_cpu
-from lockstep.launch.resume import CHANGEABLE, check_unchanged, differences
+from lockstep.launch.resume import check_unchanged, decisive_differences
 from lockstep.launch.world import world_words
 from lockstep.proof.lengths import first_length
+from lockstep.report.settings import facts_apart
 from lockstep.runs.checkpoint import checkpoints_in, manifest_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, FINGERPRINTS, SUMMARY
 from lockstep.runs.listing import UnreadableError, object_if_any, read_object
@@ -172,13 +173,12 @@ def recorded_config(run: Path, config: Config, iterations: int) -> Config:
             the run's ``config.json`` was edited, or ``total_steps`` changed within those iterations.
     """
     stored = stored_config(run)
-    for key, theirs, mine in differences(stored.model_dump(mode="json"), config.model_dump(mode="json")):
-        if not key.startswith(CHANGEABLE):
-            theirs, mine = shown_value(theirs, key), shown_value(mine, key)
-            raise ValueError(
-                f"against: {run} was trained with {key} {theirs}, and here it is {mine}; give the config of that run: "
-                f"lockstep verify {run / CONFIG} --against {run}"
-            )
+    for key, theirs, mine in decisive_differences(stored, config, run):
+        theirs, mine = shown_value(theirs, key), shown_value(mine, key)
+        raise ValueError(
+            f"against: {run} was trained with {key} {theirs}, and here it is {mine}; give the config of that run: "
+            f"lockstep verify {run / CONFIG} --against {run}"
+        )
     try:
         check_unchanged(run, stored)
         kept = {"total_steps": first_length(run, stored, iterations), "eval": stored.eval}
@@ -189,9 +189,7 @@ def recorded_config(run: Path, config: Config, iterations: int) -> Config:
 
 def machines_apart(reference: Trace, trace: Trace) -> list[str]:
     """Lists the differences in hardware and software between two traces that bits may depend on."""
-    known = [name for name in MACHINE if name in reference.facts and name in trace.facts]
-    pairs = ((name, reference.facts[name], trace.facts[name]) for name in known)
-    return [f"{name} {there or 'none'} there, {here or 'none'} here" for name, there, here in pairs if there != here]
+    return facts_apart(MACHINE, reference.facts, trace.facts)
 
 
 def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.report.reading import RunFiles, number
-from lockstep.runs.curves import METRIC, curve_of, points_of, seeds_in_a_curve, that_know
+from lockstep.runs.curves import METRIC, MOST_POINTS, curve_of, points_of, seeds_in_a_curve, that_know
 from lockstep.runs.plot import places_of, stand_still
 
 EVALUATION = "eval/return_mean"
@@ -46,6 +46,9 @@ FEWER_POINTS = 200
 @dataclass(frozen=True)
 class Series:
     """One run's line in a chart; lists are ``[points]``.
+
+    Of more iterations than a chart has points, some are left out, but never the first, the last, and the lowest and
+    highest of each stretch.
 
     Attributes:
         label: the run's name.
@@ -142,7 +145,7 @@ def series_of(run: RunFiles, color: int, key: str) -> Series | None:
     records = that_know([records for seed in run.counted for records in seed.records], key)
     if not records:
         return None
-    curve = curve_of(records, key, *(() if key in LARGE else (FEWER_POINTS,)))
+    curve = curve_of(records, key, MOST_POINTS if key in LARGE else FEWER_POINTS, peaks=True)
     if not curve.iterations:
         return None
     label = f"{run.name} ({seeds_in_a_curve(len(records), len(run.seeds))})"
@@ -153,7 +156,7 @@ def series_of(run: RunFiles, color: int, key: str) -> Series | None:
 
 
 def _single(run: RunFiles, color: int, key: str) -> Series | None:
-    rows = [row[0] for row in points_of(run.records, key, *(() if key in LARGE else (FEWER_POINTS,)))]
+    rows = [row[0] for row in points_of(run.records, key, MOST_POINTS if key in LARGE else FEWER_POINTS, peaks=True)]
     if not rows:
         return None
     values = [float(row[key]) for row in rows]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lockstep.core.fingerprint import sha256_of
 from lockstep.policies.baselines import BASELINES
 from lockstep.policies.results import read_json
 from lockstep.report.charts import EVALUATION
 from lockstep.report.reading import RunFiles, number
-from lockstep.runs.directory import OWN_NAMES
+from lockstep.runs.checkpoint import POLICY, CheckpointError, read_checkpoint
+from lockstep.runs.directory import CHECKPOINTS, OWN_NAMES
 from lockstep.runs.listing import MOST_BYTES, printable
 
 MOST_FILES = 4
@@ -100,7 +103,7 @@ def _of_files(run: RunFiles) -> list[Evaluation]:
         returns, step = table[:, 0], number(facts, "global_step")
         named = [(words, value) for key, words in FACTS.items() if (value := number(facts, key)) is not None]
         named += [(words, float(np.percentile(returns, share))) for share, words in QUARTILES]
-        sampled, policy = facts.get("stochastic"), _other_policy(facts, run.path)
+        sampled, policy = facts.get("stochastic"), _other_policy(facts, run)
         how = ("sampled actions" if sampled else "the most likely actions") if isinstance(sampled, bool) else ""
         where = printable(f"{file.name}: policy {policy}" if policy else file.name)
         step = None if policy in BASELINES else step
@@ -108,10 +111,31 @@ def _of_files(run: RunFiles) -> list[Evaluation]:
     return sorted(out, key=lambda one: one.policy != "")[:MOST_FILES]
 
 
-def _other_policy(facts: dict[str, Any], run: Path) -> str:
-    """Returns whose policy was evaluated: a baseline's name, or another run's as it was typed; empty for the run's."""
+def _other_policy(facts: dict[str, Any], run: RunFiles) -> str:
+    """Returns whose policy was evaluated: a baseline's name, or another run's as it was typed; empty for the run's.
+
+    Names count only if the parameters can't be compared: the run may have been renamed, and others' are alike.
+    """
     policy = facts.get("policy")
     if not isinstance(policy, str) or policy in BASELINES:
         return policy if isinstance(policy, str) else ""
-    places = [part for part in Path(policy).parts if part not in ("..", "/")]
-    return policy if places and run.resolve().name not in places else ""
+    is_own = _has_parameters(run, facts)
+    if is_own is None:
+        places = [part for part in Path(policy).parts if part not in ("..", "/")]
+        is_own = not places or run.path.resolve().name in places
+    return "" if is_own else policy
+
+
+def _has_parameters(run: RunFiles, facts: dict[str, Any]) -> bool | None:
+    """Tells whether a run had an evaluation's parameters at its step; None if the file or the run doesn't say."""
+    evaluated, step = facts.get("params_sha256"), number(facts, "global_step")
+    if not isinstance(evaluated, str) or step is None:
+        return None
+    if run.summary.get("params_sha256") == evaluated:
+        return True
+    if run.summary.get("global_step") == step:
+        return False
+    with contextlib.suppress(CheckpointError, OSError):
+        arrays = read_checkpoint(run.path / CHECKPOINTS / f"step_{int(step)}").arrays
+        return evaluated == sha256_of({name: array for name, array in arrays.items() if name.startswith(POLICY)})
+    return None

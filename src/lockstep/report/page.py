@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from lockstep import __version__
 from lockstep.config.redact import shown_value
-from lockstep.core.files import replace_text
+from lockstep.core.files import replace_text, why_unwritten
 from lockstep.report.again import Again, again_of
 from lockstep.report.charts import Chart, charts_of, extent_of
 from lockstep.report.evaluations import Evaluation, evaluations_of
@@ -43,6 +43,7 @@ class Section:
 
     Attributes:
         run: the run's files.
+        problems: the run's, and the videos that couldn't be read, one line each.
         key: prefix of the section's ids on the page.
         result: what the run has reached, in words.
         again: how to train, evaluate and verify it again.
@@ -59,6 +60,7 @@ class Section:
     """
 
     run: RunFiles
+    problems: list[str]
     key: str
     result: Result
     again: Again
@@ -89,16 +91,21 @@ def write_report(runs: Sequence[tuple[Path, str]], out: Path) -> Path:
         ``out``.
 
     Raises:
-        ValueError: one line, if the file can't be written or a file of the runs is nested too deeply.
+        ValueError: one line, if the file can't be written, a directory of the runs can't be read, or one of their files
+            is nested too deeply.
     """
     try:
         text = page_of([read_run(path, name) for path, name in runs]).encode(errors="replace").decode()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(out, text)
     except RecursionError:
         raise ValueError("report: a file of these runs is nested too deeply") from None
+    except OSError as error:  # a directory, or an asset of the page
+        what = error.filename or "a file of these runs"
+        raise ValueError(f"report: {what} can't be read: {error.strerror or error}") from None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(out, text)
     except OSError as error:
-        raise ValueError(f"report: {out} can't be written: {error.strerror or error}") from None
+        raise ValueError(f"report: {out} can't be written: {why_unwritten(error)}") from None
     return out
 
 
@@ -171,8 +178,11 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
     said = run.summary.get("command")
     asked = [word for word in said if isinstance(word, str)] if isinstance(said, list) else []
     proofs = [(each.name, proof_of(each)) for each in run.seeds or [run]]
+    problems = list(run.problems)
+    video = video_of(run.first.path, room, problems)
     return Section(
         run,
+        problems,
         key,
         result_of(run),
         again_of(run),
@@ -184,7 +194,7 @@ def _section(run: RunFiles, key: str, room: int) -> Section:
         [(name, run.summary[name]) for name in MACHINE if run.summary.get(name)],
         evaluations,
         histograms,
-        video_of(run.first.path, room),
+        video,
         times_of(run),
         proofs,
         shared(proofs),

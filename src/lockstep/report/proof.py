@@ -10,7 +10,7 @@ from lockstep.launch.resume import may_change
 from lockstep.report.again import is_clone, verifying
 from lockstep.report.lengths import lengths_of
 from lockstep.report.reading import RunFiles, number, objects
-from lockstep.report.settings import differing, in_full
+from lockstep.report.settings import differing, facts_apart, in_full
 from lockstep.report.timing import world_sizes
 from lockstep.report.words import setting
 
@@ -38,6 +38,7 @@ class Verified:
         rows: for each world size its label, whether it was equal, its number of tensors, and the first difference.
         apart: settings in which the verified config differs, or one that was edited since the run was trained; if none,
             differences between the machines.
+        not_compared: metrics that only the recorded run or only the runs here have, so that they weren't compared.
     """
 
     verdict: str
@@ -46,6 +47,7 @@ class Verified:
     iterations: Any = None
     rows: tuple[tuple[str, bool, Any, str], ...] = ()
     apart: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,10 @@ def _verified(run: RunFiles) -> Verified:
     if apart:
         verdict = OTHER
     elif isinstance(machine := said.get("machine"), dict):
-        known = [name for name in machine if name in run.summary]
-        pairs = [(name, machine[name], run.summary[name]) for name in known if machine[name] != run.summary[name]]
-        apart = tuple(f"{name} {there or 'none'} there, {here or 'none'} here" for name, there, here in pairs)
-    return Verified(verdict, asks, said.get("verified"), said.get("iterations"), rows, apart)
+        apart = tuple(facts_apart(machine, machine, run.summary))
+    return Verified(verdict, asks, said.get("verified"), said.get("iterations"), rows, apart, _not_compared(said))
+
+
+def _not_compared(said: Mapping[str, Any]) -> tuple[str, ...]:
+    lists = (row.get("not_compared") for row in objects(said, "world_sizes"))
+    return tuple(dict.fromkeys(str(name) for names in lists if isinstance(names, list) for name in names))

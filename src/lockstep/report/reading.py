@@ -114,9 +114,16 @@ def _object(path: Path, problems: list[str]) -> dict[str, Any] | None:
         return read_object(path)
     except FileNotFoundError:
         return None
-    except (OSError, UnreadableError) as error:
+    except OSError as error:
+        problems.append(unreadable(path, error))
+    except UnreadableError as error:
         problems.append(printable(str(error)))
-        return None
+    return None
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """Says in one line that a file can't be read, as the run's row does."""
+    return printable(f"{error.filename or path} can't be read: {error.strerror or error}")
 
 
 def _records(path: Path, problems: list[str]) -> Records:
@@ -127,9 +134,11 @@ def _records(path: Path, problems: list[str]) -> Records:
         return []
     try:
         return [_drawable(record) for record in records_of(path)]
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        problems.append(unreadable(file, error))
+    except ValueError as error:
         problems.append(printable(str(error)).removeprefix("plot: "))
-        return []
+    return []
 
 
 def _drawable(record: dict[str, Any]) -> dict[str, Any]:
@@ -143,13 +152,18 @@ def _drawable(record: dict[str, Any]) -> dict[str, Any]:
 
 def _rows(path: Path, problems: list[str]) -> Records:
     """Reads the objects of a JSON Lines file; skips lines that aren't objects."""
-    if path.is_symlink() or not path.is_file():
-        return []
-    if path.stat().st_size > MOST_BYTES:
-        problems.append(f"{printable(str(path))} is left out: it is larger than {MOST_BYTES:,} bytes")
+    try:
+        if path.is_symlink() or not path.is_file():
+            return []
+        if path.stat().st_size > MOST_BYTES:
+            problems.append(f"{printable(str(path))} is left out: it is larger than {MOST_BYTES:,} bytes")
+            return []
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        problems.append(unreadable(path, error))
         return []
     found = []
-    for line in path.read_bytes().splitlines():
+    for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

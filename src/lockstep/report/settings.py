@@ -1,8 +1,8 @@
-"""Finds the settings in which a run differs from its preset, and those in which runs differ from each other."""
+"""Finds the settings in which a run differs from its preset, and settings and machines in which runs differ."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lockstep.config.checks import resolve
@@ -11,6 +11,7 @@ from lockstep.config.keys import validate
 from lockstep.config.presets import defaults_for, for_grpo, has_preset, preset_for
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
+from lockstep.core.files import same_json
 from lockstep.report.reading import RunFiles
 from lockstep.runs.trackers.service import flattened
 from lockstep.training.own_loss.recorded import told_apart
@@ -100,5 +101,15 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]
     each = [flattened(config) for config in configs]
     keys = list(dict.fromkeys(key for settings in each for key in settings))
     rows = [(key, [settings.get(key, MISSING) for settings in each]) for key in keys]
-    apart = [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+    apart = [(key, values) for key, values in rows if not all(same_json(value, values[0]) for value in values)]
     return [(key, [shown_value(value, key) for value in values]) for key, values in apart]
+
+
+def facts_apart(names: Iterable[str], there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Says in which of the named facts two sessions differ, as far as both recorded them."""
+    known = [name for name in names if name in there and name in here]
+    return [
+        f"{name} {there[name] or 'none'} there, {here[name] or 'none'} here"
+        for name in known
+        if there[name] != here[name]
+    ]

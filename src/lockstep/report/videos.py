@@ -8,6 +8,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from lockstep.report.reading import unreadable
 from lockstep.runs.directory import VIDEOS
 
 ROOM = 8 * 2**20
@@ -34,23 +35,38 @@ class Video:
     others: int
 
 
-def video_of(run: Path, room: int) -> Video | None:
-    """Finds the newest video of a run, or None; reads its content only if it has at most ``room`` bytes."""
+def video_of(run: Path, room: int, problems: list[str]) -> Video | None:
+    """Finds the newest video of a run, or None; reads its content only if it has at most ``room`` bytes.
+
+    ``problems`` gets a line for each video that can't be read.
+    """
+    if (run / VIDEOS).is_symlink():
+        return None
     found = {}
-    for path in (run / VIDEOS).glob("step_*.mp4"):
+    for path in sorted((run / VIDEOS).glob("step_*.mp4")):
         step = path.stem.removeprefix("step_")
-        if step.isdecimal() and not path.is_symlink() and path.is_file() and _is_mp4(path):
+        if step.isdecimal() and _is_mp4(path, problems):
             found[int(step)] = path
-    if not found or (run / VIDEOS).is_symlink():
+    if not found:
         return None
     step = max(found)
-    path, size = found[step], found[step].stat().st_size
-    source = None
-    if size <= room:
-        source = Markup("data:video/mp4;base64,") + base64.b64encode(path.read_bytes()).decode()
+    try:
+        path, size = found[step], found[step].stat().st_size
+        source = None
+        if size <= room:
+            source = Markup("data:video/mp4;base64,") + base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        problems.append(unreadable(found[step], error))
+        return None
     return Video(str(path), step, source, size, len(found) - 1)
 
 
-def _is_mp4(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(8)[4:] == MP4
+def _is_mp4(path: Path, problems: list[str]) -> bool:
+    try:
+        if path.is_symlink() or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(8)[4:] == MP4
+    except OSError as error:
+        problems.append(unreadable(path, error))
+        return False

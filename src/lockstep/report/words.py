@@ -11,10 +11,9 @@ from typing import Any
 from markupsafe import Markup
 
 from lockstep.runs.listing import printable
-from lockstep.runs.progress import format_number
+from lockstep.runs.progress import format_number, format_size
 
 UNKNOWN = "–"
-UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def in_digits(value: Any) -> str:
@@ -44,14 +43,8 @@ def percent(share: float) -> str:
 
 
 def size(count: Any) -> str:
-    """Formats bytes in the largest unit that gives at least 1, by powers of 1,000; None as a dash."""
-    if count is None:
-        return UNKNOWN
-    amount, units = float(count), list(UNITS)
-    while round(amount, 1) >= 1000 and len(units) > 1:
-        amount /= 1000
-        units.pop(0)
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+    """Formats bytes by :func:`~lockstep.runs.progress.format_size`; None as a dash."""
+    return UNKNOWN if count is None else format_size(count)
 
 
 def date(text: Any) -> str:

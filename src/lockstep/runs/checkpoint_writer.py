@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.files import sync_path, write_synced
+from lockstep.core.files import sync_path, why_unwritten, write_synced
 from lockstep.core.life import life
 from lockstep.runs.checkpoint import FORMAT, MANIFEST, CheckpointError, problem_with
 from lockstep.runs.pruning import HIDDEN, Pruner, sweep
@@ -98,9 +97,8 @@ def write_directory(
         shutil.rmtree(temporary, ignore_errors=True)
         if moved:
             _put_back(final, keep)
-        why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise CheckpointError(
-            f"checkpoint {final} can't be written: {why}; earlier checkpoints are untouched"
+            f"checkpoint {final} can't be written: {why_unwritten(error)}; earlier checkpoints are untouched"
         ) from None
 
 
@@ -131,7 +129,7 @@ class CheckpointWriter:
 
     Args:
         directory: for the checkpoints; None on a rank that doesn't write: they are dropped.
-        keep_last: how many of the newest stay.
+        keep_last: how many of the newest stay, and how many of the newest planned ones.
         keep_best: whether the best stays too.
         records: log files that a checkpoint relies on, and that are synced to disk before it: the first must exist.
         check: is called before a checkpoint is written, and raises if this process may no longer write the run.

@@ -13,12 +13,13 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lockstep.core.files import is_finite
+from lockstep.core.files import draft_of, is_finite, replace_text
 from lockstep.core.shards import keyed_generator
 from lockstep.runs.directory import SEED
 from lockstep.runs.trackers import METRICS_JSONL
@@ -80,24 +81,46 @@ class Curve:
 
 
 def points_of(
-    records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS
+    records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS, peaks: bool = False
 ) -> list[tuple[Mapping[str, Any], ...]]:
-    """Returns the seeds' records of each iteration at which all know the metric; at most ``most``, evenly spaced."""
+    """Returns the seeds' records of each iteration at which all know the metric, first and last included.
+
+    There are at most ``most``: evenly spaced, or with ``peaks`` the lowest and the highest of each stretch.
+    """
     seeds = [{record["iteration"]: record for record in each if _known(record, metric)} for each in records]
     there = [iteration for iteration in seeds[0] if all(iteration in seed for seed in seeds)] if seeds else []
     rows = [tuple(seed[iteration] for seed in seeds) for iteration in there]
-    kept = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int))
-    return [rows[index] for index in kept]
+    if len(rows) <= most:
+        return rows
+    if peaks:
+        return [rows[index] for index in _peaks(interquartile_mean(_values(rows, metric)), most)]
+    return [rows[index] for index in np.unique(np.linspace(0, len(rows) - 1, most).round().astype(int))]
 
 
-def curve_of(records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS) -> Curve:
+def _values(rows: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> np.ndarray:
+    return np.array([[record[metric] for record in row] for row in rows], np.float64)
+
+
+def _peaks(values: np.ndarray, most: int) -> list[int]:
+    """Returns the places of the first and the last value, and of the lowest and the highest in each stretch between."""
+    ends = np.linspace(1, len(values) - 1, most // 2).round().astype(int)
+    kept = {0, len(values) - 1}
+    for first, end in pairwise(ends):
+        stretch = values[first:end]
+        kept |= {int(first + stretch.argmin()), int(first + stretch.argmax())}
+    return sorted(kept)
+
+
+def curve_of(
+    records: Sequence[Sequence[Mapping[str, Any]]], metric: str = METRIC, most: int = MOST_POINTS, peaks: bool = False
+) -> Curve:
     """Returns the curve of a metric over the iterations at which every seed knows it.
 
     For returns, these are the iterations by which every seed has finished an episode. If there are more than ``most``,
-    evenly spaced ones become points.
+    some become points, see :func:`points_of`.
     """
-    rows = points_of(records, metric, most)
-    returns = np.array([[record[metric] for record in row] for row in rows], np.float64).reshape(-1, len(records))
+    rows = points_of(records, metric, most, peaks)
+    returns = _values(rows, metric).reshape(-1, len(records))
     band = bootstrap_interval(returns) if len(records) > 1 else None
     first = [row[0] for row in rows]
     iterations, steps = ([record[name] for record in first] for name in ("iteration", "global_step"))
@@ -146,14 +169,15 @@ def write_curves(path: Path, title: str, seeds: Mapping[int, Path], count: int |
     table = list(zip(*columns, *curve.returns.T.tolist(), strict=True))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([names, *table])
-    (path / CURVES_CSV).write_text(text.getvalue())
+    replace_text(path / CURVES_CSV, text.getvalue())
     facts = {"metric": METRIC, "statistic": "interquartile mean over seeds", "seeds": list(seeds)}
-    facts |= {"interval": "stratified bootstrap", "confidence": CONFIDENCE, "repetitions": REPETITIONS}
+    facts |= {"interval": "percentile bootstrap over seeds", "confidence": CONFIDENCE, "repetitions": REPETITIONS}
     points = [dict(zip(names, row, strict=True)) for row in table]
-    (path / CURVES_JSON).write_text(json.dumps(facts | {"points": points}, indent=1) + "\n")
+    replace_text(path / CURVES_JSON, json.dumps(facts | {"points": points}, indent=1) + "\n")
     if can_plot() and points:
         alone = single_seed(f"{SEED}{next(iter(seeds))}", count or len(seeds))
-        draw(title, curve, alone).savefig(path / CURVES_PNG, dpi=120)
+        with draft_of(path / CURVES_PNG) as draft:
+            draw(title, curve, alone).savefig(draft, dpi=120)
     return curve
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,13 +12,13 @@ from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
 from lockstep.core.errors import RunError
-from lockstep.core.files import UNFINISHED, try_json, write_json
+from lockstep.core.files import UNFINISHED, try_json, why_unwritten, write_json
 from lockstep.core.process import say
 from lockstep.core.topology import Topology, started_by_torchrun
-from lockstep.runs.checkpoint import checkpoints_in, step_of
+from lockstep.runs.checkpoint import checkpoints_in, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
 from lockstep.runs.links import WANDB, odd_entry
-from lockstep.runs.lock import PATIENCE, RunLock, holder_of, why_not_locked
+from lockstep.runs.lock import PATIENCE, RunLock, UnwritableError, holder_of, why_not_locked
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.pruning import remove_checkpoint
 from lockstep.runs.session_facts import SessionFacts
@@ -31,6 +32,7 @@ from lockstep.runs.trackers import (
     start_services,
     wanted_trackers,
 )
+from lockstep.runs.trackers.files import prepare_to_append
 from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
 from lockstep.runs.trackers.service import Tracker, close_all
 
@@ -61,7 +63,6 @@ class RunDirectory:
     facts: SessionFacts = field(default_factory=SessionFacts)
     _lock: RunLock | None = field(default=None, repr=False)  # released by unlock
     _taken: RunLock | None = field(default=None, repr=False)  # the launcher's, in the rank that writes
-    _cwd: Path = field(default_factory=Path.cwd, repr=False)  # environments may change it
     _services: dict[str, Tracker] = field(default_factory=dict, repr=False)
     _lost: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -78,7 +79,7 @@ class RunDirectory:
         try:
             acquired = lock.acquire(PATIENCE if started_by_torchrun() else 0.0)  # earlier ranks may still be dying
         except OSError as error:
-            raise ValueError(f"run {self.path} {why_not_locked(error)}") from None
+            raise UnwritableError(f"run {self.path} {why_not_locked(error)}") from None
         if not acquired:
             raise ValueError(f"run {self.path} {written_by_another(self.path)}")
         self._lock = lock
@@ -154,15 +155,15 @@ class RunDirectory:
         """Closes the services that :meth:`open_trackers` hasn't taken over."""
         close_all(self._services)
 
-    def open_trackers(self, config: Config) -> Tracker:
-        """Opens the trackers that a config asks for; takes over the services that are already started."""
+    def open_trackers(self, config: Config, is_new: bool = False) -> Tracker:
+        """Opens the trackers that a config asks for, of a run that begins if ``is_new``; takes over services."""
         if not self.is_writer:
             return Tracker()
         extra, names = self._second(config.log), wanted_trackers(config.log)
-        return RunTrackers(self.path, names, extra, config=config, started=self._services)
+        return RunTrackers(self.path, names, extra, config=config, started=self._services, is_new=is_new)
 
     def _second(self, log: LogConfig) -> Path | None:
-        return self._cwd / log.jsonl if log.jsonl else None
+        return Path(log.jsonl) if log.jsonl else None  # absolute, so an environment may change the working directory
 
     def video_path(self, global_step: int) -> Path | None:
         """Returns the file for an evaluation's video; None on the ranks that don't write."""
@@ -220,7 +221,7 @@ class RunDirectory:
         for name in (FINGERPRINTS, TIMING):
             file = self.path / name
             last = max(cut_jsonl(file, iteration), default=0)
-            if last < iteration and file.exists():  # open_records warns of it
+            if last < iteration and (file.exists() or _was_written(name, self.checkpoints)):  # open_records warns
                 self._lost[name] = f"{file} has no rows of iterations {last + 1} to {iteration}"
         if self.memory is not None:
             with contextlib.suppress(OSError):  # if the folder is gone, no states are kept
@@ -259,6 +260,14 @@ def _videos_after(folder: Path, global_step: int) -> list[Path]:
     return found
 
 
+def _was_written(name: str, checkpoints: Path) -> bool:
+    """Tells whether the session that wrote a run's newest checkpoint wrote the record of this name, too."""
+    section, switch = ("proof", "trace") if name == FINGERPRINTS else ("log", "timing")
+    config = (newest_manifest(checkpoints) or {}).get("config")
+    settings = config.get(section) if isinstance(config, dict) else None
+    return isinstance(settings, dict) and settings.get(switch) is True
+
+
 def _remove(checkpoint: Path) -> None:
     try:
         remove_checkpoint(checkpoint)
@@ -289,7 +298,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"runs_dir: {path} can't be written: {error.strerror or error}") from None
+        raise ValueError(f"runs_dir: {path} can't be written: {why_unwritten(error)}") from None
 
 
 def open_seed(run: RunDirectory, config: Config) -> RunDirectory:
@@ -320,10 +329,20 @@ def open_run(path: Path, config: Config, trust: bool = False, later: bool = Fals
         for tried in FOLDERS:
             if (path / tried).is_dir() and (tried != VIDEOS or config.eval.record_video):
                 try_json(path / tried / "file", None)
+        for tried in _appended_to(config):
+            if (path / tried).exists():
+                prepare_to_append(path / tried)
         tried = CONFIG
         if not later:
             run.write_config(config)
     except OSError as error:
         run.unlock()
-        raise ValueError(f"run {path}: {tried} can't be written ({error.strerror or error})") from None
+        advice = "free some space" if error.errno == errno.ENOSPC else "copy the run to where you may write"
+        raise UnwritableError(f"run {path}: {tried} can't be written ({why_unwritten(error)}); {advice}") from None
     return run
+
+
+def _appended_to(config: Config) -> list[str]:
+    """Returns the names of the records that a run's sessions append to."""
+    traced, timed = [FINGERPRINTS] * config.proof.trace, [TIMING] * config.log.timing
+    return [METRICS_JSONL, METRICS_CSV, *traced, *timed]

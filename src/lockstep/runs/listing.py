@@ -37,7 +37,7 @@ class Row:
         environment: its id.
         seed: the run's; for a group, the first.
         seeds: their number.
-        steps: global steps of each seed.
+        steps: global steps of each seed; of seeds that differ, the lowest.
         status: as in ``summary.json``, or :data:`RUNNING`, :data:`NO_SUMMARY`, :data:`DAMAGED`.
         final_return: mean of the last hundred episodes; for several seeds, the interquartile mean.
         ranks: their number.
@@ -164,11 +164,17 @@ def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Combines what is known of several seeds: the first's values, the mean return, the earliest date."""
+    """Combines what is known of several seeds: the lowest steps, the earliest date, the first's ranks.
+
+    Their return is the interquartile mean of the seeds' returns, None if one of them is unknown. A seed that hasn't
+    begun has taken no steps, if others have.
+    """
     returns = [known["final_return"] for known in each]
-    mean = None if None in returns else float(interquartile_mean(np.array(returns)))
+    middle = None if None in returns else float(interquartile_mean(np.array(returns)))
     dates = [known["started"] for known in each if known["started"] is not None]
-    return each[0] | {"final_return": mean, "started": min(dates, default=None)}
+    taken = [known["steps"] for known in each]
+    steps = None if taken == [None] * len(taken) else min(steps or 0 for steps in taken)
+    return each[0] | {"steps": steps, "final_return": middle, "started": min(dates, default=None)}
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

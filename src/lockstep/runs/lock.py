@@ -159,6 +159,10 @@ def holder_of(path: Path) -> str:
         return "another process"  # an older version wrote nothing there, or the holder hasn't yet
 
 
+class UnwritableError(ValueError):
+    """This process can't write a run, though no other process is writing it; one line."""
+
+
 def why_not_locked(error: OSError) -> str:
     """Says why a run can't be locked if no other process has it, and what would help."""
     why = error.strerror or error

@@ -57,7 +57,7 @@ def line_of(path: Path, label: str, x: str, y: str) -> Line:
     begun = [each for each in counted(object_if_any(path / SUMMARY), seeds) if (each / METRICS_JSONL).is_file()]
     records = [records_of(each) for each in begun or [path]]
     drawn = that_know(records, y)
-    curve = curve_of(drawn, y) if drawn else None
+    curve = curve_of(drawn, y, peaks=True) if drawn else None
     if curve is None or not curve.iterations:
         raise ValueError(_nothing(label, y, records))
     places = places_of(drawn[0], x)

@@ -61,12 +61,13 @@ def make_progress(total_steps: int, quiet: bool, stream: TextIO | None = None, s
 class Pace:
     """Measures the speed by the wall clock over the last minute, so that evaluations and checkpoints count too.
 
-    The iteration before the first update doesn't count: programs are compiled in it.
+    The iteration before the first update doesn't count: programs are compiled in it. Records of several iterations may
+    come together; the clock then shows less than they took, and their own times count.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._points: deque[tuple[float, int]] = deque()
+        self._points: deque[tuple[float, int, float]] = deque()  # moment, step, sum of the records' own seconds
 
     def measured(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a record with the speed measured; at the first update with its own speed and without a time left.
@@ -77,12 +78,12 @@ class Pace:
             return dict(record)
         points, now, step = self._points, self._clock(), record["global_step"]
         if not points or step > points[-1][1]:
-            points.append((now, step))
+            points.append((now, step, (points[-1][2] if points else 0.0) + (_number(record, "time/t_iter") or 0.0)))
         while len(points) > 2 and points[1][0] <= now - PACE_WINDOW:
             points.popleft()
-        (begun, first), (ended, last) = points[0], points[-1]
-        if ended > begun:
-            return {**record, "time/global_fps": (last - first) / (ended - begun)}
+        (begun, first, before), (ended, last, after) = points[0], points[-1]
+        if last > first and (taken := max(ended - begun, after - before)) > 0:
+            return {**record, "time/global_fps": (last - first) / taken}
         return {**record, NO_ETA: True}
 
 
@@ -220,6 +221,15 @@ def format_number(value: float) -> str:
     if size >= 100:
         return f"{value:,.1f}"
     return f"{value:.2f}" if size >= 1 or not value else f"{value:.3g}"
+
+
+def format_size(size: float) -> str:
+    """Formats bytes in the largest unit that gives at least 1, by powers of 1,000."""
+    amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]
+    while round(amount, 1) >= 1000 and len(units) > 1:
+        amount /= 1000
+        units.pop(0)
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 def format_return(record: Mapping[str, Any]) -> str:

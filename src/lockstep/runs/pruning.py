@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -24,12 +24,14 @@ class Seen:
     Attributes:
         manifest: None if it has no valid one, and so isn't ours to remove.
         score: in the manifest.
+        is_planned: whether the config asked for the checkpoint at that time, rather than a session's end or the clock.
     """
 
     def __init__(self, path: Path) -> None:
         before = _stamps(path, [MANIFEST])  # before reading, so that a file that changes meanwhile counts as changed
         self.manifest = manifest_of(path)
         self.score = score_in(self.manifest)
+        self.is_planned = self.manifest is not None and self.manifest.get("planned") is not False
         listed = list(self.manifest["files"]) if self.manifest else []
         self._path, self._files, self._stamps = path, [MANIFEST, *listed], before + _stamps(path, listed)
 
@@ -78,6 +80,7 @@ def sweep(directory: Path) -> None:
 class Pruner:
     """Removes all checkpoints of a directory except for the newest ``keep_last`` whole ones and, if asked, the best.
 
+    The newest ``keep_last`` planned ones stay as well, so that an interrupted run keeps those of an uninterrupted one.
     Damaged ones don't count as kept; those without a valid manifest stay. It is called after each save, and reads only
     what is new or has changed since.
     """
@@ -90,7 +93,8 @@ class Pruner:
         """Removes the checkpoints that are too old by now."""
         found, before = checkpoints_in(self._directory), self._seen
         seen = {path: before[path] if path in before and before[path].is_unchanged() else Seen(path) for path in found}
-        keep = set(itertools.islice((path for path in found if seen[path].is_whole), self._keep_last))
+        planned = [path for path in found if seen[path].is_planned]
+        keep = {path for paths in (found, planned) for path in self._newest_whole(paths, seen)}
         if self._keep_best:
             keep |= {best_among({path: one.score for path, one in seen.items()})}
         self._seen = {path: seen[path] for path in found if path in keep or seen[path].manifest is None}
@@ -98,3 +102,6 @@ class Pruner:
             if path not in self._seen:
                 with contextlib.suppress(OSError):
                     remove_checkpoint(path)
+
+    def _newest_whole(self, paths: Sequence[Path], seen: Mapping[Path, Seen]) -> Iterator[Path]:
+        return itertools.islice((path for path in paths if seen[path].is_whole), self._keep_last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,15 @@ def stored_config(run: Path, warn: bool = True) -> Config:
         if file.exists() and not file.is_file():
             raise ValueError(f"{file} is no file")
         settings = read_file(file)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as error:
         written = written_config(run)
         if written is None:
             raise
         config, step = written
         if warn:
-            say(f"lockstep: warning: {file} can't be read; taken from checkpoint step_{step}")
+            why = " ".join(str(error).removeprefix(f"{file}: ").removeprefix("can't be read: ").split())
+            why = why if os.path.lexists(file) else "it is missing"
+            say(f"lockstep: warning: {file} can't be read ({why}); taken from checkpoint step_{step}")
         return config
     return validate(Config, settings, str(file), stored=True)
 

@@ -65,7 +65,7 @@ def names_in(config: Config, unused: Collection[str] = ()) -> dict[str, str]:
 def _places_in(config: Config) -> Iterator[tuple[str, str]]:
     """Yields the file to write and the places to send to, each with the key that names it."""
     if config.log.jsonl is not None:
-        yield os.path.abspath(config.log.jsonl), LOG
+        yield config.log.jsonl, LOG
     for service in SERVICES:
         if getattr(config.log, service):
             yield place_of_service(config.log, service), f"log.{service}"
@@ -89,23 +89,19 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def trusted_config(
-    run: Path, trust: bool = False, warn: bool = True, named: Collection[str] = (), unused: Collection[str] = ()
-) -> Config:
+def trusted_config(run: Path, trust: bool = False, unused: Collection[str] = ()) -> Config:
     """Reads the config of a run directory, and makes sure that it names only what this user has trained with.
 
     Args:
         run: the directory.
         trust: whether the user accepts, this once, everything that it names.
-        warn: whether to warn if the config comes from a checkpoint instead of ``config.json``.
-        named: names that the user has given by hand.
         unused: keys of settings whose names won't be used.
 
     Raises:
         ValueError: it can't be read, or names something else; one line.
     """
-    config = stored_config(run, warn)
-    check_trusted(config, run / CONFIG, trust, named=named, unused=unused)
+    config = stored_config(run)
+    check_trusted(config, run / CONFIG, trust, unused=unused)
     return config
 
 

@@ -17,7 +17,7 @@ from lockstep.core.files import replace_text
 from lockstep.runs.curves import can_plot
 from lockstep.runs.directory import RunDirectory, writing
 from lockstep.scaling.measure import Outcome, Progress, measure
-from lockstep.scaling.plan import Job, Plan, differences
+from lockstep.scaling.plan import Job, Plan, identities_apart
 from lockstep.scaling.plot import write_plots
 from lockstep.scaling.summarize import Row, run_row, summary_rows
 
@@ -112,7 +112,7 @@ def open_ledger(path: Path, plan: Plan) -> Ledger:
             raise ValueError(f"name: {path} exists already and is no bench; choose another --name")
         ledger = Ledger(path, identity)
     else:
-        differing = differences(ledger.identity, identity)
+        differing = identities_apart(ledger.identity, identity)
         if differing:
             key, theirs, ours = differing[0]
             theirs, ours = shown_value(theirs, key), shown_value(ours, key)

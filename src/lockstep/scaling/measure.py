@@ -164,7 +164,7 @@ def _ceiling(copies: int, plan: Plan, directory: Path, progress: Progress) -> Ou
             failed = next((t for t, runs in zip(trainings, running, strict=True) if not runs), None)
             measured = side_by_side([t.records for t in trainings], plan.warmup_iters)
             done = min(sum(flags) for flags in measured)
-            progress(min(plan.warmup_iters + done, *(len(t.records) for t in trainings)), wanted)
+            progress(min(wanted, plan.warmup_iters + done, *(len(t.records) for t in trainings)), wanted)
             if failed is not None or done >= plan.iters:
                 break
             time.sleep(POLL_SECONDS)

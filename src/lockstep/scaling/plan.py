@@ -172,7 +172,7 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+def identities_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Returns ``(key, ours, theirs)`` for each key in which two identities differ."""
     keys = [*ours, *(key for key in theirs if key not in ours)]
     return [(key, ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)]

@@ -29,14 +29,17 @@ def write_plots(path: Path, title: str, rows: Sequence[Row], summary: Sequence[R
 
 
 def draw(title: str, rows: Sequence[Row], summary: Sequence[Row]) -> Any:
-    """Draws the figure: three panels over the world sizes that have a run."""
+    """Draws the figure: three panels over the world sizes that have a run.
+
+    What is ideal follows from the summary's first world size, as in the tables; if that has no run, it isn't drawn.
+    """
     from matplotlib.figure import Figure
 
     there = [row for row in summary if row["runs"]]
     figure = Figure(figsize=(13.5, 4.3), layout="constrained")
     figure.suptitle(title, fontsize=11)
     axes = figure.subplots(1, 3)
-    _speed(axes[0], rows, there)
+    _speed(axes[0], rows, there, has_base=there[0] is summary[0])
     _efficiency(axes[1], there)
     _parts(axes[2], there)
     for axis in axes:
@@ -49,10 +52,11 @@ def draw(title: str, rows: Sequence[Row], summary: Sequence[Row]) -> Any:
     return figure
 
 
-def _speed(axis: Any, rows: Sequence[Row], there: Sequence[Row]) -> None:
+def _speed(axis: Any, rows: Sequence[Row], there: Sequence[Row], has_base: bool) -> None:
     places, base = range(len(there)), there[0]
-    ideal = [base["steps_per_second"] * row["world_size"] / base["world_size"] for row in there]
-    axis.plot(places, ideal, "--", color=IDEAL, linewidth=1.3, label="ideal: linear")
+    if has_base:
+        ideal = [base["steps_per_second"] * row["world_size"] / base["world_size"] for row in there]
+        axis.plot(places, ideal, "--", color=IDEAL, linewidth=1.3, label="ideal: linear")
     _line(axis, there, "ceiling_steps_per_second", "s-", CEILING, "ceiling: independent runs at once", markersize=5)
     _line(axis, there, "steps_per_second", "o-", MEASURED, "measured")
     for place, row in zip(places, there, strict=True):
@@ -97,7 +101,8 @@ def _efficiency(axis: Any, there: Sequence[Row]) -> None:
     axis.set_title("efficiency (bars: 95 % confidence)", fontsize=10)
     axis.set_ylim(0, 1.08 * max(tops))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axis.legend(frameon=False, fontsize=8, loc="lower left")
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, fontsize=8, loc="lower left")
 
 
 def _parts(axis: Any, there: Sequence[Row]) -> None:

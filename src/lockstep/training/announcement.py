@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.config.presets import defaults_for, for_grpo, preset_for
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.shards import uneven
@@ -86,8 +88,11 @@ def grpo_notes(config: Config, limit: int | None) -> list[str]:
     return [f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}"]
 
 
-def unread_settings(config: Config, discrete: bool) -> list[str]:
-    """Returns a line for each setting that has no effect given the others; ``discrete`` says whether actions are."""
+def unread_settings(config: Config, discrete: bool, images: bool = True) -> list[str]:
+    """Returns a line for each setting that has no effect given the others.
+
+    ``discrete`` says whether actions are, ``images`` whether observations have some.
+    """
     ppo, network, found = config.ppo, config.network, list[str]()
 
     def tell(key: str, value: Any, why: str) -> None:
@@ -95,11 +100,12 @@ def unread_settings(config: Config, discrete: bool) -> list[str]:
 
     if config.algorithm == "ppo" and config.grpo.kl_coef:
         tell("grpo.kl_coef", config.grpo.kl_coef, "algorithm ppo has no reference policy; algorithm grpo has")
-    if config.algorithm == "grpo" and network.shared:
+    if config.algorithm == "grpo" and network.shared and not any(c.network.shared for c in _given_by_nobody(config)):
         tell("network.shared", True, "algorithm grpo has no critic to share layers with")
     if ppo.schedule != "adaptive" and ppo.desired_kl != DEFAULTS.ppo.desired_kl:
         tell("ppo.desired_kl", ppo.desired_kl, f"ppo.schedule is {ppo.schedule}; adaptive follows it")
     found += _sizes_of_nothing(config)
+    found += _parts_of_nothing(config, images)
     if discrete and network.state_dependent_std:
         tell("network.state_dependent_std", True, "actions are discrete")
     if discrete and network.log_std_init != DEFAULTS.network.log_std_init:
@@ -129,6 +135,38 @@ def _sizes_of_nothing(config: Config) -> list[str]:
     return found
 
 
+def _parts_of_nothing(config: Config, images: bool) -> list[str]:
+    """Returns lines for settings, other than those of a preset, of parts that the run doesn't have."""
+    network, given = config.network, _given_by_nobody(config)
+    layers = None
+    if network.custom is not None:
+        layers = f"network.custom {network.custom} stands in place of all networks"
+    absent = {"network.hidden_sizes": layers, "network.activation": layers}
+    absent["network.shared"] = layers if config.algorithm == "ppo" else None  # else GRPO is the reason
+    encoder = layers or (None if images else "observations have no images")
+    absent |= {f"network.image.{name}": encoder for name in type(network.image).model_fields}
+    games = None if config.env.atari.enabled else "env.atari is off"
+    absent |= {f"env.atari.{name}": games for name in type(config.env.atari).model_fields if name != "enabled"}
+    absent["eval.episodes"] = None if config.eval.interval else "eval.interval is 0; evaluations are off"
+    return [
+        _unread(key, value, why)
+        for key, why in absent.items()
+        if why is not None and (value := _value_of(config, key)) not in [_value_of(each, key) for each in given]
+    ]
+
+
+def _given_by_nobody(config: Config) -> list[Config]:
+    """Returns the configs from which this one may have begun: the defaults, and the environment's presets."""
+    preset = preset_for(config.env.id)
+    begun = [preset, for_grpo(config.env.id, preset)]
+    begun += [defaults_for(continuous, images)[0] for continuous, images in ((True, False), (False, True))]
+    return [DEFAULTS, *map(Config.model_validate, begun)]
+
+
+def _value_of(config: Config, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), config)
+
+
 def _without_memory(config: Config) -> str:
     if config.network.custom is not None:
         return f"network.custom {config.network.custom} stands in place of all networks and has no memory"
@@ -136,4 +174,5 @@ def _without_memory(config: Config) -> str:
 
 
 def _unread(key: str, value: Any, why: str) -> str:
-    return f"{key}: {str(value).lower() if isinstance(value, bool) else value} changes nothing: {why}"
+    shown = list(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else value
+    return f"{key}: {shown} changes nothing: {why}"

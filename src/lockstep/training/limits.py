@@ -35,9 +35,14 @@ RETURN_ROUNDING = 2.0**-22
 
 
 def minibatch_name(config: Config, index: int) -> str:
-    """Names the minibatch of an update by its place among those of all epochs, which counts from 0."""
+    """Names the minibatch of an update by its place among those of all epochs, which counts from 0.
+
+    With ``sync_period`` it names the period that ends with this minibatch, because which one failed isn't known.
+    """
     epoch, minibatch = divmod(index, config.ppo.num_minibatches)
-    return f"epoch {epoch + 1}, minibatch {minibatch + 1}"
+    steps = index % config.sync_period + 1
+    which = "minibatch" if steps == 1 else f"the {steps} minibatches up to"
+    return f"epoch {epoch + 1}, {which} {minibatch + 1}"
 
 
 def non_finite(

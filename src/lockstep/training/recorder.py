@@ -13,7 +13,7 @@ from lockstep import __version__
 from lockstep.config.redact import shown_value
 from lockstep.core.episodes import SUCCESS_RATE
 from lockstep.core.errors import RunError
-from lockstep.core.files import as_json
+from lockstep.core.files import as_json, why_unwritten
 from lockstep.core.fingerprint import array_digest, sha256_of
 from lockstep.core.life import Part, life
 from lockstep.policies.evaluation import summarize
@@ -40,7 +40,7 @@ class Recorder:
     ``before`` is the summary that an earlier session left.
 
     Attributes:
-        past: what the run remembers across sessions, with the score by which the best checkpoint is kept.
+        history: what the run remembers across sessions, with the score by which the best checkpoint is kept.
         saved_iteration: iteration of this session's last checkpoint.
     """
 
@@ -71,7 +71,7 @@ class Recorder:
         self.saved_iteration: int | None = None
         self._compared: int | None = None
         self.missing_rows = [] if checkpoint is None else run.missing_rows(session.counted.iteration)
-        self.trackers = run.open_trackers(config)
+        self.trackers = run.open_trackers(config, self.is_new)
         self.fingerprints = run.open_records(FINGERPRINTS) if config.proof.trace else None
         self.checkpoints, self.memory = run.open_checkpoints(config.checkpoint), run.open_memory()
         self.keeper = Keeper(config.checkpoint.seconds, self.memory is not None)
@@ -89,7 +89,10 @@ class Recorder:
             self.progress.message(line)
         restarted = self.session.restarted
         if restarted:
-            self.run.warn(f"environments {restarted} couldn't be restored exactly and began a new episode")
+            self.run.warn(
+                f"environments {restarted} couldn't be restored exactly and began a new episode: from here on the "
+                "agent isn't that of an uninterrupted run (docs/environments.md, Resuming exactly)"
+            )
         if self.missing_rows:
             self.run.warn(missing_in_words(self.missing_rows, self.counted.iteration))
         if self.is_new:
@@ -99,7 +102,8 @@ class Recorder:
 
     def warn_of_unread(self) -> None:
         """Warns of settings that have no effect."""
-        for said in unread_settings(self.config, self.session.description.action.discrete):
+        seen = self.session.description
+        for said in unread_settings(self.config, seen.action.discrete, seen.observation.image_bytes > 0):
             self.run.warn(said)
 
     def log(self, *records: Record) -> None:
@@ -119,7 +123,7 @@ class Recorder:
         try:
             self.trackers.log_all(told)
         except OSError as error:
-            raise RunError(f"{error.filename} can't be written: {error.strerror or error}") from error
+            raise RunError(f"{error.filename} can't be written: {why_unwritten(error)}") from error
         for record in told:
             self.show(record)
 
@@ -210,7 +214,7 @@ class Recorder:
             self.saved_iteration = iteration
             self.keeper.saved()
         else:
-            self._keep(files, facts, started)
+            self._keep(files, {**facts, "planned": False}, started)
 
     def _keep(self, files: dict[str, bytes], facts: dict[str, Any], started: float) -> None:
         """Keeps a state in memory; if there is no room for it, the launcher has only the checkpoints."""
@@ -324,7 +328,10 @@ def record_training(
         before = summary_before(run)
         if before.get("global_step") != session.counted.global_step:  # it covers steps that are cut off
             run.remove_summary()
-        run.cut_after(session.counted.iteration, session.counted.global_step, session.config.log)
+        try:
+            run.cut_after(session.counted.iteration, session.counted.global_step, session.config.log)
+        except OSError as error:
+            raise RunError(f"{error.filename or run.path} can't be written: {why_unwritten(error)}") from error
         run.remove_summary()
         run.write_config(session.config)
         recorder = Recorder(session, run, started, checkpoint, before)

@@ -28,21 +28,23 @@ def looked_up(monkeypatch):
 def test_a_name_may_appear_late(looked_up):
     found, answers = looked_up
     answers["unknown"] = 3
-    wait_for_name("node1")
+    said: list[str] = []
+    wait_for_name("node1", said.append)
     assert found == ["node1"] * 4
+    assert said == ["MASTER_ADDR: node1 is no host's name here yet; waits up to 60 s for it"]
 
 
 def test_a_name_that_leads_nowhere_is_one_line(looked_up):
     looked_up[1]["unknown"] = 1000
     with pytest.raises(ValueError, match=r"meet on node1, which is no host's name here; set MASTER_ADDR") as raised:
-        wait_for_name("node1", seconds=0.05)
+        wait_for_name("node1", print, seconds=0.05)
     assert "\n" not in str(raised.value)
 
 
 def test_another_failure_of_the_look_up_is_left_to_who_connects(looked_up):
     found, answers = looked_up
     answers.update(unknown=1000, why=socket.EAI_FAIL)
-    wait_for_name("node1")
+    wait_for_name("node1", pytest.fail)
     assert found == ["node1"]
 
 

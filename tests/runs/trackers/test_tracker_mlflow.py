@@ -56,6 +56,9 @@ class Client:
     def log_batch(self, run_id, **what):
         self.sent.extend(what.get("metrics", ()))
 
+    def set_terminated(self, run_id, status):
+        pass
+
 
 @pytest.fixture
 def started(monkeypatch):
@@ -92,6 +95,14 @@ def test_seeds_of_a_group_go_where_single_runs_go(started, tmp_path):
     ((uri, experiments),) = Client.experiments.items()
     assert uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
     assert experiments["lockstep"].artifacts == str(tmp_path / "mlartifacts")
+
+
+def test_an_empty_variable_is_as_good_as_none(started, tmp_path, monkeypatch):
+    """Files for containers and shells often set one that is empty."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert started(directory_of(tmp_path / "run")).place == f"mlflow ui --backend-store-uri {uri}"
+    assert Client.experiments[uri]["lockstep"].artifacts == str(tmp_path / "mlartifacts")
 
 
 def test_a_group_that_has_a_database_of_its_own_keeps_it(started, tmp_path):
@@ -133,4 +144,5 @@ def test_a_resumed_run_sends_the_steps_that_mlflow_lacks(started, tmp_path, monk
     tracker = started(run.directory)
     for step in (512, 640, 768, 896):
         tracker.log({"global_step": step})
+    tracker.close()
     assert Client.sent == [640, 768, 896]

@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.core.errors import RankMismatchError
@@ -28,17 +29,21 @@ _KNOCK_SECONDS = 0.1
 """Pause between tries to connect."""
 
 
-def wait_for_name(host: str, seconds: float = NAME_SECONDS) -> None:
+def wait_for_name(host: str, tell: Callable[[str], object], seconds: float = NAME_SECONDS) -> None:
     """Waits until a host's name resolves; raises a one-line ``RankMismatchError`` if it doesn't in time.
 
-    Other failures of the look-up are left to the connection that follows.
+    ``tell`` is called once, with a line for the user, if the first look-up fails. Other failures of the look-up are
+    left to the connection that follows.
     """
-    deadline = time.monotonic() + seconds
+    deadline, told = time.monotonic() + seconds, False
     while True:
         try:
             socket.getaddrinfo(host, _PORT, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
             if error.errno == socket.EAI_NONAME and time.monotonic() < deadline:
+                if not told:
+                    tell(f"MASTER_ADDR: {host} is no host's name here yet; waits up to {seconds:g} s for it")
+                told = True
                 time.sleep(min(_RETRY_SECONDS, seconds))
                 continue
             if error.errno == socket.EAI_NONAME:

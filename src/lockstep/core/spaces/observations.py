@@ -200,10 +200,17 @@ class ObservationLayout:
         return nested(parts)
 
 
+_NO_NUMBERS = "USc"
+"""Kinds of dtypes: texts, bytes, complex numbers."""
+
+
 def _checked(leaf: Leaf, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if leaf.kind == "image" and not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"observation of dtype {array.dtype}, its space says uint8")
+    if array.dtype.kind in _NO_NUMBERS:  # NumPy would read texts as numbers, and drop imaginary parts
+        what = f" part {leaf.name!r}" if leaf.name else ""
+        raise ValueError(f"observation{what} of dtype {array.dtype}, its space says real numbers")
     if array.shape != leaf.shape and (leaf.kind == "image" or array.size != leaf.size):
         what = f" part {leaf.name!r}" if leaf.name else ""
         raise ValueError(f"observation{what} of shape {array.shape}, its space says {leaf.shape}")

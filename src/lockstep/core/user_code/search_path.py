@@ -23,9 +23,39 @@ def search_working_directory_last() -> None:
     sys.path[:] = [*dict.fromkeys(place for place in places if place not in ("", here)), here]
 
 
-def search_path_hint(error: Exception, module: str) -> str:
+def search_path_hint(error: BaseException, module: str) -> str:
     """Says where ``module`` was looked for, if the error is that it or a package of it is missing; else returns ""."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is None or not f"{module}.".startswith(f"{missing}."):
         return ""
     return f"; modules are looked for in the working directory, {os.getcwd()}, and in those of PYTHONPATH"
+
+
+def check_module(option: str, name: str) -> None:
+    """Raises a one-line ``ValueError`` if ``name`` is ``FILE.py:name`` in place of ``module:name``.
+
+    The error says how to write it; ``option`` is what ``name`` was given for.
+    """
+    file, colon, attribute = name.partition(":")
+    if not colon or not file.endswith(".py") or not os.path.isfile(file):
+        return
+    folder, _, module = os.path.normpath(file.removesuffix(".py")).rpartition(os.sep)
+    inside = not os.path.isabs(file) and not folder.startswith(os.pardir)
+    written = f"{folder.replace(os.sep, '.')}.{module}" if folder and inside else module
+    how = "" if inside else f", with {folder} in PYTHONPATH"
+    raise ValueError(f"{option}: {name} names a file; give the module, {written}:{attribute}{how}")
+
+
+def passed_over(module: str) -> str:
+    """Says which file was imported as ``module`` in place of one in the working directory; "" if none was."""
+    top = module.partition(".")[0]
+    own = [path for path in (f"{top}.py", os.path.join(top, "__init__.py")) if os.path.isfile(path)]
+    if not own or top not in sys.modules:
+        return ""
+    loaded = getattr(sys.modules[top], "__file__", None)
+    if loaded is not None and any(os.path.exists(loaded) and os.path.samefile(loaded, path) for path in own):
+        return ""
+    mine = own[0].removesuffix(f"{os.sep}__init__.py")
+    folders = list(getattr(sys.modules[top], "__path__", []))  # of a package without __init__.py, which has no file
+    there = loaded or (folders[0] if folders else "built into Python")
+    return f"; {top} is {there} here, so rename your {mine}"

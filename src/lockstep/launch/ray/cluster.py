@@ -15,7 +15,7 @@ from typing import Any
 
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.temporary import temporary_directory
-from lockstep.core.topology import Topology, available_cores, bound_cores
+from lockstep.core.topology import LOOPBACK_ADDRESS, Topology, available_cores, bound_cores
 from lockstep.launch.world import World, world_of
 
 RAY = "ray"
@@ -239,7 +239,7 @@ def _start_own(stack: contextlib.ExitStack, quiet: Mapping[str, Any]) -> None:
         num_cpus=bound_cores(),  # a container's limit makes ranks slow, not wrong
         include_dashboard=False,
         object_store_memory=STORE_BYTES,
-        _node_ip_address="127.0.0.1",
+        _node_ip_address=LOOPBACK_ADDRESS,
         _temp_dir=str(directory) if len(str(directory)) <= _LONGEST_PATH else None,
         **quiet,
     )

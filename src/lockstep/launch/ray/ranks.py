@@ -17,7 +17,7 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.done import DoneFile
 from lockstep.core.errors import RunError
 from lockstep.core.process import ERROR_PREFIX, failure_in, say
-from lockstep.core.topology import LAUNCHER_VARIABLE, LOOPBACK
+from lockstep.core.topology import LAUNCHER_VARIABLE, LOOPBACK_ADDRESS
 from lockstep.launch.native_errors import NativeErrors
 from lockstep.launch.rank import Assignment
 from lockstep.launch.ray.actor import Place, RankActor, Told
@@ -110,7 +110,7 @@ class RayServer:
             found = self._ask([actor.place.remote() for actor in self._actors])
             order = order_of(found, self._cluster.here)
             actors, ranks = [self._actors[n] for n in order], [found[n] for n in order]
-            address = LOOPBACK[0] if len({place.node for place in ranks}) == 1 else ranks[0].address
+            address = LOOPBACK_ADDRESS if len({place.node for place in ranks}) == 1 else ranks[0].address
             (port,) = self._ask([actors[0].free_port.remote(address)])
             elsewhere = replace(Assignment.from_json(assignment), resume_from=None, states=None).to_json()
             changed = {name: value for name, value in os.environ.items() if self._began_with.get(name) != value}

@@ -7,7 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,12 +114,14 @@ def start_group(request: RunRequest, group: GroupStart, command: Sequence[str] |
         write_changes(changed, options.trust)
         paths = make_seeds(directory, config, seeds, options.trust)
         at_once = min(len(paths), side_by_side(options, config, world))
-        progress = make_progress(config.total_steps * len(paths), options.quiet)
+        own = {each: stored_config(each, warn=False) for each in paths}  # a seed may have been made longer
+        lengths = {each: seed.num_iterations * seed.steps_per_iteration for each, seed in own.items()}
+        progress = make_progress(sum(lengths.values()), options.quiet)
         for each in [*lines, f"{_in_words(config, paths, at_once)} ({group.why})"]:
             progress.message(each)
         words = None if command is None else functools.partial(words_of_seed, command, options)
         named = {*names_in(config), *names_in(config_of_seed(directory.path, config, config.seed))}
-        runs = Group(directory, paths, settings_of(options), words, at_once, progress, named)
+        runs = Group(directory, paths, settings_of(options), words, at_once, progress, named, lengths)
         return directory.path, runs.train()
     except ValueError:
         if stored is not None:
@@ -192,6 +194,7 @@ class Group:
         at_once: how many train at a time.
         progress: shows how far all of them are.
         named: the names in the group's config, which each run may use.
+        lengths: global steps that runs are trained for, by path.
     """
 
     def __init__(
@@ -203,8 +206,10 @@ class Group:
         at_once: int,
         progress: Progress,
         named: Collection[str] = (),
+        lengths: Mapping[Path, int] | None = None,
     ) -> None:
-        self.directory, self.runs = directory, [SeedRun(path, named=named) for path in paths]
+        given = lengths or {}
+        self.directory, self.runs = directory, [SeedRun(path, named=named, length=given.get(path)) for path in paths]
         self._settings, self._words, self._at_once = dict(settings), words, at_once
         self._progress, self._shown, self._began = progress, 0, time.monotonic()
         self._speed = Speed()
@@ -267,8 +272,11 @@ class Group:
                 if doubtful and not running:
                     waiting.clear()  # the others would refuse as well
                 while waiting and len(running) < self._at_once and not doubtful:
-                    folder = stack.enter_context(temporary_directory())  # a cleanup may have removed an earlier one
-                    running.append(self._start(waiting.popleft(), folder))
+                    run = waiting.popleft()
+                    if self._start(run, stack):
+                        running.append(run)
+                    else:
+                        waiting.clear()  # the system would refuse the others too; those that train go on
                 ended = [run for run in running if run.has_ended()]
                 running = [run for run in running if run not in ended]
                 if ended and not running:
@@ -289,13 +297,20 @@ class Group:
         said = [run.error for run in refused if run.path.name not in run.error]
         return len(set(said)) < len(said) or (bool(said) and not has_trained(self.directory.path))
 
-    def _start(self, run: SeedRun, folder: Path) -> SeedRun:
-        file = folder / f"{run.path.name}.json"
+    def _start(self, run: SeedRun, stack: ExitStack) -> bool:
+        """Starts a run, whose temporary files ``stack`` removes; if the system refuses, says so and returns False."""
         left = self._hours_left()
         own = {"resume": str(run.path), "quiet": True, **({} if left is None else {"max_hours": left})}
-        file.write_text(json.dumps({**self._settings, **own}))
-        run.start(file, None if self._words is None else self._words(run.path))
-        return run
+        try:
+            folder = stack.enter_context(temporary_directory())  # a cleanup may have removed an earlier one
+            file = folder / f"{run.path.name}.json"
+            file.write_text(json.dumps({**self._settings, **own}))
+            run.start(file, None if self._words is None else self._words(run.path))
+        except (OSError, RuntimeError) as error:  # a full disk, no descriptors, no processes or threads
+            run.not_started(error)
+            self._progress.message(f"{run.path.name}: {run.error}; no other seed is started")
+            return False
+        return True
 
     def _hours_left(self) -> float | None:
         """Returns what is left of ``max_hours``, which all runs share; None without a limit."""
@@ -305,8 +320,10 @@ class Group:
     def _show(self) -> None:
         running, ended, others = [], [], []
         for run in self.runs:
-            if record := last_record(run.path / METRICS_JSONL):
-                (ended if run.is_done else running if run.is_training else others).append(record)
+            with suppress(OSError):  # descriptors may be used up
+                if record := last_record(run.path / METRICS_JSONL):
+                    done = run.is_done or run.has_come(record["global_step"])
+                    (ended if done else running if run.is_training else others).append(record)
         steps = sum(record["global_step"] for record in (*running, *ended, *others))
         if steps != self._shown:
             self._shown = steps

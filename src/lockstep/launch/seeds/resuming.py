@@ -11,7 +11,7 @@ from lockstep.config.files import nested
 from lockstep.config.redact import shown_url
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.process import say
-from lockstep.launch.resume import changes_of_order, open_directory, resumed_config
+from lockstep.launch.resume import change_of_length, changes_of_order, open_directory, resumed_config
 from lockstep.launch.seeds.making import config_of_seed
 from lockstep.launch.seeds.places import in_its_place, own_places_of
 from lockstep.runs.directory import LOCK, open_run, written_by_another
@@ -19,7 +19,6 @@ from lockstep.runs.finding import seeds_in
 from lockstep.runs.lock import is_held
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import names_in
-from lockstep.training.schedules import follows_length
 
 Change = tuple[Config, Config]
 """A run's stored config, and the one that replaces it."""
@@ -87,9 +86,7 @@ def put_back(changed: Mapping[Path, Change]) -> None:
 def _in_words(stored: Config, config: Config) -> Iterable[str]:
     """Yields what a resumed run does differently from here on, in the words of a run that is resumed alone."""
     if stored.total_steps != config.total_steps:
-        change = f"total_steps was {stored.total_steps} and is {config.total_steps} from here on"
-        note = "schedules follow it, so a new run of this config.json is another run"
-        yield f"warning: {change}; {note}" if follows_length(config) else change
+        yield change_of_length(stored.total_steps, config)
     before, now = stored.checkpoint.mirror, config.checkpoint.mirror
     if before is not None and now is not None and before != now:
         stays = f"what is at {shown_url(before)} stays"

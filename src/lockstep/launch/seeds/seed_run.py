@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.process import ERROR_PREFIX, STOP_SIGNALS, command_that_ends_with_us, failure_line, kill_session, say
+from lockstep.core.process import (
+    ERROR_PREFIX,
+    EXIT_FAILURE,
+    STOP_SIGNALS,
+    command_that_ends_with_us,
+    failure_line,
+    kill_session,
+    say,
+)
 from lockstep.core.topology import without_launcher
 from lockstep.runs.directory import SUMMARY
 from lockstep.runs.listing import UnreadableError, read_object
@@ -33,6 +41,7 @@ class SeedRun:
         said: lines of its standard error.
         code: its exit status, once it has ended.
         named: the names in its group's config, which it may use.
+        length: global steps that it is trained for; None if unknown.
     """
 
     path: Path
@@ -40,6 +49,7 @@ class SeedRun:
     said: list[str] = field(default_factory=list)
     code: int | None = None
     named: Collection[str] = ()
+    length: int | None = None
     _reader: threading.Thread | None = None
 
     def start(self, file: Path, command: Sequence[str] | None) -> None:
@@ -56,7 +66,21 @@ class SeedRun:
             start_new_session=True,  # the group passes signals on
         )
         self._reader = threading.Thread(target=self._read, name=f"{self.path.name}-output", daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError:  # the system allows no other thread
+            kill_session(self.process.pid)
+            self.process.wait()
+            self.process = None
+            raise
+
+    def not_started(self, error: Exception) -> None:
+        """Records that the system refused to start it, which counts as a failure."""
+        why = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            why = error.strerror if error.filename is None else f"{error.strerror} ({error.filename})"
+        self.said.append(f"{ERROR_PREFIX}can't be started: {why}\n")
+        self.code = EXIT_FAILURE
 
     def _read(self) -> None:
         assert self.process is not None
@@ -77,6 +101,10 @@ class SeedRun:
         if self.process is not None:
             return self.code == 0
         return (self.summary() or {}).get("status") == "finished"
+
+    def has_come(self, global_step: int) -> bool:
+        """Tells whether its process runs and this is its last step, as if it finds that an earlier session was done."""
+        return self.is_training and self.length is not None and global_step >= self.length
 
     def has_ended(self) -> bool:
         """Tells whether its process has ended, and keeps the exit status."""

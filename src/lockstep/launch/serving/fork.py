@@ -11,9 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep.core.process import EXIT_FAILURE, PARENT_VARIABLE, STOP_SIGNALS, end_with_parent, flush_output, say
-
-INTERRUPTED = 128 + signal.SIGINT
+from lockstep.core.process import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    PARENT_VARIABLE,
+    STOP_SIGNALS,
+    end_with_parent,
+    flush_output,
+    say,
+)
 
 
 def fork(body: Callable[[], int]) -> int:
@@ -60,7 +66,7 @@ def _leave(body: Callable[[], int]) -> NoReturn:
             say(error.code)
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = EXIT_INTERRUPTED
     except BaseException:
         traceback.print_exc()
     finally:

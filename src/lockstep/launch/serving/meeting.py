@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.core.life import LINE_BYTES
-from lockstep.core.topology import DEFAULT_PORT, MEMORY_VARIABLE, STORE_VARIABLE
+from lockstep.core.topology import DEFAULT_PORT, LOOPBACK_ADDRESS, MEMORY_VARIABLE, STORE_VARIABLE
 from lockstep.launch.serving.channel import FILE, STORE
 
-LOOPBACK = "127.0.0.1"
 BACKLOG = 1024
 MEETING_FILE = "meeting"
 
@@ -46,7 +45,8 @@ class Meeting:
         made = cls({})
         if meeting == FILE:
             made.environment[STORE_VARIABLE] = str(directory / MEETING_FILE)
-            made.environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(DEFAULT_PORT)}  # hides the shell's values
+            made.environment["MASTER_ADDR"] = LOOPBACK_ADDRESS  # hides the shell's values
+            made.environment["MASTER_PORT"] = str(DEFAULT_PORT)
         else:
             made._keep_port(listens=meeting == STORE)
         if shared and hasattr(os, "memfd_create"):
@@ -60,9 +60,9 @@ class Meeting:
         self.port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if not listens:
             self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # rank 0 listens on it beside us
-        self.port.bind((LOOPBACK, 0))
+        self.port.bind((LOOPBACK_ADDRESS, 0))
         self.number = self.port.getsockname()[1]
-        self.environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(self.number)}
+        self.environment |= {"MASTER_ADDR": LOOPBACK_ADDRESS, "MASTER_PORT": str(self.number)}
         if listens:
             self.port.listen(BACKLOG)
             self.environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "lockstep"}

@@ -35,13 +35,13 @@ from lockstep.core.process import (
     open_closed_streams,
     signal_name,
 )
-from lockstep.core.topology import LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE
+from lockstep.core.topology import LAUNCHER_VARIABLE, LOOPBACK_ADDRESS, MEMORY_VARIABLE, STORE_VARIABLE
 from lockstep.core.user_code.search_path import search_working_directory_last
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import HOLD_SECONDS, NativeErrors
 from lockstep.launch.serving.channel import ONE_THREAD, STORE, Channel, ServerSettings
 from lockstep.launch.serving.fork import fork, one_thread, spawn
-from lockstep.launch.serving.meeting import LOOPBACK, Meeting
+from lockstep.launch.serving.meeting import Meeting
 
 LOOK_SECONDS = 1.0
 ASSIGNMENT = "assignment.json"
@@ -211,7 +211,7 @@ class Server:
         """Serves PyTorch's store; a failure ends the run, because the ranks would wait forever."""
         try:
             engine = importlib.import_module("lockstep.torch_engine.engine")
-            self._kept.append(engine.serve_store(LOOPBACK, port, listener))
+            self._kept.append(engine.serve_store(LOOPBACK_ADDRESS, port, listener))
         except Exception as error:
             self._failure = f"the store in which ranks meet can't be opened: {_in_one_line(error)}"
             os.write(self._wake, b".")

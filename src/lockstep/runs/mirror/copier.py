@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from lockstep.core.files import replace_text
 from lockstep.core.process import say
 from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, OWN_NAMES, SUMMARY, WANDB
-from lockstep.runs.mirror.fetch import steps_on
+from lockstep.runs.mirror.fetch import manifests_on, steps_on
 from lockstep.runs.mirror.held import Held, found, holding
-from lockstep.runs.mirror.lease import LEASE, Lease
-from lockstep.runs.mirror.place import MirrorError, Place, one_line
+from lockstep.runs.mirror.lease import LEASE, Lease, LeaseGoneError, LeaseLostError
+from lockstep.runs.mirror.place import Place, one_line
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks at the run's directory."""
@@ -31,10 +32,6 @@ LINES = {".jsonl", ".csv"}
 """Suffixes of files whose last line may be half written."""
 
 
-class LeaseLostError(MirrorError):
-    """Raised if another process now writes this run on the mirror."""
-
-
 class Mirror:
     """Keeps the copy of one run up to date, in a thread of the process that holds the run.
 
@@ -42,17 +39,20 @@ class Mirror:
         run: the run's directory.
         place: the run's place on the mirror.
         lease: on that place, already taken.
+        left: manifests of the checkpoints that were there when it was taken, by name: an earlier process's.
 
     Attributes:
         failures: how often copying failed.
         error: the last failure in one line; None if the last copy succeeded.
     """
 
-    def __init__(self, run: Path, place: Place, lease: Lease) -> None:
+    def __init__(self, run: Path, place: Place, lease: Lease, left: Mapping[str, bytes] | None = None) -> None:
         self._run, self._place, self._lease = run, place, lease
         self._sent: dict[str, tuple[int, int]] = {}
         self._there: set[str] | None = None
         self._manifests: dict[str, bytes] = {}
+        self._known: dict[str, bytes] = dict(left or {})
+        self._gone = False
         self._over, self._lost = threading.Event(), False
         self._thread = threading.Thread(target=self._copy_on, name="mirror", daemon=True)
         self.failures = 0
@@ -155,9 +155,9 @@ class Mirror:
 
         Raises:
             MirrorError: something can't be read or written there, or another process writes it.
+            LeaseGoneError: the place was emptied or is away; the next copy takes it again and sends everything.
         """
-        if not self._lease.is_ours():
-            raise LeaseLostError(f"{self._place.url} is written by another process now")
+        self._make_sure_of_the_lease()
         if self._there is None:
             self._there = set(self._place.names())
             listed = {f"step_{step}" for step in steps_on(sorted(self._there))}
@@ -167,6 +167,36 @@ class Mirror:
         except Exception:
             self._there = None  # unknown what has arrived
             raise
+
+    def _make_sure_of_the_lease(self) -> None:
+        """Checks that this process may write; forgets what was sent if the place may have lost it.
+
+        A lease that is gone is taken again at the second look only: a share that isn't mounted may be back by then.
+        """
+        if self._gone:
+            self._check_nobody_wrote()
+            self._lease.take_again()
+        try:
+            is_known = self._lease.check()
+        except LeaseGoneError:
+            self._gone = True
+            self._forget()
+            raise
+        self._gone = False
+        if not is_known:
+            self._forget()
+
+    def _check_nobody_wrote(self) -> None:
+        """Raises a ``LeaseLostError`` if there is a checkpoint of another process, which has given its lease back."""
+        for name, manifest in manifests_on(self._place).items():
+            here = found(self._run / CHECKPOINTS / name)
+            if manifest not in (self._known.get(name), here and here.manifest):
+                raise LeaseLostError(f"{self._place.url} was written by another process meanwhile")
+
+    def _forget(self) -> None:
+        """Forgets what is on the mirror, so that everything is looked for and copied again."""
+        self._known |= self._manifests
+        self._sent, self._manifests, self._there = {}, {}, None
 
     def _copy(self) -> None:
         with holding(self._run / CHECKPOINTS, self._manifests) as (
@@ -214,7 +244,8 @@ class Mirror:
         folder = f"{CHECKPOINTS}/{one.path.name}"
         try:
             if f"{folder}/{MANIFEST}" in self._there:
-                if self._place.read(f"{folder}/{MANIFEST}") == one.manifest:
+                is_whole = self._there.issuperset(f"{folder}/{name}" for name in one.files)
+                if is_whole and self._place.read(f"{folder}/{MANIFEST}") == one.manifest:
                     self._manifests[one.path.name] = one.manifest
                     return
                 self._place.remove([f"{folder}/{MANIFEST}"])

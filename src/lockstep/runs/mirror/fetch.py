@@ -26,6 +26,16 @@ def steps_on(names: list[str]) -> list[int]:
     return sorted({step for name in found if (step := step_of(Path(name))) is not None}, reverse=True)
 
 
+def manifests_on(place: Place) -> dict[str, bytes]:
+    """Reads the manifests of the checkpoints that are whole on a mirror, by the checkpoint's name.
+
+    Raises:
+        MirrorError: the mirror can't be read.
+    """
+    read = {f"step_{step}": place.read(f"{CHECKPOINTS}/step_{step}/{MANIFEST}") for step in steps_on(place.names())}
+    return {name: manifest for name, manifest in read.items() if manifest is not None}
+
+
 def has_run(names: list[str]) -> bool:
     """Tells whether a mirror's files are a run's."""
     return CONFIG in names or bool(steps_on(names))

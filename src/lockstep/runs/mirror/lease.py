@@ -35,6 +35,14 @@ def _machine() -> list[str]:
         return []
 
 
+class LeaseLostError(MirrorError):
+    """Raised if another process now writes this run on the mirror."""
+
+
+class LeaseGoneError(MirrorError):
+    """Raised if nobody's lease is there: the place was emptied, or it is away, as a share that isn't mounted."""
+
+
 class Lease:
     """The right to write one run on a mirror, held by this process until it is given back.
 
@@ -53,7 +61,7 @@ class Lease:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._place, self._patience, self._clock, self._sleep = place, patience, clock, sleep
-        self._token, self._beat = secrets.token_hex(8), 0
+        self._tokens, self._beat = [secrets.token_hex(8)], 0  # the last one is that of the place as it is known
         self._renewed = clock()
         self._over, self._writing = threading.Event(), threading.Lock()
 
@@ -101,15 +109,53 @@ class Lease:
     def renew(self) -> None:
         """Rewrites the lease to show that its holder lives, if it is due and no other process has taken it."""
         with self._writing:
-            if self._over.is_set() or self._clock() - self._renewed < RENEW_SECONDS or not self.is_ours():
+            if self._over.is_set() or self._clock() - self._renewed < RENEW_SECONDS:
+                return
+            token = self._token_there()
+            if token not in self._tokens:
                 return
             self._beat += 1
-            self._place.write(LEASE, self._content())
+            self._place.write(LEASE, self._content(token))
             self._renewed = self._clock()
 
     def is_ours(self) -> bool:
         """Tells whether this process still has the lease."""
-        return _parsed(self._place.read(LEASE)).get("token") == self._token
+        return self._token_there() in self._tokens
+
+    def check(self) -> bool:
+        """Returns whether the place is the one that this process last wrote to.
+
+        It isn't if the lease was taken again while the place was away, and what was there before has come back.
+
+        Raises:
+            LeaseLostError: another process has the lease, or it was given back.
+            LeaseGoneError: nobody has it.
+        """
+        token = self._token_there()
+        if self._over.is_set():
+            raise LeaseLostError(f"{self._place.url} was given back")
+        if token is None:
+            raise LeaseGoneError(f"{self._place.url} has lost its {LEASE}, and perhaps all else")
+        if token not in self._tokens:
+            raise LeaseLostError(f"{self._place.url} is written by another process now")
+        with self._writing:
+            is_known = token == self._tokens[-1]
+            self._tokens = sorted(self._tokens, key=lambda one: one == token)  # a list that is being sorted looks empty
+        return is_known
+
+    def take_again(self) -> None:
+        """Takes a lease that is gone, if nobody else has done so; :meth:`check` says who has it."""
+        with self._writing:
+            if self._over.is_set():
+                return
+            self._tokens.append(secrets.token_hex(8))
+            if not self._place.create(LEASE, self._content()):
+                self._tokens.pop()
+
+    def _token_there(self) -> str | None:
+        """Returns the token of the lease that is there: None if there is no file, empty if it says nothing."""
+        content = self._place.read(LEASE)
+        return None if content is None else str(_parsed(content).get("token", ""))
 
     def give_back(self) -> None:
         """Removes the lease, so that others can write the run; if that takes too long, the lease is left behind."""
@@ -123,11 +169,11 @@ class Lease:
             if self.is_ours():
                 self._place.remove([LEASE])
 
-    def _content(self) -> bytes:
+    def _content(self, token: str | None = None) -> bytes:
         pid = os.getpid()
         return json.dumps(
             {
-                "token": self._token,
+                "token": token or self._tokens[-1],
                 "host": socket.gethostname(),
                 "pid": pid,
                 "machine": _machine(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.config.redact import HIDDEN, secrets_in, shown_url
@@ -139,6 +140,10 @@ class Place:
             with contextlib.suppress(MirrorError):
                 return self._call(what, action)
         return self._call(what, action)
+
+    def is_directory(self, path: Path) -> bool:
+        """Tells whether this place is a directory of this host, the one at ``path``, by whatever links."""
+        return self._scheme in ("file", "local") and Path(self._root).resolve() == path.resolve()
 
     def read(self, name: str) -> bytes | None:
         """Returns a file's content; None if there is no such file."""

@@ -17,7 +17,7 @@ from typing import Any
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.process import say
 from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv, mend_csv
-from lockstep.runs.trackers.files import REWRITTEN, PlainRecord, check_writable
+from lockstep.runs.trackers.files import REWRITTEN, PlainRecord, prepare_to_append
 from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl, last_global_step_of
 from lockstep.runs.trackers.service import TRACKERS_JSON, TrackedRun, Tracker, close_all, note_logged
 
@@ -77,6 +77,7 @@ class RunTrackers(Tracker):
         available: opens each optional tracker.
         config: of the run.
         started: trackers that :func:`start_services` has started; those in ``names`` are taken out of it.
+        is_new: whether the run begins, so that records in ``extra_jsonl`` are another run's, and refused.
 
     Raises:
         ValueError: a tracker can't start; one line.
@@ -90,16 +91,15 @@ class RunTrackers(Tracker):
         available: Mapping[str, Callable[[TrackedRun], Tracker]] = OPTIONAL_TRACKERS,
         config: Config | None = None,
         started: dict[str, Tracker] | None = None,
+        is_new: bool = False,
     ) -> None:
         self._directory, started = directory, {} if started is None else started
         run = TrackedRun(directory, config or Config())
         self._required: dict[str, Tracker] = {}
         self._optional: dict[str, Tracker] = {}
-        jsonl = directory / METRICS_JSONL
-        is_new = not jsonl.is_file() or jsonl.stat().st_size == 0
         try:
             with _starting("jsonl"):
-                self._required["jsonl"] = JsonlTracker(jsonl)
+                self._required["jsonl"] = JsonlTracker(directory / METRICS_JSONL)
             with _starting("csv"):
                 self._required["csv"] = CsvTracker(directory / METRICS_CSV)
             if extra_jsonl is not None:
@@ -126,7 +126,7 @@ class RunTrackers(Tracker):
         """Hands records to every tracker, in order; raises an ``OSError`` if the run's own record can't be written.
 
         If there is a service, records go one by one. So the run's own record, which tells a resumed run what services
-        were sent, is at most one record ahead of them.
+        were handed, is at most one record ahead of that.
         """
         if len(records) > 1 and not all(tracker.writes_files for tracker in self._optional.values()):
             for record in records:
@@ -161,21 +161,22 @@ class RunTrackers(Tracker):
         """
         for tracker in self._optional.values():
             tracker.ending = self.ending
-        self._try_optional(lambda tracker: tracker.close())
+        self._try_optional(lambda tracker: tracker.close(), then="metrics.jsonl has every record")
         required, self._optional, self._required = self._required, {}, {}
         with ExitStack() as stack:
             for tracker in required.values():
                 stack.callback(tracker.close)
 
-    def _try_optional(self, action: Callable[[Tracker], None]) -> None:
-        """Calls ``action`` with each optional tracker; drops one that fails, with a warning."""
+    def _try_optional(
+        self, action: Callable[[Tracker], None], then: str = "it is switched off, training goes on"
+    ) -> None:
+        """Calls ``action`` with each optional tracker; drops one that fails, with a warning that says what follows."""
         for name, tracker in list(self._optional.items()):
             try:
                 action(tracker)
             except Exception as error:
                 del self._optional[name]
-                line = f"tracker {name} failed: {_reason(error)}; it is switched off, training goes on"
-                say(line)
+                say(f"tracker {name} failed: {_reason(error)}; {then}")
                 with suppress(Exception):
                     tracker.close()
 
@@ -212,7 +213,7 @@ def start_services(
     run, started = TrackedRun(directory, config), dict[str, Tracker]()
     if extra_jsonl is not None:
         with _starting("extra jsonl"):
-            check_writable(extra_jsonl)
+            prepare_to_append(extra_jsonl)
     try:
         for name in wanted_trackers(config.log):
             if name in EXTRAS:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, read_through, replacing
+from lockstep.runs.trackers.jsonl import records_in
 from lockstep.runs.trackers.service import Tracker
 
 
@@ -119,6 +120,26 @@ def mend_csv(path: Path, records: Path, there: set[int], wanted: set[int]) -> st
     with records.open("rb") as lines:
         _rewrite(path, header, (_cells(header, PlainRecord(json.loads(line))) for line in lines))
     return f"{said}; it was written anew"
+
+
+def table_differs(path: Path, records: Path) -> bool:
+    """Tells whether a table and a file of JSON lines have whole but different rows of the same iteration.
+
+    Raises:
+        ValueError: the first file is no table of metrics; one line.
+    """
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        header, rows = _whole_rows(path, file)
+        whole = (row for _, row in rows if len(row) == len(header))
+        known = {row[header.index("iteration")]: row for row in whole}
+    for iteration, line in records_in(records):
+        row = known.get(str(iteration))
+        cells = _cells(header, PlainRecord(json.loads(line)))
+        if row is not None and row != ["" if cell is None else str(cell) for cell in cells]:
+            return True
+    return False
 
 
 def _cells(header: Sequence[str], record: PlainRecord) -> list[Any]:

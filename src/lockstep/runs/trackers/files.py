@@ -90,8 +90,12 @@ def open_to_append(path: Path) -> TextIO:
     return path.open("a", BUFFER_BYTES, encoding="utf-8", newline="")
 
 
-def check_writable(path: Path) -> None:
-    """Raises an ``OSError`` if :func:`open_to_append` can't write; doesn't open the file, which may be a pipe."""
+def prepare_to_append(path: Path) -> None:
+    """Makes a file, empty, and its directory if they are missing; one that is there stays closed: it may be a pipe.
+
+    Raises:
+        OSError: :func:`open_to_append` couldn't write it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         path.touch()

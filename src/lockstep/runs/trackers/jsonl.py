@@ -148,11 +148,12 @@ def _is_whole(value: Any) -> bool:
 
 def records_differ(path: Path, other: Path) -> bool:
     """Tells whether two files have whole but different records of the same iteration."""
-    known = dict(_records(other))
-    return any(known.get(iteration, line) != line for iteration, line in _records(path))
+    known = dict(records_in(other))
+    return any(known.get(iteration, line) != line for iteration, line in records_in(path))
 
 
-def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+def records_in(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yields the iterations and lines of a file's whole records; none if there is no such file."""
     with path.open("rb") if path.is_file() else nullcontext([]) as lines:
         for line in read_through(lines):
             if (iteration := _integer(line, "iteration")) is not None:

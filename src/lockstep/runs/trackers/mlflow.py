@@ -6,12 +6,15 @@ import contextlib
 import logging
 import os
 import re
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lockstep.config.redact import shown_url
+from lockstep.runs.trackers.outbox import Outbox
 from lockstep.runs.trackers.service import Ending, TrackedRun, Tracker, flattened, metrics_of
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read on import: nothing is sent unasked
@@ -23,23 +26,28 @@ from mlflow.exceptions import MlflowException
 SERVICE, DATABASE = "mlflow", "mlflow.db"
 UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
 MAX_PARAMS = 100  # per request
+RECORDS_AT_ONCE = 20  # so few that a request has about as many metrics as MLflow takes, 1000
 MAX_NAME = 240  # of the 250 letters allowed; the rest is for the number that makes a name unique
 ODD = re.compile(r"[^/\w.\- :]|(?<![^/])\.\.")
 STATUS = {Ending.FINISHED: "FINISHED", Ending.STOPPED: "KILLED", Ending.FAILED: "FAILED"}
+LAST_SECONDS = 3.0
+"""Seconds to wait, after a failure, for MLflow to take the run's status."""
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 
 class MlflowTracker(Tracker):
     """Logs to one MLflow run in the experiment ``log.project``; a resumed run keeps its id if MLflow knows it.
 
-    Without ``MLFLOW_TRACKING_URI``, metrics go to the SQLite file ``mlflow.db`` beside the run directory (for a group's
-    seed, beside the group), and files to ``mlartifacts/`` there. ``log`` returns once the metrics are stored.
+    Without ``MLFLOW_TRACKING_URI``, or if it is empty, metrics go to the SQLite file ``mlflow.db`` beside the run
+    directory (for a group's seed, beside the group), and files to ``mlartifacts/`` there. A thread sends everything. A
+    server that is away for a short time gets what it missed, by MLflow's own retries; once these are used up, the next
+    call raises their error.
     """
 
     def __init__(self, run: TrackedRun) -> None:
         known, runs_dir = run.remembered(SERVICE), _runs_dir(run)
         uri = os.environ.get("MLFLOW_TRACKING_URI")
-        local = uri is None
+        local = not uri
         uri = uri or f"sqlite:///{runs_dir / DATABASE}"
         with _quiet_migrations(), _few_retries():
             self._client = MlflowClient(uri)
@@ -58,6 +66,8 @@ class MlflowTracker(Tracker):
         # failed, or a session logged without MLflow.
         self._until = int(there.metrics.get("global_step", -1))
         self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
+        self._outbox: Outbox[Sequence[Metric] | Callable[[], object]] = Outbox(self._send, RECORDS_AT_ONCE)
+        self._closed = False
 
     def _goes_on(self, run_id: str) -> bool:
         """Marks an MLflow run as running again; returns False if MLflow doesn't know it."""
@@ -106,20 +116,56 @@ class MlflowTracker(Tracker):
         if step > self._until:
             values = metrics_of(record)
             self._names.learn(values)
-            metrics = [Metric(self._names.of[key], float(value), now, step) for key, value in values.items()]
-            self._client.log_batch(self._id, metrics=metrics)
+            self._outbox.put([Metric(self._names.of[key], float(value), now, step) for key, value in values.items()])
 
     def text(self, tag: str, text: str) -> None:
         """Stores markdown as the artifact ``<tag>.md``."""
-        self._client.log_text(self._id, text, f"{tag}.md")
+        self._outbox.put(partial(self._client.log_text, self._id, text, f"{tag}.md"), alone=True, slow=True)
 
     def video(self, tag: str, path: Path, global_step: int) -> None:
         """Stores an mp4 file, whose name gives the step, as an artifact under the tag."""
-        self._client.log_artifact(self._id, str(path), tag)
+        self._outbox.put(partial(self._client.log_artifact, self._id, str(path), tag), alone=True, slow=True)
 
     def close(self) -> None:
-        """Ends the MLflow run."""
-        self._client.set_terminated(self._id, STATUS[self.ending])
+        """Waits a bounded time for what isn't sent yet, and ends the MLflow run; after a failure it tries that once.
+
+        Raises:
+            Exception: that with which sending failed.
+            TimeoutError: MLflow didn't take everything in time; one line.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        end = partial(self._client.set_terminated, self._id, STATUS[self.ending])
+        try:
+            self._outbox.put(end, alone=True)
+            self._outbox.finish()
+        except Exception:
+            self._try_briefly(end)
+            raise
+
+    def _try_briefly(self, call: Callable[[], object]) -> None:
+        """Makes a call whose errors don't matter, and doesn't wait for it longer than ``LAST_SECONDS``."""
+
+        def make() -> None:
+            with contextlib.suppress(Exception):
+                call()
+
+        thread = threading.Thread(target=make, name="tracker-end", daemon=True)
+        with _few_retries():
+            thread.start()
+            thread.join(LAST_SECONDS)
+
+    def _send(self, items: Sequence[Sequence[Metric] | Callable[[], object]]) -> None:
+        """Makes a call, which comes alone, or sends records in one request."""
+        metrics: list[Metric] = []
+        for item in items:
+            if callable(item):
+                item()
+            else:
+                metrics += item
+        if metrics:
+            self._client.log_batch(self._id, metrics=metrics)
 
 
 class TakenNames:
@@ -166,7 +212,7 @@ def _runs_dir(run: TrackedRun) -> Path:
 
 @contextlib.contextmanager
 def _few_retries() -> Iterator[None]:
-    """Reduces MLflow's retries, so that an unreachable server is reported within seconds when a run begins."""
+    """Reduces MLflow's retries, so that an unreachable server holds up a run's beginning or end for seconds only."""
     if RETRIES in os.environ:
         yield
         return
