@@ -1,6 +1,6 @@
 # `make train` trains an agent on a fresh machine, `make test` runs what a change must not break, `make test-all` that and
 # what takes long or needs packages of gigabytes, `make bench` measures speed side by side with other libraries (it
-# took 36 minutes on two fast cores and 97 on slow ones; `make bench ARGS=--quick` for a look), `make docs` builds the
+# took 48 minutes on two fast cores; `make bench ARGS=--quick` for a look), `make docs` builds the
 # documentation as a site, in build/docs.
 PYTHON ?= python3
 VENV := .venv
