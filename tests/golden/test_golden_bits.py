@@ -61,7 +61,7 @@ def test_one_agent_is_written_down_for_every_world_size(cases):
         assert len({bits["params_sha256"] for bits in written["bits"].values()}) == len(written["bits"]) - 4
 
 
-NOT_EVERYWHERE = {"torch GRPO, 2 ranks", "torch masks, 2 ranks"}
+NOT_EVERYWHERE = {"torch GRPO, 2 ranks", "torch masks, 2 ranks", "torch LSTM, 2 ranks"}
 """Cases whose bits were changed on purpose where not all processors of the file were at hand."""
 
 

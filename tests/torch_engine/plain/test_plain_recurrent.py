@@ -190,7 +190,7 @@ def test_rollouts_steps_and_values_are_pytorchs(net, seed):
     ours = policy.unroll(x.numpy(), actions.numpy(), state.numpy(), resets.numpy())
     for mine, theirs in zip(ours, (log_probs, values, states), strict=True):
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-11, atol=1e-12)
-    first, after = policy.step(policy.acting_weights(), x[:, 0].numpy(), state.numpy(), resets[:, 0].numpy())
+    first, after = policy.step(policy.stepper(), x[:, 0].numpy(), state.numpy(), resets[:, 0].numpy())
     np.testing.assert_allclose(first, output[:, 0].numpy(), rtol=1e-12, atol=1e-12)
     own = after.shape[-1] // len(net.trunks)
     np.testing.assert_allclose(after[..., :own], states[:, 0, :, :own].numpy(), rtol=1e-12, atol=1e-12)
@@ -241,16 +241,19 @@ def test_parameters_are_read_anew_by_each_call():
 
 @CORES
 @SHARED
-def test_a_shards_bits_do_not_depend_on_its_company(core, shared):
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_shards_bits_do_not_depend_on_its_company(monkeypatch, core, shared, size, rows):
     """On as many ranks as 8 shards may have, and at the sizes of a run."""
-    net = policy_net(4, 2, True, (64,), core=core, core_size=64, shared=shared)
+    monkeypatch.setitem(globals(), "SEQUENCES", rows)
+    net = policy_net(4, 2, True, (64,), core=core, core_size=size, shared=shared)
     parameters = random_parameters(net)
     columns, rollout = sequences_for(net, parameters, 1, 8), rollout_for(net, 1, torch.float32, 8)
 
     def of(shards: slice) -> list[np.ndarray]:
         policy, given = by_hand(net, parameters), [x[shards].clone().numpy() for x in rollout]
         own = {name: x[shards].clone().numpy() for name, x in columns.items()}
-        step = policy.step(policy.acting_weights(), given[0][:, 0].copy(), given[2], given[3][:, 0].copy())
+        step = policy.step(policy.stepper(), given[0][:, 0].copy(), given[2], given[3][:, 0].copy())
         return [policy.gradients(own, SETTINGS).copy(), *policy.unroll(*given), *step]
 
     whole = of(slice(None))

@@ -1,10 +1,11 @@
 """Recurrent cores by hand, in NumPy: LSTM and GRU over sequences, and their gradients back through time.
 
 Equations and the order of gates are those of :mod:`lockstep.torch_engine.nets.recurrent`. The cores of networks that
-see the same observations run side by side, along an axis of trunks. ``np.matmul`` calls the BLAS once for each shard
-and trunk, so a shard's bits don't depend on its neighbours. A step's gates lie one after the other,
-``[gates, k, trunks, n, size]``, because NumPy goes over whole arrays several times faster than over parts of rows. What
-needs no order in time is computed for all steps at once.
+see the same observations run side by side, along an axis of trunks. Products over all steps call the BLAS once for each
+shard and trunk, and those of a step take all shards' rows at once where a shard's bits are the same
+(:mod:`lockstep.torch_engine.plain.products`), so its bits don't depend on its neighbours. A step's gates lie one after
+the other, ``[gates, trunks, k, n, size]``, because NumPy goes over whole arrays several times faster than over parts of
+rows. What needs no order in time is computed for all steps at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+
+from lockstep.torch_engine.plain.products import RowProduct
 
 
 class CoreWeights(NamedTuple):
@@ -39,12 +42,12 @@ class Unrolled:
 
     Attributes:
         x: the input, ``[k, 1, steps·n, inputs]``.
-        keep: 0.0 where nothing is carried into a step, else 1.0: ``[steps, k, 1, n, 1]``.
+        keep: 0.0 where nothing is carried into a step, else 1.0: ``[steps, 1, k, n, 1]``.
         resets: whether a step has such rows, on any shard.
-        first: the state before the first step, ``[parts, k, trunks, n, size]``.
-        states: the state after each step, ``[parts, steps, k, trunks, n, size]``: hidden state, cell state.
-        gates: activated, ``[steps, gates, k, trunks, n, size]``; only the last step's unless gradients are taken.
-        inner: an LSTM's tanh of cell states, a GRU's hidden part of new states, ``[steps, k, trunks, n, size]``;
+        first: the state before the first step, ``[parts, trunks, k, n, size]``.
+        states: the state after each step, ``[parts, steps, trunks, k, n, size]``: hidden state, cell state.
+        gates: activated, ``[steps, gates, trunks, k, n, size]``; only the last step's unless gradients are taken.
+        inner: an LSTM's tanh of cell states, a GRU's hidden part of new states, ``[steps, trunks, k, n, size]``;
             likewise.
     """
 
@@ -76,7 +79,9 @@ class Core(ABC):
     parts: ClassVar[int]
     """The number of arrays that a state has: a hidden state, and an LSTM's cell state."""
     slopes: ClassVar[tuple[float, ...]]
-    """By gate: 0.5 for logistic functions, taken as ``(1 + tanh(x/2)) / 2``, and 1.0 for tanh."""
+    """By gate, logistic functions first: 0.5 for those, taken as ``(1 + tanh(x/2)) / 2``, and 1.0 for tanh."""
+    moved: ClassVar[int] = 0
+    """How many of the parameters' last gates are computed first."""
 
     def __init__(self, parameters: Mapping[str, np.ndarray], trunks: Sequence[str]) -> None:
         self._parameters = [
@@ -88,7 +93,6 @@ class Core(ABC):
         self.size = self._parameters[0]["hidden.weight"].shape[1]
         self.trunks = len(trunks)
         self.width = sum(p.size for p in self._parameters[0].values())
-        self._halves = np.repeat(np.array(self.slopes, self.dtype), self.size)
 
     def _stacked(self, name: str) -> np.ndarray:
         return np.stack([parameters[name] for parameters in self._parameters])
@@ -101,48 +105,64 @@ class Core(ABC):
             bias[:, : -self.size] += given[:, : -self.size]
             hidden_bias = given[:, -self.size :]
         return CoreWeights(
-            input=self._stacked("input.weight").swapaxes(1, 2) * self._halves,
-            input_bias=(bias * self._halves)[:, None],
-            hidden=self._stacked("hidden.weight").swapaxes(1, 2) * self._halves,
+            input=self._by_column(self._stacked("input.weight")),
+            input_bias=self._by_column(bias[:, :, None]),
+            hidden=self._by_column(self._stacked("hidden.weight")),
             hidden_bias=hidden_bias[:, None],
         )
+
+    def _by_column(self, weight: np.ndarray) -> np.ndarray:
+        """Transposes weights ``[trunks, gates·size, in]``, halves those of logistic functions, and puts these first."""
+        out = np.empty((self.trunks, weight.shape[2], weight.shape[1]), self.dtype)
+        for gate, slope in enumerate(self.slopes):
+            start = (gate - self.moved) % self._gates * self.size
+            part = weight[:, start : start + self.size].swapaxes(1, 2)
+            np.multiply(part, slope, out=out[:, :, gate * self.size : (gate + 1) * self.size])
+        return out
 
     def unroll(
         self, weights: CoreWeights, x: np.ndarray, first: np.ndarray, resets: np.ndarray, graph: bool = False
     ) -> Unrolled:
         """Runs over sequences ``[k, steps, n, inputs]``.
 
-        ``first`` is the state before the first step, ``[parts, k, trunks, n, size]``; ``resets`` ``[k, steps, n]`` are
+        ``first`` is the state before the first step, ``[parts, trunks, k, n, size]``; ``resets`` ``[k, steps, n]`` are
         1.0 where nothing is carried into a step. With ``graph``, :meth:`backward` can follow.
         """
         k, steps, n, inputs = x.shape
+        run = self.empty_run(k, steps, n, graph)
+        run.x, run.first = x.reshape(k, 1, steps * n, inputs), np.ascontiguousarray(first)
+        run.keep[:, 0, :, :, 0] = (1.0 - resets).swapaxes(0, 1)
+        run.resets = (resets.max((0, 2)) > 0.0).tolist()
+        projected = np.matmul(run.x, weights.input)
+        projected += weights.input_bias
+        by_step = projected.reshape(k, self.trunks, steps, n, -1).transpose(2, 1, 0, 3, 4)
+        self.run(weights, by_step, run, RowProduct(weights.hidden, k, n))
+        return run
+
+    def empty_run(self, k: int, steps: int, n: int, graph: bool = False) -> Unrolled:
+        """Allocates what :meth:`run` needs for sequences of ``n`` rows of each of ``k`` shards; without the input."""
         kept = steps if graph else 1
-        shape = (k, self.trunks, n, self.size)
-        run = Unrolled(
-            x=x.reshape(k, 1, steps * n, inputs),
-            keep=(1.0 - resets).swapaxes(0, 1)[:, :, None, :, None],
-            resets=(resets.max((0, 2)) > 0.0).tolist(),
-            first=first,
+        shape = (self.trunks, k, n, self.size)
+        return Unrolled(
+            x=np.empty((k, 1, steps * n, 0), self.dtype),
+            keep=np.ones((steps, 1, k, n, 1), self.dtype),
+            resets=[False] * steps,
+            first=np.empty((self.parts, *shape), self.dtype),
             states=np.empty((self.parts, steps, *shape), self.dtype),
             gates=np.empty((kept, self._gates, *shape), self.dtype),
             inner=np.empty((kept, *shape), self.dtype),
         )
-        projected = np.matmul(run.x, weights.input)
-        projected += weights.input_bias
-        by_gate = projected.reshape(k, self.trunks, steps, n, self._gates, self.size).transpose(2, 4, 0, 1, 3, 5)
-        self._run(weights, by_gate, run)
-        return run
 
     def backward(self, run: Unrolled, d_hidden: np.ndarray, out: np.ndarray) -> None:
         """Writes the gradients of all trunks' parameters into ``out`` ``[k, trunks·width]``.
 
-        ``d_hidden`` is the gradient of hidden states ``[steps, k, trunks, n, size]``; it is overwritten.
+        ``d_hidden`` is the gradient of hidden states ``[steps, trunks, k, n, size]``; it is overwritten.
         """
         d_input, d_product = self._back(self._stacked("hidden.weight"), run, d_hidden)
-        steps, k, trunks, n, _ = run.inner.shape
+        steps, trunks, k, n, _ = run.inner.shape
 
         def by_shard(x: np.ndarray) -> np.ndarray:
-            return x.transpose(1, 2, 0, 3, 4).reshape(k, trunks, steps * n, -1)
+            return x.transpose(2, 1, 0, 3, 4).reshape(k, trunks, steps * n, -1)
 
         d_input, d_product = by_shard(d_input), by_shard(d_product)
         ones = np.ones((1, steps * n), self.dtype)
@@ -165,47 +185,49 @@ class Core(ABC):
             position += size
 
     @abstractmethod
-    def _run(self, weights: CoreWeights, projected: np.ndarray, run: Unrolled) -> None:
-        """Fills gates, states and ``inner`` from the inputs' products ``[steps, gates, k, trunks, n, size]``."""
+    def run(self, weights: CoreWeights, projected: np.ndarray, run: Unrolled, product: RowProduct) -> None:
+        """Fills gates, states and ``inner`` from the inputs' products ``[steps, trunks, k, n, gates·size]``.
+
+        ``product`` is that of a step's rows by the hidden weights.
+        """
 
     @abstractmethod
     def _back(self, weight: np.ndarray, run: Unrolled, d_hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Computes the gradients of the sums in the gates, ``[steps, k, trunks, n, gates·size]``.
+        """Computes the gradients of the sums in the gates, ``[steps, trunks, k, n, gates·size]``.
 
         Takes hidden weights ``[trunks, gates·size, size]``; returns the gradients of the inputs' and of the hidden
         products.
         """
 
-    def _step_buffer(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Allocates products ``[…, n, gates·size]``; returns them, and a view gate by gate, ``[gates, …, n, size]``."""
-        buffer = np.empty((*shape[:-1], self._gates * self.size), self.dtype)
-        by_gate = buffer.reshape(*shape[:-1], self._gates, self.size)
-        return buffer, by_gate.transpose(*range(len(shape) - 4), -2, -5, -4, -3, -1)
+    def _by_gate(self, x: np.ndarray) -> np.ndarray:
+        """Views products ``[…, trunks, k, n, gates·size]`` gate by gate, ``[…, gates, trunks, k, n, size]``."""
+        by_gate = x.reshape(*x.shape[:-1], self._gates, self.size)
+        return by_gate.transpose(*range(x.ndim - 4), -2, -5, -4, -3, -1)
 
 
 class Lstm(Core):
-    """Runs LSTMs (Hochreiter & Schmidhuber 1997): input, forget, cell and output gate."""
+    """Runs LSTMs (Hochreiter & Schmidhuber 1997), whose parameters are of input, forget, cell and output gate."""
 
     parts = 2
-    slopes = (0.5, 0.5, 1.0, 0.5)
+    slopes = (0.5, 0.5, 0.5, 1.0)
+    moved = 1  # output, input, forget, cell
 
-    def _run(self, weights: CoreWeights, projected: np.ndarray, run: Unrolled) -> None:
+    def run(self, weights: CoreWeights, projected: np.ndarray, run: Unrolled, product: RowProduct) -> None:
+        """See :meth:`Core.run`."""
+        summed, by_gate = product.out, self._by_gate(product.out)
         hiddens, cells = run.states
-        product, by_gate = self._step_buffer(run.inner.shape[1:])
-        scale = np.array(self.slopes, self.dtype).reshape(-1, 1, 1, 1, 1)
-        shift = 1.0 - scale
         added = np.empty_like(run.inner[0])
         hidden, cell = run.first
         for t, begins in enumerate(run.resets):
             gates, inner = run.gates[t % len(run.gates)], run.inner[t % len(run.inner)]
             if begins:
                 hidden, cell = hidden * run.keep[t], cell * run.keep[t]
-            np.matmul(hidden, weights.hidden, out=product)
-            np.add(projected[t], by_gate, out=gates)
-            np.tanh(gates, out=gates)
-            gates *= scale
-            gates += shift
-            i, f, g, o = gates
+            product(hidden)
+            summed += projected[t]
+            np.tanh(by_gate, out=gates)
+            logistic, (o, i, f, g) = gates[:3], gates
+            logistic *= 0.5
+            logistic += 0.5
             np.multiply(i, g, out=added)
             cell = np.multiply(f, cell, out=cells[t])
             cell += added
@@ -213,22 +235,24 @@ class Lstm(Core):
             hidden = np.multiply(o, inner, out=hiddens[t])
 
     def _back(self, weight: np.ndarray, run: Unrolled, d_hidden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        i, f, g, o = run.gates.swapaxes(0, 1)
+        o, i, f, g = run.gates.swapaxes(0, 1)
         to_cell = o * (1.0 - run.inner * run.inner)
         factors = np.empty_like(run.gates)
-        factors[:, 0] = g * i * (1.0 - i)
-        factors[:, 1] = run.before(1) * f * (1.0 - f)
-        factors[:, 2] = i * (1.0 - g * g)
-        factors[:, 3] = run.inner * o * (1.0 - o)
-        d, d_gates = self._step_buffer(run.inner.shape)
-        d_cell, back, cell_back = np.empty_like(run.inner[0]), np.zeros_like(run.inner[0]), np.zeros_like(run.inner[0])
+        factors[:, 0] = run.inner * o * (1.0 - o)
+        factors[:, 1] = g * i * (1.0 - i)
+        factors[:, 2] = run.before(1) * f * (1.0 - f)
+        factors[:, 3] = i * (1.0 - g * g)
+        d = np.empty((*run.inner.shape[:-1], self._gates * self.size), self.dtype)
+        d_gates, product = self._by_gate(d), RowProduct(weight, *run.inner.shape[2:4])
+        d_cell, back, cell_back = np.empty_like(run.inner[0]), product.out, np.zeros_like(run.inner[0])
+        back[...] = 0.0
         for t in range(len(d) - 1, -1, -1):
             d_hidden[t] += back
             np.multiply(d_hidden[t], to_cell[t], out=d_cell)
             d_cell += cell_back
-            np.multiply(factors[t, :3], d_cell, out=d_gates[t, :3])
-            np.multiply(factors[t, 3], d_hidden[t], out=d_gates[t, 3])
-            np.matmul(d[t], weight, out=back)
+            np.multiply(factors[t, 1:], d_cell, out=d_gates[t, :3])
+            np.multiply(factors[t, 0], d_hidden[t], out=d_gates[t, 3])
+            product(d[t])
             np.multiply(d_cell, f[t], out=cell_back)
             if run.resets[t]:
                 back *= run.keep[t]
@@ -242,22 +266,24 @@ class Gru(Core):
     parts = 1
     slopes = (0.5, 0.5, 1.0)
 
-    def _run(self, weights: CoreWeights, projected: np.ndarray, run: Unrolled) -> None:
-        product, by_gate = self._step_buffer(run.inner.shape[1:])
+    def run(self, weights: CoreWeights, projected: np.ndarray, run: Unrolled, product: RowProduct) -> None:
+        """See :meth:`Core.run`."""
+        summed, by_gate = product.out[..., : 2 * self.size], self._by_gate(product.out)
+        hidden_bias = weights.hidden_bias[:, None]
         hidden = run.first[0]
         for t, begins in enumerate(run.resets):
             gates, inner = run.gates[t % len(run.gates)], run.inner[t % len(run.inner)]
             if begins:
                 hidden = hidden * run.keep[t]
-            np.matmul(hidden, weights.hidden, out=product)
+            product(hidden)
             logistic, (reset, update, new) = gates[:2], gates
-            np.add(projected[t, :2], by_gate[:2], out=logistic)
-            np.tanh(logistic, out=logistic)
+            summed += projected[t, ..., : 2 * self.size]
+            np.tanh(by_gate[:2], out=logistic)
             logistic *= 0.5
             logistic += 0.5
-            np.add(by_gate[2], weights.hidden_bias, out=inner)
+            np.add(by_gate[2], hidden_bias, out=inner)
             np.multiply(reset, inner, out=new)
-            new += projected[t, 2]
+            new += projected[t, ..., 2 * self.size :]
             np.tanh(new, out=new)
             after = np.subtract(hidden, new, out=run.states[0, t])
             after *= update
@@ -271,12 +297,14 @@ class Gru(Core):
         factors[:, 2] = to_new * reset
         factors[:, 0] = factors[:, 2] * run.inner * (1.0 - reset)
         factors[:, 1] = (run.before(0) - new) * update * (1.0 - update)
-        d, d_gates = self._step_buffer(run.inner.shape)
-        past, back = np.empty_like(run.inner[0]), np.zeros_like(run.inner[0])
+        d = np.empty((*run.inner.shape[:-1], self._gates * self.size), self.dtype)
+        d_gates, product = self._by_gate(d), RowProduct(weight, *run.inner.shape[2:4])
+        past, back = np.empty_like(run.inner[0]), product.out
+        back[...] = 0.0
         for t in range(len(d) - 1, -1, -1):
             d_hidden[t] += back
             np.multiply(factors[t], d_hidden[t], out=d_gates[t])
-            np.matmul(d[t], weight, out=back)
+            product(d[t])
             np.multiply(d_hidden[t], update[t], out=past)
             back += past
             if run.resets[t]:

@@ -106,8 +106,8 @@ class RecurrentFunctions:
     def step(self, observations: Tensor, recurrent_state: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`PolicyFunctions.step`."""
         none = np.zeros(observations.shape[:2], np.float32)
-        weights = self.recurrent.acting_weights()
-        output, states = self.recurrent.step(weights, observations.numpy(), recurrent_state.numpy(), none)
+        stepper = self.recurrent.stepper()
+        output, states = self.recurrent.step(stepper, observations.numpy(), recurrent_state.numpy(), none)
         return torch.from_numpy(output), torch.from_numpy(states)
 
     def values(self, observations: np.ndarray | Tensor, recurrent_state: Tensor | None) -> Tensor:
@@ -155,15 +155,15 @@ class RecurrentPlainActor(Actor):
     def begin(self, recurrent_state: np.ndarray | Tensor | None) -> None:
         """See :meth:`Actor.begin`."""
         assert isinstance(recurrent_state, np.ndarray)
-        self._weights = self._policy.acting_weights()
+        self._stepper = self._policy.stepper()
         self._state = recurrent_state.reshape(self._shards, self._rows, -1).copy()
         self._resets = np.zeros((self._shards, self._rows), np.float32)
 
     def __call__(self, observations: np.ndarray, noise: np.ndarray, part: slice | None = None) -> np.ndarray:
         """See :meth:`Actor.__call__`."""
         shards, split = shards_within(part, self._rows), (len(observations) // self._rows, self._rows, -1)
-        rows, state = observations.reshape(split).copy(), self._state[shards].copy()
-        act = partial(self._policy.act, self._weights)
+        rows, state = observations.reshape(split).copy(), self._state[shards]
+        act = partial(self._policy.act, self._stepper)
         actions, self._state[shards] = by_shard(
             self._mode, act, rows, noise.reshape(split), state, self._resets[shards]
         )

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.torch_engine.nets.nets import PolicyNet
+from lockstep.torch_engine.plain.acting import Stepper
 from lockstep.torch_engine.plain.cores import CORES, Core, CoreWeights, Unrolled
 from lockstep.torch_engine.plain.layers import Mlp, layers_in, width_of
 from lockstep.torch_engine.plain.losses import ActionHead
@@ -33,11 +34,11 @@ class _Part:
     def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray], name: str) -> None:
         self._sizes = net.sizes(name)
         self.width = width_of(self._sizes)
-        named = [
-            (parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"])
+        self.each = [
+            (parameters[f"{name}.{layer}.weight"], parameters[f"{name}.{layer}.bias"][None])
             for layer in range(len(self._sizes) - 1)
         ]
-        self.layers = Mlp([(w, b[None]) for w, b in named], net.activation, linear=int(name != "trunk"))
+        self.layers = Mlp(self.each, net.activation, linear=int(name != "trunk"))
 
     def backward(self, kept: list[np.ndarray], d: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Writes the parameters' gradients into ``out`` ``[k, width]``; returns that of the layers' input."""
@@ -54,6 +55,7 @@ class RecurrentPolicy:
     def __init__(self, net: PolicyNet, parameters: Mapping[str, np.ndarray]) -> None:
         assert net.core is not None
         core, trunks = CORES[net.core], net.trunks
+        self._activation = net.activation
         self._cores = core(parameters, trunks)
         self._acting, self._valuing = core(parameters, trunks[FIRST]), core(parameters, trunks[LAST])
         self._trunk = _Part(net, parameters, "trunk") if net.shared else None
@@ -62,28 +64,29 @@ class RecurrentPolicy:
         size = sum(p.size for p in parameters.values())
         self._rows = GradientRows(size, next(iter(parameters.values())).dtype)
 
-    def acting_weights(self) -> CoreWeights:
-        """Returns the weights for :meth:`step` as they are now."""
-        return self._acting.weights()
+    def stepper(self) -> Stepper:
+        """Returns what computes the actor's steps with the weights as they are now."""
+        shared = [] if self._trunk is None else self._trunk.each
+        return Stepper(self._acting, [*shared, *self._actor.each], self._activation)
 
     def step(
-        self, weights: CoreWeights, observations: np.ndarray, state: np.ndarray, resets: np.ndarray
+        self, stepper: Stepper, observations: np.ndarray, state: np.ndarray, resets: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Computes logits or means of one step ``[k, rows, action outputs]``, and the recurrent state after it.
 
         Takes observations ``[k, rows, width]``, the state before, and resets ``[k, rows]``, 1.0 where nothing is
         carried into the step. The critic's part of the state stays what it was.
         """
-        run = _unrolled(self._acting, weights, observations[:, None], state, FIRST, resets[:, None])
         after = state.copy()
-        _by_trunk(self._acting, after)[:, :, FIRST] = run.states[:, 0].transpose(1, 3, 2, 0, 4)
-        return self._actor.layers(self._features(run, 0)), after
+        actors = _by_trunk(self._acting, after)[:, :, 0]
+        output, actors[...] = stepper(observations, actors, resets)
+        return output, after
 
     def act(
-        self, weights: CoreWeights, observations: np.ndarray, noise: np.ndarray, state: np.ndarray, resets: np.ndarray
+        self, stepper: Stepper, observations: np.ndarray, noise: np.ndarray, state: np.ndarray, resets: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Samples actions with noise ``[k, rows, action outputs]``, and returns the next state; see :meth:`step`."""
-        output, after = self.step(weights, observations, state, resets)
+        output, after = self.step(stepper, observations, state, resets)
         return self._head.sample(output, noise), after
 
     def values(self, observations: np.ndarray, state: np.ndarray) -> np.ndarray:
@@ -106,12 +109,12 @@ class RecurrentPolicy:
         )
         taken = actions.reshape(k, (steps - 1) * rows, *actions.shape[3:])
         log_probs = self._head.log_probs(output[:, : taken.shape[1]], taken).reshape(k, steps - 1, rows)
-        states = run.states.transpose(2, 1, 4, 3, 0, 5).reshape(k, steps, rows, -1)
+        states = run.states.transpose(3, 1, 4, 2, 0, 5).reshape(k, steps, rows, -1)
         return log_probs, values.reshape(k, steps, rows), states
 
     def _features(self, run: Unrolled, trunk: int, kept: list[np.ndarray] | None = None) -> np.ndarray:
         """Computes the actor's or critic's own layers' input, ``[k, steps·n, …]``, from the trunk's hidden states."""
-        hidden = run.states[0, :, :, trunk].swapaxes(0, 1)
+        hidden = run.states[0, :, trunk].swapaxes(0, 1)
         x = hidden.reshape(len(hidden), -1, hidden.shape[-1])
         return x if self._trunk is None else self._trunk.layers(x, kept)
 
@@ -153,9 +156,9 @@ class RecurrentPolicy:
         if self._trunk is not None:
             d_features = [self._trunk.backward(kept[2], d_actor + d_critic, out[:, cores : cores + trunk])]
         d_hidden = np.empty_like(run.inner)
-        steps, k, _, n, size = d_hidden.shape
+        steps, _, k, n, size = d_hidden.shape
         for number, d in enumerate(d_features):
-            d_hidden[:, :, number] = d.reshape(k, steps, n, size).swapaxes(0, 1)
+            d_hidden[:, number] = d.reshape(k, steps, n, size).swapaxes(0, 1)
         self._cores.backward(run, d_hidden, out[:, :cores])
 
 
@@ -174,5 +177,5 @@ def _unrolled(
     graph: bool = False,
 ) -> Unrolled:
     """Runs the cores of some trunks over observations ``[k, steps, rows, width]``, from their parts of a state."""
-    first = _by_trunk(core, state)[:, :, trunks].transpose(3, 0, 2, 1, 4)
+    first = _by_trunk(core, state)[:, :, trunks].transpose(3, 2, 0, 1, 4)
     return core.unroll(weights, observations, first, resets, graph)

@@ -1,0 +1,77 @@
+"""Products of shards' few rows: a shard's bits are those of its own rows, whoever is beside it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.torch_engine.plain import products
+from lockstep.torch_engine.plain.products import FEW_ROWS, PAIRED, RowProduct, joins
+
+
+def drawn(*shape: int, seed: int = 0, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def multiplied(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return RowProduct(weights, *rows.shape[1:3])(np.ascontiguousarray(rows)).copy()
+
+
+@given(
+    shards=st.sampled_from([1, 2, 3, 4, 8, 16]),
+    rows=st.sampled_from([1, 2, 3, 4, 7, FEW_ROWS, FEW_ROWS + 1]),
+    inputs=st.sampled_from([1, 4, 17, 64, 128, 256]),
+    outputs=st.sampled_from([1, 2, 6, 48, 64, 192, 256, 512]),
+    seed=st.integers(0, 99),
+)
+def test_a_shards_bits_are_those_it_has_alone(shards, rows, inputs, outputs, seed):
+    weights, x = drawn(2, inputs, outputs, seed=seed), drawn(2, shards, rows, inputs, seed=seed + 1)
+    together = multiplied(x, weights)
+    np.testing.assert_allclose(together, x @ weights[:, None], rtol=1e-3, atol=1e-4)
+    for shard in range(shards):
+        np.testing.assert_array_equal(multiplied(x[:, shard : shard + 1], weights), together[:, shard : shard + 1])
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "apart"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_shards_whose_rows_cant_be_one_factor_are_multiplied_apart(monkeypatch, rows, together):
+    """The ways have the same bits, so that a check that fails on one rank alone makes no other agent."""
+    weights, x = drawn(2, 64, 256), drawn(2, 8, rows, 64, seed=1)
+    expected = multiplied(x, weights)
+    shapes, matmul = [], np.matmul
+    monkeypatch.setattr(products, "joins", lambda *_: together)
+    monkeypatch.setattr(np, "matmul", lambda a, b, out: (shapes.append(a.shape), matmul(a, b, out=out))[1])
+    np.testing.assert_array_equal(multiplied(x, weights), expected)
+    assert shapes == [(2, 8 * rows, 64) if together else (2, 8, max(2, rows), 64)]
+
+
+def test_what_isnt_compared_isnt_joined():
+    assert joins(8, 1, 64, 256, "<f4")
+    assert joins(8, FEW_ROWS, 64, 256, "<f4")
+    assert not joins(8, FEW_ROWS + 1, 64, 256, "<f4")
+    assert not joins(8, 1, 256, PAIRED // 256 + 1, "<f4")
+
+
+def test_rows_whose_bits_depend_on_their_number_arent_joined(monkeypatch):
+    joins.cache_clear()
+    matmul = np.matmul
+
+    def by_number(a, b):
+        return matmul(a, b) * np.float32(1.0 + 1e-6 * (a.shape[-2] > 4))
+
+    monkeypatch.setattr(np, "matmul", by_number)
+    assert not joins(8, 2, 64, 256, "<f4")
+    joins.cache_clear()
+
+
+def test_a_lone_row_of_a_large_weight_is_multiplied_as_it_is(monkeypatch):
+    weights, x = drawn(1, 256, 512), drawn(1, 2, 1, 256, seed=1)
+    shapes, matmul = [], np.matmul
+    monkeypatch.setattr(np, "matmul", lambda a, b, out: (shapes.append(a.shape), matmul(a, b, out=out))[1])
+    RowProduct(weights, 2, 1)(x)
+    assert shapes == [(1, 2, 1, 256)]
+
+
+def test_float64_has_bits_of_its_own():
+    weights, x = drawn(2, 64, 256, dtype=np.float64), drawn(2, 8, 1, 64, seed=1, dtype=np.float64)
+    np.testing.assert_allclose(multiplied(x, weights), x @ weights[:, None], rtol=1e-12, atol=1e-12)
