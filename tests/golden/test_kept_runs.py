@@ -35,15 +35,7 @@ def bits_where_made(name: str) -> dict[str, str]:
 
     Where a case's bits were changed on purpose since then, those of old bits and new ones: the file's ``resumed``.
     """
-    return GOLD["resumed"].get(name) or GOLD["written"][0]["bits"][KEPT[name]]
-
-
-def first_half_is_of_here(name: str) -> bool:
-    """Whether this processor has the bits of the one on which a kept run's first half was trained."""
-    there, here = GOLD["written"][0], fitting(GOLD["written"], HERE, KEPT[name])
-    if name in GOLD["resumed"]:  # its new bits needn't be written down for that processor: the kernels decide them
-        return bool(here) and HERE["openblas"] == there["holds_for"]["openblas"]
-    return any(written["bits"][KEPT[name]] == there["bits"][KEPT[name]] for written in here)
+    return GOLD["resumed"].get(name, GOLD["written"][0]["bits"][KEPT[name]])
 
 
 def rank_words(name: str) -> tuple:
@@ -83,9 +75,10 @@ def test_a_kept_run_resumed_ends_as_one_that_never_stopped(kept, name):
     resumed = resume(kept(name), *rank_words(name))
     assert resumed.summary["status"] == "finished"
     assert resumed.summary["restarted_environments"] == []
-    bits = {key: resumed.summary[key] for key in ("params_sha256", "state_sha256")}
-    if first_half_is_of_here(name):  # else half of it is another processor's
-        assert bits == bits_where_made(name)
+    bits, made_there = {key: resumed.summary[key] for key in ("params_sha256", "state_sha256")}, bits_where_made(name)
+    there, here = GOLD["written"][0]["bits"][KEPT[name]], fitting(GOLD["written"], HERE, KEPT[name])
+    if any(written["bits"][KEPT[name]] == there for written in here):  # else half of it is another processor's
+        assert bits == made_there
     assert len(resumed.metrics) == 3
 
 

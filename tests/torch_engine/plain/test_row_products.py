@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.core.machine import openblas_kernel
 from lockstep.torch_engine.plain import products
-from lockstep.torch_engine.plain.products import FEW_ROWS, PAIRED, RowProduct, joins
+from lockstep.torch_engine.plain.products import FEW_ROWS, PAIRED, RowProduct, joins, pairs
 
 
 def drawn(*shape: int, seed: int = 0, dtype: type = np.float32) -> np.ndarray:
@@ -32,24 +33,57 @@ def test_a_shards_bits_are_those_it_has_alone(shards, rows, inputs, outputs, see
         np.testing.assert_array_equal(multiplied(x[:, shard : shard + 1], weights), together[:, shard : shard + 1])
 
 
+@pytest.fixture
+def shapes(monkeypatch):
+    """The shapes of the rows that are multiplied."""
+    seen, matmul = [], np.matmul
+    monkeypatch.setattr(np, "matmul", lambda a, b, out: (seen.append(a.shape), matmul(a, b, out=out))[1])
+    return seen
+
+
 @pytest.mark.parametrize("together", [True, False], ids=["together", "apart"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_shards_whose_rows_cant_be_one_factor_are_multiplied_apart(monkeypatch, rows, together):
-    """The ways have the same bits, so that a check that fails on one rank alone makes no other agent."""
-    weights, x = drawn(2, 64, 256), drawn(2, 8, rows, 64, seed=1)
-    expected = multiplied(x, weights)
-    shapes, matmul = [], np.matmul
+def test_shards_whose_rows_cant_be_one_factor_are_multiplied_apart(monkeypatch, shapes, rows, together):
+    monkeypatch.setattr(products, "pairs", lambda *_: True)
     monkeypatch.setattr(products, "joins", lambda *_: together)
-    monkeypatch.setattr(np, "matmul", lambda a, b, out: (shapes.append(a.shape), matmul(a, b, out=out))[1])
-    np.testing.assert_array_equal(multiplied(x, weights), expected)
+    multiplied(drawn(2, 8, rows, 64), drawn(2, 64, 256))
     assert shapes == [(2, 8 * rows, 64) if together else (2, 8, max(2, rows), 64)]
 
 
-def test_what_isnt_compared_isnt_joined():
-    assert joins(8, 1, 64, 256, "<f4")
-    assert joins(8, FEW_ROWS, 64, 256, "<f4")
+@pytest.mark.parametrize("rows", [1, 3])
+def test_both_ways_have_the_same_bits_where_one_is_chosen(monkeypatch, rows):
+    """So a check that fails on one rank alone makes no other agent."""
+    weights, x = drawn(2, 64, 256), drawn(2, 8, rows, 64, seed=1)
+    expected = multiplied(x, weights)
+    monkeypatch.setattr(products, "joins", lambda *_: False)
+    np.testing.assert_array_equal(multiplied(x, weights), expected)
+
+
+def test_a_lone_row_is_multiplied_as_it_is_where_rows_cant_be_one_factor(monkeypatch, shapes):
+    monkeypatch.setattr(products, "pairs", lambda *_: False)
+    monkeypatch.setattr(products, "joins", lambda *_: True)
+    multiplied(drawn(2, 8, 1, 64), drawn(2, 64, 256))
+    assert shapes == [(2, 8, 1, 64)]
+
+
+def test_what_isnt_compared_isnt_joined(monkeypatch):
     assert not joins(8, FEW_ROWS + 1, 64, 256, "<f4")
-    assert not joins(8, 1, 256, PAIRED // 256 + 1, "<f4")
+    pairs.cache_clear()
+    monkeypatch.setattr(products, "joins", lambda *_: True)
+    assert pairs(64, 256, "<f4")
+    assert not pairs(256, PAIRED // 256 + 1, "<f4")
+    pairs.cache_clear()
+    monkeypatch.setattr(products, "joins", lambda k, *_: k != 4)
+    assert not pairs(64, 256, "<f4")
+    pairs.cache_clear()
+
+
+@pytest.mark.skipif(openblas_kernel() != "SkylakeX", reason="what these kernels do was measured")
+def test_kernels_for_avx512_join_common_shapes():
+    for units in (16, 32, 64):
+        assert pairs(units, 4 * units, "<f4")
+        assert joins(8, 1, units, 4 * units, "<f4")
+        assert joins(8, FEW_ROWS, units, 4 * units, "<f4")
 
 
 def test_rows_whose_bits_depend_on_their_number_arent_joined(monkeypatch):
@@ -62,14 +96,6 @@ def test_rows_whose_bits_depend_on_their_number_arent_joined(monkeypatch):
     monkeypatch.setattr(np, "matmul", by_number)
     assert not joins(8, 2, 64, 256, "<f4")
     joins.cache_clear()
-
-
-def test_a_lone_row_of_a_large_weight_is_multiplied_as_it_is(monkeypatch):
-    weights, x = drawn(1, 256, 512), drawn(1, 2, 1, 256, seed=1)
-    shapes, matmul = [], np.matmul
-    monkeypatch.setattr(np, "matmul", lambda a, b, out: (shapes.append(a.shape), matmul(a, b, out=out))[1])
-    RowProduct(weights, 2, 1)(x)
-    assert shapes == [(1, 2, 1, 256)]
 
 
 def test_float64_has_bits_of_its_own():

@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.torch_engine.plain.cores import Core, CoreWeights
 from lockstep.torch_engine.plain.layers import ACTIVATIONS, Layer
-from lockstep.torch_engine.plain.products import RowProduct
+from lockstep.torch_engine.plain.products import RowProduct, laid_out
 
 
 class _Buffers:
@@ -30,7 +30,7 @@ class Stepper:
 
     def __init__(self, core: Core, layers: Sequence[Layer], activation: str) -> None:
         self._core, self._weights = core, core.weights()
-        self._layers = [np.ascontiguousarray(weight.T)[None] for weight, _ in layers]
+        self._layers = [laid_out(weight.T[None]) for weight, _ in layers]
         self._biases = [bias.copy() for _, bias in layers]
         self._activate = ACTIVATIONS[activation][0]
         self._buffers: dict[tuple[int, int], _Buffers] = {}

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lockstep.torch_engine.plain.products import RowProduct
+from lockstep.torch_engine.plain.products import RowProduct, laid_out
 
 
 class CoreWeights(NamedTuple):
@@ -113,7 +113,7 @@ class Core(ABC):
 
     def _by_column(self, weight: np.ndarray) -> np.ndarray:
         """Transposes weights ``[trunks, gates·size, in]``, halves those of logistic functions, and puts these first."""
-        out = np.empty((self.trunks, weight.shape[2], weight.shape[1]), self.dtype)
+        out = laid_out(weight.swapaxes(1, 2))
         for gate, slope in enumerate(self.slopes):
             start = (gate - self.moved) % self._gates * self.size
             part = weight[:, start : start + self.size].swapaxes(1, 2)
