@@ -202,7 +202,7 @@ def test_rollouts_steps_and_values_are_pytorchs(net, seed):
 @CORES
 @SHARED
 def test_an_actor_goes_step_by_step_as_pytorchs_does(core, shared):
-    """Over the ends of episodes; from the beginning of a rollout on it has that rollout's parameters."""
+    """Over the ends of episodes."""
     config = small_config(network={"recurrent": core, "recurrent_size": SIZE, "sequence_length": 2, "shared": shared})
     state, plan = made_state(config, described(discrete=False)), plan_of(config)
     assert isinstance(state.policy, RecurrentFunctions)
@@ -227,6 +227,41 @@ def test_an_actor_goes_step_by_step_as_pytorchs_does(core, shared):
     assert not np.array_equal(actors[0](x, noise), actors[0](x, noise))  # something is carried
 
 
+@CORES
+@SHARED
+def test_an_actor_has_the_parameters_of_its_rollouts_beginning(core, shared):
+    net = recurrent_net(core, shared)
+    parameters = random_parameters(net)
+    policy = by_hand(net, parameters)
+    rng = np.random.default_rng(0)
+    observations, state = (rng.normal(size=(2, 3, size)).astype(np.float32) for size in (4, net.state_size))
+    none = np.zeros((2, 3), np.float32)
+    stepper = policy.stepper()
+    before = policy.step(stepper, observations, state, none)
+    own = ("trunk.core", "trunk", "actor") if shared else ("actor.core", "actor")
+    for part in own:
+        for parameter in (p for name, p in parameters.items() if name.startswith(part)):
+            parameter.mul_(1.5)
+        for same, was in zip(policy.step(stepper, observations, state, none), before, strict=True):
+            np.testing.assert_array_equal(same, was)
+        assert not np.allclose(policy.step(policy.stepper(), observations, state, none)[0], before[0], atol=1e-4)
+
+
+@CORES
+def test_a_rollout_begins_with_the_parameters_as_they_are_then(core):
+    config = small_config(network={"recurrent": core, "recurrent_size": SIZE, "sequence_length": 2})
+    state, plan = made_state(config, described(discrete=False)), plan_of(config)
+    actor: Actor = state.policy.actor(plan, "batched")
+    x, noise = np.ones((8, 4), np.float32), np.zeros((8, 3), np.float32)
+    taken = []
+    for _ in range(2):
+        actor.begin(np.zeros((8, state.net.state_size), np.float32))
+        taken.append(np.array(actor(x, noise)))
+        with torch.no_grad():
+            state.parameters.views["actor.core.input.weight"].mul_(1.5)
+    assert not np.allclose(taken[0], taken[1], atol=1e-4)
+
+
 def test_parameters_are_read_anew_by_each_call():
     net = recurrent_net("lstm", False)
     parameters = random_parameters(net)
@@ -245,8 +280,32 @@ def test_parameters_are_read_anew_by_each_call():
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_shards_bits_do_not_depend_on_its_company(monkeypatch, core, shared, size, rows):
     """On as many ranks as 8 shards may have, and at the sizes of a run."""
-    monkeypatch.setitem(globals(), "SEQUENCES", rows)
     net = policy_net(4, 2, True, (64,), core=core, core_size=size, shared=shared)
+    assert_bits_without_company(monkeypatch, net, rows)
+
+
+@pytest.mark.parametrize(
+    ("core", "size", "observations", "actions", "hidden", "rows"),
+    [
+        ("gru", 160, 4, 2, (64,), 2),
+        ("gru", 192, 4, 2, (64,), 2),
+        ("lstm", 64, 376, 17, (64,), 4),
+        ("lstm", 64, 27, 17, (64,), 16),
+        ("lstm", 64, 4, 1, (4,), 1),
+        ("lstm", 64, 4, 1, (4,), 3),
+        ("lstm", 16, 4, 2, (), 2),
+    ],
+)
+def test_a_shards_bits_do_not_depend_on_its_company_at_odd_sizes(
+    monkeypatch, core, size, observations, actions, hidden, rows
+):
+    """At some of them a shard's rows had others' bits once."""
+    net = policy_net(observations, actions, actions == 2, hidden, core=core, core_size=size)
+    assert_bits_without_company(monkeypatch, net, rows)
+
+
+def assert_bits_without_company(monkeypatch, net, rows):
+    monkeypatch.setitem(globals(), "SEQUENCES", rows)
     parameters = random_parameters(net)
     columns, rollout = sequences_for(net, parameters, 1, 8), rollout_for(net, 1, torch.float32, 8)
 

@@ -104,20 +104,21 @@ class Core(ABC):
             given = self._stacked("hidden.bias")
             bias[:, : -self.size] += given[:, : -self.size]
             hidden_bias = given[:, -self.size :]
+        by_column = [self._stacked(name).swapaxes(1, 2) for name in ("input.weight", "hidden.weight")]
         return CoreWeights(
-            input=self._by_column(self._stacked("input.weight")),
-            input_bias=self._by_column(bias[:, :, None]),
-            hidden=self._by_column(self._stacked("hidden.weight")),
+            input=self._scaled(by_column[0], laid_out(by_column[0])),
+            input_bias=self._scaled(bias[:, None], np.empty_like(bias[:, None])),
+            hidden=self._scaled(by_column[1], laid_out(by_column[1])),
             hidden_bias=hidden_bias[:, None],
         )
 
-    def _by_column(self, weight: np.ndarray) -> np.ndarray:
-        """Transposes weights ``[trunks, gates·size, in]``, halves those of logistic functions, and puts these first."""
-        out = laid_out(weight.swapaxes(1, 2))
+    def _scaled(self, columns: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Halves columns ``[trunks, in, gates·size]`` of logistic functions, and writes these first into ``out``."""
         for gate, slope in enumerate(self.slopes):
             start = (gate - self.moved) % self._gates * self.size
-            part = weight[:, start : start + self.size].swapaxes(1, 2)
-            np.multiply(part, slope, out=out[:, :, gate * self.size : (gate + 1) * self.size])
+            np.multiply(
+                columns[:, :, start : start + self.size], slope, out=out[:, :, gate * self.size : (gate + 1) * self.size]
+            )
         return out
 
     def unroll(

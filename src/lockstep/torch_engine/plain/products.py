@@ -2,13 +2,15 @@
 
 A product of one row goes to the BLAS's routine for a vector, which reads the whole weight again for each shard, and
 adds in another order than the one for several rows. From two rows on, a row's bits hardly ever depend on how many there
-are with OpenBLAS's kernels for AVX-512, so that all shards' rows can be one factor. Whether that is so is tested here,
-for each shape; where it isn't, as with the kernels for AVX2, each shard's rows are multiplied alone.
+are with OpenBLAS's kernels for AVX-512 if no factor is transposed, so that all shards' rows can be one factor. Whether
+that is so is tested here, for each shape; where it isn't, as with the kernels for AVX2, each shard's rows are
+multiplied alone.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +18,8 @@ import numpy as np
 FEW_ROWS = 16  # of a shard; with more, a product of a shard's own is as fast
 PAIRED = 1 << 16  # numbers of a weight; with more, a product of two rows takes longer than one of one row
 SHARDS = (2, 3, 4, 8, 16)  # whose lone rows are compared before any is paired
-DRAWS = 3
+NARROW = 8  # outputs; with fewer, rows differ in so few of their numbers that a comparison could miss it
+COMPARED = 1 << 12  # numbers, at least
 
 
 class RowProduct:
@@ -26,7 +29,7 @@ class RowProduct:
     :func:`pairs` says so. Neither depends on ``k``.
 
     Args:
-        weights: as :func:`laid_out` returns them.
+        weights: as :func:`laid_out` returns them, or not transposed in memory.
         k: shards; ``n``: rows of each.
     """
 
@@ -37,7 +40,8 @@ class RowProduct:
         """Where each call writes the results, ``[trunks, k, n, out]``."""
         paired = n == 1 and pairs(inputs, outputs, dtype.str)
         self._call: Callable[[np.ndarray], object]
-        if k > 1 and (paired or n > 1) and joins(k, n, inputs, outputs, dtype.str):
+        comparable = weights.flags.c_contiguous and (paired or n > 1)
+        if k > 1 and comparable and joins(k, n, inputs, outputs, dtype.str):
             rows = (trunks, k * n)
             results = self.out.reshape(*rows, outputs)
             self._call = lambda x: np.matmul(x.reshape(*rows, inputs), weights, out=results)
@@ -82,13 +86,13 @@ def pairs(inputs: int, outputs: int, dtype: str) -> bool:
 def joins(k: int, n: int, inputs: int, outputs: int, dtype: str) -> bool:
     """Returns whether rows of ``k`` shards, ``n`` each, have the same bits in one product as in products by shard.
 
-    A lone row's product by shard is the one beside a row of zeros.
+    This is of a weight that isn't transposed in memory. A lone row's product by shard is the one beside a row of zeros.
     Compares them on random numbers: the order in which a product adds doesn't depend on what it adds.
     """
-    if n > FEW_ROWS:
+    if n > FEW_ROWS or outputs < NARROW:
         return False
     generator = np.random.Generator(np.random.Philox(key=n))
-    for _ in range(DRAWS):
+    for _ in range(max(3, math.ceil(COMPARED / (k * n * outputs)))):
         weight = generator.standard_normal((inputs, outputs)).astype(dtype)
         rows = np.zeros((k, max(2, n), inputs), dtype)
         rows[:, :n] = generator.standard_normal((k, n, inputs))
