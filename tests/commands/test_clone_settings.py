@@ -9,6 +9,7 @@ from made_runs import config_of, make_run
 
 from lockstep import load_policy
 from lockstep.cli import main
+from lockstep.policies.cloning import CloneSettings
 from lockstep.policies.recordings import read_recording, write_recording
 
 QUICK = ("--epochs", 1, "--batch", 64)
@@ -35,6 +36,26 @@ def cloned(capsys, file, out, *words):
     printed(capsys, "clone", file, "--out", out, *QUICK, *words)
     assert "by a cloned policy, 2 episodes" in printed(capsys, "eval", out, "--episodes", 2, *words)
     return json.loads((out / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("epochs", "learnt", "passes"),
+    [(None, 500, (2000, 1)), (None, 100_000, (11, 196)), (None, 1_000_000, (10, 1954)), (3, 500, (3, 1))],
+)
+def test_few_steps_are_learnt_in_more_passes(epochs, learnt, passes):
+    """Ten passes over ten episodes of CartPole are a hundred steps of the optimiser, which imitate little."""
+    assert CloneSettings(epochs).passes(learnt) == passes
+
+
+def test_without_a_number_a_clone_takes_the_passes_that_few_steps_need(recorded, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("lockstep.policies.cloning.STEPS", 30)
+    rows = []
+    for words in ((), ("--epochs", 2)):
+        out = tmp_path / f"clone{len(words)}"
+        printed(capsys, "clone", recorded, "--out", out, "--batch", 10_000, *words)
+        rows.append([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
+    assert [len(each) for each in rows] == [30, 2]
+    assert rows[0][-1]["clone/loss"] < rows[1][-1]["clone/loss"]
 
 
 def test_networks_are_those_of_a_run_by_name_directory_or_checkpoint(recorded, capsys, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_runs_dir, add_trust, at_least_one
 from lockstep.launch.request import config_named
-from lockstep.policies.cloning import CloneSettings, clone
+from lockstep.policies.cloning import EPOCHS, STEPS, CloneSettings, clone
 from lockstep.runs.listing import printable
 
 LARGEST_RATE = 1e37
@@ -21,7 +21,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("episodes", type=Path, help="file of lockstep record")
     parser.add_argument("--out", type=Path, required=True, help="run directory to make, e.g. runs/clone")
     parser.add_argument("--like", help="config file, run or environment id whose networks to take (default: recorded)")
-    parser.add_argument("--epochs", type=at_least_one, default=default.epochs, help="passes (default: 10)")
+    passes = f"passes (default: {EPOCHS}, or as many as {STEPS:,} steps of the optimiser take)"
+    parser.add_argument("--epochs", type=at_least_one, help=passes)
     parser.add_argument("--batch", type=at_least_one, default=default.batch, help="steps at once (default: 512)")
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate, help="Adam's (default: 1e-3)")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and minibatches (default: 0)")

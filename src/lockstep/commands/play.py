@@ -8,7 +8,8 @@ from pathlib import Path
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one, policy_of
 from lockstep.core.files import why_unwritten
 from lockstep.core.process import EXIT_FAILURE, report_failure
-from lockstep.policies.videos import check_suffix, has_screen, play
+from lockstep.envs.graphics import has_screen
+from lockstep.policies.videos import check_suffix, play
 
 
 def main(argv: Sequence[str]) -> int:

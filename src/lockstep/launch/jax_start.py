@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 from lockstep.config.engines import MissingPackageError, check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 from lockstep.core.topology import Topology, available_cores
 from lockstep.envs.batched.twins import with_array_twin
+from lockstep.envs.graphics import choose_mujoco_graphics, has_screen
 from lockstep.launch.one_program import why_not_one_program
 from lockstep.launch.world import wait_for_master
-from lockstep.policies.videos import has_screen
 
 
 def start_jax(config: Config, options: RunOptions, topology: Topology, starts_others: bool = False) -> None:
@@ -80,7 +79,7 @@ def _is_of_groups(config: Config, options: RunOptions) -> bool:
 
 def _choose_graphics(config: Config) -> None:
     if config.eval.record_video and not has_screen():
-        os.environ.setdefault("MUJOCO_GL", "egl")
+        choose_mujoco_graphics()
 
 
 def _most_devices(config: Config, options: RunOptions) -> int:

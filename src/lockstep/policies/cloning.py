@@ -33,6 +33,8 @@ from lockstep.runs.trackers.jsonl import JsonlTracker
 from lockstep.runs.trust import check_trusted
 
 LESS = "nothing is written; a smaller --learning-rate may help"
+EPOCHS, STEPS = 10, 2000
+"""The least passes and optimiser steps, if nobody says how many: ten passes over few episodes are too few steps."""
 UNUSED: dict[str, Any] = {
     **{"algorithm": "ppo", "backend": "auto", "collectives": "auto", "fsdp": False, "sync_period": 1},
     **{"compile": False, "cuda_graphs": None, "num_envs_per_rank": None},
@@ -48,18 +50,23 @@ class CloneSettings:
     """Settings of learning from recorded episodes.
 
     Attributes:
-        epochs: passes over the episodes.
+        epochs: passes over the episodes; None: at least :data:`EPOCHS`, and as many as :data:`STEPS` take.
         batch: steps of a minibatch.
         learning_rate: Adam's learning rate, which falls to 0.
         seed: seed of the initial parameters and the minibatches.
         validation: share of the episodes, the last ones, that are held out for validation.
     """
 
-    epochs: int = 10
+    epochs: int | None = None
     batch: int = 512
     learning_rate: float = 1e-3
     seed: int = 0
     validation: float = 0.1
+
+    def passes(self, learnt: int) -> tuple[int, int]:
+        """Returns how many passes are made over ``learnt`` steps, and the minibatches of each."""
+        each = -(-learnt // self.batch)
+        return self.epochs or max(EPOCHS, -(-STEPS // each)), each
 
 
 def clone(

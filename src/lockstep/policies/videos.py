@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.arrays.base import render_modes
 from lockstep.envs.batched.array_envs import EvaluationDraws
 from lockstep.envs.description import stepped_as_arrays
+from lockstep.envs.graphics import has_screen, prepare_rendering
 from lockstep.envs.gymnasium.atari import LIFE_LOST
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.make import make_environment
@@ -37,20 +36,6 @@ from lockstep.runs.trackers.service import Tracker
 VIDEO_SUFFIXES = (".mp4", ".gif")
 TELL_SECONDS = 5.0  # between two lines that say how far a video is
 NO_TEXT = "{} can't be shown as text; --video out.mp4 (or .gif) shows it"
-
-
-def has_screen() -> bool:
-    """Returns whether windows can be opened here."""
-    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def prepare_rendering(screen: bool) -> None:
-    """Chooses the graphics libraries' back ends; to be called before an environment that uses them is imported."""
-    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # pygame would swallow SIGTERM
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # Gymnasium before 1.4 opens the sound card for nothing
-    if not screen:
-        os.environ.setdefault("MUJOCO_GL", "egl")
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def video_writer(video: Path, fps: int) -> Any:

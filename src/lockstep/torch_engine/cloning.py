@@ -73,13 +73,13 @@ def train_clone(
     rows, arrays = _normalized(config, net, recording.observations, ~held_out)
     learnt, tested = (np.flatnonzero(which) for which in (~held_out, held_out))
     optimizer = torch.optim.Adam([parameters.flat.requires_grad_()], settings.learning_rate, eps=1e-5)
-    steps = settings.epochs * -(-len(learnt) // settings.batch)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+    epochs, minibatches = settings.passes(len(learnt))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, epochs * minibatches)
     last: dict[str, Any] = {}
-    for epoch in range(settings.epochs):
+    for epoch in range(epochs):
         order = learnt[keyed_generator(settings.seed, "clone", epoch).permutation(len(learnt))]
         losses = []
-        for part in np.array_split(order, -(-len(order) // settings.batch)):
+        for part in np.array_split(order, minibatches):
             loss = _loss(net, parameters, rows[part], actions[part])[0]
             optimizer.zero_grad()
             loss.backward()

@@ -5,9 +5,10 @@ import pytest
 
 from lockstep.config.run import EnvConfig
 from lockstep.envs.arrays.pictures.window import Window
+from lockstep.envs.graphics import prepare_rendering
 from lockstep.jax_engine.envs.picture import DrawnEnvironment
 from lockstep.jax_engine.envs.renderers import MujocoRenderer
-from lockstep.policies.videos import drawn_environment, frames_per_second, prepare_rendering
+from lockstep.policies.videos import drawn_environment, frames_per_second
 
 
 def drawn(env_id, **settings):

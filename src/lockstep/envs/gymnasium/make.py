@@ -18,10 +18,12 @@ from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
 from lockstep.core.process import say
 from lockstep.core.user_code.classes import named_here
+from lockstep.core.user_code.errors import one_line
 from lockstep.core.user_code.handed import handed_object, is_handed
 from lockstep.core.user_code.search_path import check_module, passed_over, search_path_hint
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.description import stepped_as_arrays
+from lockstep.envs.graphics import graphics_hint
 from lockstep.envs.gymnasium.atari import UNSEEN_PICTURES
 from lockstep.envs.gymnasium.box2d import begin_in_new_worlds
 from lockstep.envs.gymnasium.minigrid import MINIGRID_ID, register_minigrid
@@ -57,7 +59,7 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
         raise ValueError(f"env.id: {config.id} is stepped by JAX, no Gymnasium environment: it can't be drawn here")
     check_module("env.id", config.id)
     if "mujoco" in _entry_point(config.id):
-        _calm_mujoco()
+        _calm_mujoco(config.id)
     if is_handed(config.id):
         handed_object("env.id", config.id)  # raises here if it can't be loaded
     if ATARI_ID.fullmatch(config.id):
@@ -195,10 +197,14 @@ def _show_once(message: str) -> None:
         say(f"lockstep: warning: MuJoCo: {message}")
 
 
-def _calm_mujoco() -> None:
+def _calm_mujoco(env_id: str) -> None:
     """Shows each of MuJoCo's warnings once, on standard error, instead of once per environment and in a file."""
     if importlib.util.find_spec("mujoco") is not None:
-        import mujoco
+        try:
+            import mujoco
+        except Exception as error:  # PyOpenGL's, if the graphics library that MUJOCO_GL names is missing
+            why = f"MuJoCo can't be imported: {one_line(error)}{graphics_hint()}"
+            raise ValueError(f"env.id: {env_id}: {why}") from None
 
         if hasattr(mujoco, "set_mju_user_warning"):
             mujoco.set_mju_user_warning(_show_once)  # pyright: ignore[reportAttributeAccessIssue]

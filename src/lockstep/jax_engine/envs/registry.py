@@ -6,12 +6,12 @@ import contextlib
 import difflib
 import importlib
 import inspect
-import os
 from collections.abc import Iterable
 from typing import Any
 
 from lockstep.core.user_code.errors import one_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.envs.graphics import graphics_hint
 from lockstep.envs.tensor import named_object
 from lockstep.jax_engine.envs.default_params import default_params
 from lockstep.jax_engine.envs.functional import Environment
@@ -149,9 +149,8 @@ def _package(env_id: str, module: str, extra: str) -> Any:
             f"env.id: {env_id} needs {error.name}, which isn't installed; pip install 'lockstep-rl[{extra}]'"
         ) from None
     except Exception as error:  # MuJoCo's error if the graphics library that MUJOCO_GL names is missing
-        chosen = os.environ.get("MUJOCO_GL")
-        hint = "" if chosen is None else f"; MUJOCO_GL is {chosen}"
-        raise ValueError(f"env.id: {env_id}: {module} can't be imported: {one_line(error)}{hint}") from None
+        why = f"{module} can't be imported: {one_line(error)}{graphics_hint()}"
+        raise ValueError(f"env.id: {env_id}: {why}") from None
 
 
 def _check_known(env_id: str, name: str, family: str, known: Iterable[str]) -> None:

@@ -115,10 +115,9 @@ class Core(ABC):
     def _scaled(self, columns: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Halves columns ``[trunks, in, gates·size]`` of logistic functions, and writes these first into ``out``."""
         for gate, slope in enumerate(self.slopes):
-            start = (gate - self.moved) % self._gates * self.size
-            np.multiply(
-                columns[:, :, start : start + self.size], slope, out=out[:, :, gate * self.size : (gate + 1) * self.size]
-            )
+            start, end = gate * self.size, (gate + 1) * self.size
+            given = (gate - self.moved) % self._gates * self.size
+            np.multiply(columns[..., given : given + self.size], slope, out=out[..., start:end])
         return out
 
     def unroll(
