@@ -43,7 +43,7 @@ def test_a_library_that_is_missing_is_one_line(tmp_path):
     ended = lockstep("train", "HalfCheetah-v5", cwd=tmp_path, MUJOCO_GL="none of these")
     assert ended.code == 2
     assert ended.stderr.splitlines() == [
-        "lockstep: error: env.id: HalfCheetah-v5: MuJoCo can't be imported: RuntimeError: invalid value for environment "
-        "variable MUJOCO_GL: none of these; MUJOCO_GL is none of these"
+        "lockstep: error: env.id: HalfCheetah-v5: MuJoCo can't be imported: RuntimeError: invalid value for "
+        "environment variable MUJOCO_GL: none of these; MUJOCO_GL is none of these"
     ]
     assert not (tmp_path / "runs").exists()
