@@ -122,6 +122,9 @@ def test_without_runs_there_is_one_line(capsys, tmp_path, monkeypatch):
     assert json.loads(printed(capsys, "--json")) == []
     assert main(["list", "elsewhere"]) == 2
     assert capsys.readouterr().err == "lockstep: error: list: elsewhere is no directory, and no run in runs\n"
+    assert printed(capsys, "--runs-dir", "mine") == "no runs in mine; lockstep train ENVIRONMENT makes one\n"
+    assert main(["list", "a", "--runs-dir", "mine"]) == 2
+    assert capsys.readouterr().err == "lockstep: error: list: a is no directory, and no run in mine\n"
     assert main(["list", "--sort", "luck"]) == 2
     assert "luck" in capsys.readouterr().err
 

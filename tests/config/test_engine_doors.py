@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from lockstep.config.engines import MissingPackageError, engine_module
+from lockstep.config.engines import MissingPackageError, engine_module, is_installed
 
 ENGINES = ("torch", "jax")
 ASKED = {
@@ -42,7 +42,9 @@ def test_whatever_a_door_names_is_there(engine):
 
 @pytest.mark.parametrize(("engine", "package"), [("torch", "torch"), ("jax", "jax"), ("jax", "optax")])
 def test_a_package_that_is_not_installed_is_named(engine, package, monkeypatch):
+    assert is_installed(engine)
     monkeypatch.setitem(sys.modules, package, None)
+    assert not is_installed(engine)
     with pytest.raises(MissingPackageError) as caught:
         engine_module(engine)
     assert caught.value.package == package

@@ -1,5 +1,7 @@
 """Gymnasium ids that the JAX engine steps inside its program: which, when, and what the user is told."""
 
+import sys
+
 import pytest
 
 from lockstep.config.checks import resolve
@@ -75,3 +77,10 @@ def test_a_setting_that_is_secret_is_refused_without_being_said(tmp_path):
         resumed_config(tmp_path, {"env": {"kwargs": {"api_key": "anders", "size": 2}}})
     assert "geheim" not in str(caught.value)
     assert "anders" not in str(caught.value)
+
+
+def test_the_change_is_announced_only_by_an_engine_that_is_there(monkeypatch):
+    """Without it the error that follows is the only line."""
+    assert asked("CartPole-v1", *JAX)[1] is not None
+    monkeypatch.setitem(sys.modules, "jax", None)
+    assert asked("CartPole-v1", *JAX) == ("lockstep/CartPole-v1", None)

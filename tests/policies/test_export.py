@@ -171,9 +171,9 @@ def test_what_has_no_answer_is_said_in_a_line(trained):
         cheetah.probabilities(np.zeros(17, np.float32))
     with pytest.raises(ValueError, match=r"action of shape \(5,\) for 1 observations; needed is \(1, 6\) or \(6,\)"):
         cheetah.log_prob(np.zeros(17, np.float32), np.zeros(5))
-    with pytest.raises(ValueError, match=r"action: \[3, 0\] is no choice of \(3, 2\) from \(0, 0\) on"):
+    with pytest.raises(ValueError, match=r"action: \[3, 0\] is out of range; use 0 to 2, 0 to 1"):
         masked.log_prob(observation, [3, 0])
-    with pytest.raises(ValueError, match=r"observation of shape \(17,\); this policy takes batches \(n, \(17,\)\)"):
+    with pytest.raises(ValueError, match=r"observation of shape \(17,\); this policy takes batches \(n, 17\)$"):
         cheetah.to_torch()(torch.zeros(17))
 
 

@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.commands.parser import CommandParser, from_home
+from lockstep.commands.parser import CommandParser, add_runs_dir, from_home
 from lockstep.runs.listing import SORTS, Row, ordered, printable, row_of, runs_in
 from lockstep.runs.progress import UNKNOWN, format_number, format_size
 
 Value = TypeVar("Value")
-RUNS = "runs"
 NUMBERS = ("steps", "return", "ranks", "size")
 GAP = 2  # blanks between two columns
 LEAST_OF_AN_ID = 8  # characters of an environment's id that are worth a column
@@ -34,12 +33,14 @@ def main(argv: Sequence[str]) -> int:
         type=from_home,
         nargs="*",
         metavar="RUNS_DIR",
-        help="directories of runs, or runs, by path or name (default: runs)",
+        help="directories of runs, or runs, by path or name (default: --runs-dir)",
     )
+    add_runs_dir(parser)
     parser.add_argument("--sort", choices=SORTS, default="date", help="the highest, the newest first (default: date)")
     parser.add_argument("--json", action="store_true", help="print a list of objects: bytes, ISO dates in UTC")
     options = parser.parse_args(argv)
-    places = [_place_of(place) for place in options.places] or [Path(RUNS)]
+    runs_dir = Path(options.runs_dir)
+    places = [_place_of(place, runs_dir) for place in options.places] or [runs_dir]
     one = len(places) == 1
     rows = [row_of(path, printable(path.name if one else str(path))) for path in runs_in(places)]
     rows = ordered(rows, options.sort)
@@ -52,12 +53,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _place_of(given: str) -> Path:
-    """Returns a directory of runs, or a run's directory, given by its path or its name in ``runs``."""
-    for place in (Path(given), Path(RUNS, given)):
+def _place_of(given: str, runs_dir: Path) -> Path:
+    """Returns a directory of runs, or a run's directory, given by its path or its name in ``runs_dir``."""
+    for place in (Path(given), runs_dir / given):
         if place.is_dir():
             return place
-    raise ValueError(f"list: {given} is no directory, and no run in {RUNS}")
+    raise ValueError(f"list: {given} is no directory, and no run in {runs_dir}")
 
 
 def print_table(rows: Sequence[Row]) -> None:

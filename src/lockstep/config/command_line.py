@@ -59,7 +59,7 @@ def _leaf_of(flag: str, value: str) -> tuple[Leaf, bool]:
     said = advice(flag, value) or advice("--" + last.removeprefix("no_").replace("_", "-"), value)
     if said is not None:
         raise ValueError(said)
-    flags = ["--" + path.replace("_", "-") for path in [*LEAVES, *ALIASES]]
+    flags = ["--help", "--help-all", *("--" + path.replace("_", "-") for path in [*LEAVES, *ALIASES])]
     close = difflib.get_close_matches(flag, flags, 1, 0.6)
     raise ValueError(
         f"{flag}: unknown option{f'; did you mean {close[0]}?' if close else ''} (lockstep train --help-all lists all)"
@@ -74,7 +74,8 @@ def _value(leaf: Leaf, flag: str, words: list[str]) -> Any:
             raise ValueError(f"{flag}: {TOO_DEEP}") from None
         except json.JSONDecodeError:
             shown = without_secrets([words[0]])[0]
-            raise ValueError(f"{flag}: {shown!r} is not JSON, e.g. '{{\"g\": 9.8}}'") from None
+            example = '{"g": 9.8}' if leaf.path == "env.kwargs" else '{"name": 0.1}'
+            raise ValueError(f"{flag}: {shown!r} is not JSON, e.g. '{example}'") from None
         except ValueError as error:
             raise ValueError(f"{flag}: {error}") from None
         check_keys(leaf.path, value)

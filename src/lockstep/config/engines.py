@@ -42,6 +42,15 @@ def engine_module(engine: str) -> Any:
     return door
 
 
+def is_installed(engine: str) -> bool:
+    """Tells whether an engine can be loaded."""
+    try:
+        engine_module(engine)
+    except MissingPackageError:
+        return False
+    return True
+
+
 def check_engine(config: Config) -> None:
     """Raises a one-line ``ValueError``, with what to use instead, if the config's engine lacks a setting."""
     (_check_torch if config.engine == "torch" else _check_jax)(config)

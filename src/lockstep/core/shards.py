@@ -103,7 +103,7 @@ def check_world_size(world_size: int, num_shards: int, key: str = "nproc", what:
         raise ValueError(
             f"{key}: {world_size} {what} can't share {num_shards} shard{'' if num_shards == 1 else 's'}, at least one "
             f"each; use at most {num_shards}, or for a new run --num-shards {world_size} or more (a divisor of "
-            "num_envs)"
+            "num_envs, which may have to grow)"
         )
 
 

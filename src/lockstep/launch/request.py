@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.command_line import Request, base_settings, parse_arguments, parts_of, read_request
-from lockstep.config.engines import engine_module
+from lockstep.config.engines import engine_module, is_installed
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import SERVICES
@@ -99,7 +99,7 @@ def request_of(
             lines += said
             config = request.config_over(defaults)
     config, line = with_array_twin(config)
-    lines += [] if line is None else [line]
+    lines += [] if line is None or not is_installed(config.engine) else [line]
     overrides, note = _as_begun(request, options), "\n".join(lines) or None
     begun = request.options.resume == AUTO and options.resume is not None
     return RunRequest(config, options, overrides, note, description, undescribed, begun)

@@ -31,6 +31,7 @@ LARGEST, LONGEST = 1e150, 2**53
 """Returns from here on have squares that no float holds, and lengths are no whole numbers any more."""
 BAR, MEAN = "#1f5fa8", "#d9822b"
 MOST_BINS = 40
+FEW_BINS = 12  # with fewer, an axis has room for this many
 GAME = {"kwargs", "max_episode_steps", "frame_skip", "sticky_actions", "atari"}
 """Settings of an environment that change the game."""
 RECORDS = {*OWN_NAMES, GROUP_JSON, CURVES_CSV, CURVES_JSON, CURVES_PNG}
@@ -227,17 +228,25 @@ def edges_of(values: np.ndarray) -> np.ndarray:
 def draw_histogram(title: str, table: np.ndarray) -> Any:
     """Draws histograms of returns (scores, if there are any) and lengths, with their means; returns the figure."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     columns = columns_of(table)
     first = "score" if None not in columns.get("score", [None]) else "return"
     for axis, name in zip(figure.subplots(1, 2), (first, "length"), strict=True):
         values = np.asarray(columns[name], np.float64)
-        axis.hist(values, edges_of(values), color=BAR)
+        edges = edges_of(values)
+        axis.hist(values, edges, color=BAR)
         axis.axvline(values.mean(), color=MEAN, label=f"mean {values.mean():,.2f}")
         axis.set_xlabel(name)
         axis.set_ylabel("episodes")
-        axis.legend(frameon=False)
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(edges) < FEW_BINS:  # thin bars, as those of many values
+            middle, half = (edges[0] + edges[-1]) / 2, FEW_BINS * (edges[1] - edges[0]) / 2
+            axis.set_xlim(middle - half, middle + half)
+        if np.all(values == np.round(values)):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0))  # above the bars
     figure.suptitle(in_a_picture(title))
     return figure
 

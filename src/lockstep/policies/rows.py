@@ -41,7 +41,8 @@ def action_rows(layout: ActionLayout, actions: Any, count: int, squashed: bool) 
     if layout.discrete:
         rows, first = given.reshape(count, len(layout.choices)), np.asarray(layout.first)
         if not ((rows == np.floor(rows)) & (rows >= first) & (rows < first + np.asarray(layout.choices))).all():
-            raise ValueError(f"action: {given.tolist()} is no choice of {layout.choices} from {layout.first} on")
+            ranges = [f"{low} to {low + n - 1}" for low, n in zip(layout.first, layout.choices, strict=True)]
+            raise ValueError(f"action: {given.tolist()} is out of range; use {', '.join(ranges)}")
         rows = rows.astype(np.int64) - first
         return (rows[:, 0] if layout.kind == "discrete" else rows), 0.0
     rows = given.reshape(count, len(layout.low)).astype(np.float64)
@@ -152,6 +153,11 @@ def observation_rows(
     return checked_rows(layout, action, np.stack(encoded)), False
 
 
+def batch_of(shape: tuple[int, ...]) -> str:
+    """Returns the shape of a batch in words, as ``(n, 84, 84)``."""
+    return f"({', '.join(['n', *map(str, shape)])}{'' if shape else ','})"
+
+
 def _batch_size(layout: ObservationLayout, parts: Mapping[str, np.ndarray]) -> int | None:
     """Returns the number of observations in a batch; None for a single one."""
     shapes = {name: part.shape for name, part in parts.items()}
@@ -160,7 +166,9 @@ def _batch_size(layout: ObservationLayout, parts: Mapping[str, np.ndarray]) -> i
     if shape == leaf.shape:
         return None
     if shape[1:] != leaf.shape:
-        raise ValueError(f"observation of shape {shape}; this policy takes {leaf.shape} or a batch (n, {leaf.shape})")
+        raise ValueError(
+            f"observation of shape {shape}; this policy takes {leaf.shape} or a batch {batch_of(leaf.shape)}"
+        )
     other = next((name for name, each in shapes.items() if each[:1] != shape[:1]), None)
     if other is not None:
         raise ValueError(

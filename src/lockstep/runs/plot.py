@@ -21,6 +21,7 @@ from lockstep.runs.trackers.jsonl import read_jsonl
 Records = list[dict[str, Any]]
 TIME = "time/t_iter"
 X_LABELS = {"steps": "environment steps", "time": "seconds of training", "iterations": "iterations"}
+OF_SEEDS = "of seeds: interquartile mean and its 95 % interval"
 Y_LABELS = {METRIC: "mean return of the last 100 episodes"}
 
 
@@ -147,5 +148,6 @@ def draw(lines: Sequence[Line], x: str, y: str) -> Any:
     axis.set_ylabel(Y_LABELS.get(y, y))
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8)
+    of_seeds = any(line.band is not None for line in lines)
+    axis.legend(frameon=False, fontsize=8, title=OF_SEEDS if of_seeds else None, title_fontsize=8, alignment="left")
     return figure

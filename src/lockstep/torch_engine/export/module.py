@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.config.run import Config
 from lockstep.core.spaces import ObservationLayout, descend, layouts_from_json
-from lockstep.policies.rows import check_takes_mask
+from lockstep.policies.rows import batch_of, check_takes_mask
 from lockstep.runs.checkpoint import POLICY
 from lockstep.torch_engine.nets import distributions
 from lockstep.torch_engine.nets.nets import expand
@@ -147,9 +147,8 @@ class PolicyModule(nn.Module):
                 part = torch.as_tensor(descend(observation, leaf.name)).to(device)
                 if tuple(part.shape[1:]) != leaf.shape:
                     what = f" part {leaf.name!r}" if leaf.name else ""
-                    raise ValueError(
-                        f"observation{what} of shape {tuple(part.shape)}; this policy takes batches (n, {leaf.shape})"
-                    )
+                    takes = f"this policy takes batches {batch_of(leaf.shape)}"
+                    raise ValueError(f"observation{what} of shape {tuple(part.shape)}; {takes}")
                 part = part.reshape(part.shape[0], leaf.size)
                 if leaf.first:
                     part = part - torch.tensor(leaf.first, device=device)
