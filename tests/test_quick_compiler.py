@@ -13,7 +13,8 @@ pytestmark = pytest.mark.skipif(OPTIMIZED, reason="all is compiled as it is for 
 def test_a_level_is_that_of_each_program(level, optimization, loops, monkeypatch):
     from jax._src import compiler
 
-    compile_as_said("quick" if level != "quick" else "exact")
+    other = "quick" if level != "quick" else "exact"
+    compile_as_said(other if has_older_loops() or level == "optimized" else "optimized")  # without them those are equal
     function = jax.jit(lambda x: x + 1)
     function(1.0)
     seen, options_of = [], compiler.get_compile_options

@@ -53,7 +53,8 @@ def test_a_mask_comes_apart_from_an_image():
     assert len(program_of(policy).module()(torch.ones((2, 3), dtype=torch.bool), board[:2])["action"]) == 2
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning", "ignore:.*torch.jit.trace:FutureWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_what_traces_or_maps_a_module_without_gradients_sees_all_of_it():
     policy, _ = module_of(Box(-9, 9, (4,), np.float32))
     x, traced_at = torch.randn((2, 6, 4), generator=torch.Generator().manual_seed(0))

@@ -99,7 +99,7 @@ def handed_object(key: str, name: str) -> Any:
     if file is None:
         raise ValueError(
             f"{name} was handed to lockstep.train as an object that can't be imported; give it again: "
-            f"lockstep.load_run(RUN, {ARGUMENTS[key]}=…)"
+            f"lockstep.load_run(RUN, {ARGUMENTS[key]}=…), with every other object of the run"
         )
     return _read(key, name, file)
 
