@@ -49,6 +49,17 @@ def variables_stay() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def graphics_stay() -> Iterator[None]:
+    """A library that MuJoCo draws with, which a test chose, isn't asked for by later tests that draw nothing."""
+    before = os.environ.get("MUJOCO_GL")
+    yield
+    if before is None:
+        os.environ.pop("MUJOCO_GL", None)
+    else:
+        os.environ["MUJOCO_GL"] = before
+
+
+@pytest.fixture(autouse=True)
 def nothing_trains() -> None:
     """What an earlier test has trained in this process doesn't make an environment's failure one of training."""
     life.trains = False
