@@ -23,12 +23,16 @@ NEEDS = {
     },
     **{
         f"benchmarks/test_{name}.py": ("jax",)
-        for name in ("compiled_programs", "compiled_report", "convolutions", "fuzz")
+        for name in ("compiled_programs", "compiled_report", "convolutions")
     },
+    "benchmarks/test_fuzz.py": BOTH,
     "config/test_engine_doors.py": BOTH,
     "core/test_full_memory.py": BOTH,
+    "envs/test_graphics.py": ("torch", "mujoco"),
     "networks/test_parameter_names.py": BOTH,
-    **{f"runs/test_{name}.py": ("fsspec",) for name in ("mirror_fetch", "mirror_place", "places_of_groups")},
+    "runs/test_mirror_fetch.py": ("fsspec",),
+    "runs/test_mirror_place.py": ("fsspec", "s3fs", "moto"),
+    "runs/test_places_of_groups.py": ("fsspec", "torch"),
     "runs/test_stored_config.py": ("torch",),
     "test_forked_command.py": BOTH,
     "test_layers.py": ("importlinter",),
