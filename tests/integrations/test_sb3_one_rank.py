@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from lockstep.integrations.sb3 import A2C, PPO
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::tqdm.TqdmExperimentalWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:rich is experimental:FutureWarning")
 CLOCK = ("start_time", "ep_info_buffer")
 """What a zip holds of the time of day."""
 
