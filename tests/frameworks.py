@@ -17,23 +17,18 @@ NEEDS = {
     **dict.fromkeys(("learning", "torch_engine"), ("torch",)),
     **dict.fromkeys(("jax", "jax_engine"), ("jax",)),
     "integrations": ("torch", "stable_baselines3"),
-    **{
-        f"benchmarks/test_{name}.py": ("torch",)
-        for name in ("chaos", "gpu_scripts", "learning_figures", "restart_costs")
-    },
-    **{
-        f"benchmarks/test_{name}.py": ("jax",)
-        for name in ("compiled_programs", "compiled_report", "convolutions")
-    },
-    "benchmarks/test_fuzz.py": BOTH,
+    **{f"benchmarks/test_{name}.py": ("torch",) for name in ("gpu_scripts", "learning_figures")},
+    **{f"benchmarks/test_{name}.py": ("jax",) for name in ("compiled_programs", "compiled_report", "convolutions")},
+    **{f"benchmarks/test_{name}.py": BOTH for name in ("chaos", "fuzz", "restart_costs")},
     "config/test_engine_doors.py": BOTH,
     "core/test_full_memory.py": BOTH,
+    "envs/test_env_twins.py": ("jax",),
     "envs/test_graphics.py": ("torch", "mujoco"),
     "networks/test_parameter_names.py": BOTH,
     "runs/test_mirror_fetch.py": ("fsspec",),
     "runs/test_mirror_place.py": ("fsspec", "s3fs", "moto"),
     "runs/test_places_of_groups.py": ("fsspec", "torch"),
-    "runs/test_stored_config.py": ("torch",),
+    "runs/test_stored_config.py": BOTH,
     "test_forked_command.py": BOTH,
     "test_layers.py": ("importlinter",),
     "training/test_loss_fingerprint.py": ("torch",),
