@@ -34,7 +34,8 @@ def main() -> None:
     )
     difference = float((got - expected).abs().max() / expected.abs().max())
     carriers = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
-    print(f"backend {carriers[device.type]} difference {difference:.1e}", flush=True)
+    carrier = carriers.get(device.type, carriers["cpu"])  # by way of the host, if none carries from such a device
+    print(f"backend {carrier} difference {difference:.1e}", flush=True)
 
 
 if __name__ == "__main__":
