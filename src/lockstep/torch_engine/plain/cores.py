@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lockstep.torch_engine.plain.products import RowProduct, empty_for
+from lockstep.torch_engine.plain.products import RowProduct, laid_out
 
 
 class CoreWeights(NamedTuple):
@@ -106,9 +106,9 @@ class Core(ABC):
             hidden_bias = given[:, -self.size :]
         by_column = [self._stacked(name).swapaxes(1, 2) for name in ("input.weight", "hidden.weight")]
         return CoreWeights(
-            input=self._scaled(by_column[0], empty_for(by_column[0])),
+            input=self._scaled(by_column[0], laid_out(by_column[0])),
             input_bias=self._scaled(bias[:, None], np.empty_like(bias[:, None])),
-            hidden=self._scaled(by_column[1], empty_for(by_column[1])),
+            hidden=self._scaled(by_column[1], laid_out(by_column[1])),
             hidden_bias=hidden_bias[:, None],
         )
 
@@ -164,9 +164,7 @@ class Core(ABC):
         def by_shard(x: np.ndarray) -> np.ndarray:
             return x.transpose(2, 1, 0, 3, 4).reshape(k, trunks, steps * n, -1)
 
-        same = d_input is d_product
-        d_product = by_shard(d_product)
-        d_input = d_product if same else by_shard(d_input)
+        d_input, d_product = by_shard(d_input), by_shard(d_product)
         ones = np.ones((1, steps * n), self.dtype)
         blocks = out.reshape(k, trunks, self.width)
         position = 0

@@ -64,20 +64,13 @@ class RowProduct:
         return self.out
 
 
-def empty_for(transposed: np.ndarray) -> np.ndarray:
-    """Allocates memory for a copy of transposed weights ``[trunks, in, out]`` that few rows are multiplied by.
+def laid_out(transposed: np.ndarray) -> np.ndarray:
+    """Copies transposed weights ``[trunks, in, out]`` for products of few rows.
 
-    It isn't transposed any more if lone rows are paired. Other kernels are as fast with a transpose.
+    They aren't transposed in memory any more if lone rows are paired. Other kernels are as fast with a transpose.
     """
     inputs, outputs = transposed.shape[1:]
-    return np.empty_like(transposed, order="C" if pairs(inputs, outputs, transposed.dtype.str) else "K")
-
-
-def laid_out(transposed: np.ndarray) -> np.ndarray:
-    """Copies transposed weights ``[trunks, in, out]`` into what :func:`empty_for` allocates."""
-    out = empty_for(transposed)
-    out[...] = transposed
-    return out
+    return transposed.copy("C" if pairs(inputs, outputs, transposed.dtype.str) else "K")
 
 
 @functools.cache
