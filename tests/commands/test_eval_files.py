@@ -13,7 +13,7 @@ from lockstep.config.run import Config
 from lockstep.envs.arrays.players.snake import greedy_actions
 from lockstep.policies.baselines import Baseline
 from lockstep.policies.evaluation import evaluate
-from lockstep.policies.results import edges_of, read_json
+from lockstep.policies.results import draw_histogram, edges_of, read_json
 
 SMALL_SNAKE = Config.model_validate({"env": {"id": "Snake-v0", "kwargs": {"size": 5}}})
 
@@ -65,6 +65,18 @@ def test_a_histogram_is_drawn(capsys, tmp_path):
     picture = tmp_path / "out.png"
     assert "score" in printed(capsys, "Snake-v0", "--policy", "random", "--episodes", 30, "--histogram", picture)
     assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(("returns", "width"), [([500.0] * 3, 12.0), ([100.0, 130.0, 130.0], None)])
+def test_a_histogram_counts_whole_episodes_and_has_room_beside_one_bar(returns, width):
+    pytest.importorskip("matplotlib")
+    table = np.array([[each, 7.0, 0.0, np.nan] for each in returns])
+    axis = draw_histogram("a", table).axes[0]
+    low, high = axis.get_xlim()
+    assert high - low == width if width else high - low > 30
+    assert all(tick == round(tick) for tick in axis.get_yticks())
+    (text,) = axis.get_legend().get_texts()
+    assert text.get_text() == f"mean {np.mean(returns):,.2f}"
 
 
 @pytest.mark.parametrize(

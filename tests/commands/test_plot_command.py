@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lockstep.cli import main
-from lockstep.runs.plot import Line, draw, line_of, lines_of
+from lockstep.runs.plot import OF_SEEDS, Line, draw, line_of, lines_of
 
 METRIC = "rollout/episode_return_mean"
 
@@ -40,6 +40,13 @@ def test_a_long_line_keeps_its_peak(tmp_path):
     line = line_of(make(tmp_path / "a", [1.0] * 1501 + [9.0] + [1.0] * 1498), "a", "iterations", METRIC)
     assert len(line.x) <= 500
     assert (1502, 9.0) in zip(line.x, line.y, strict=True)
+
+
+@pytest.mark.parametrize(("band", "said"), [(([1.0], [3.0]), OF_SEEDS), (None, "")])
+def test_a_band_is_explained(band, said):
+    pytest.importorskip("matplotlib")
+    figure = draw([Line("a", [1.0], [2.0], band)], "steps", METRIC)
+    assert figure.axes[0].get_legend().get_title().get_text() == said
 
 
 def test_a_policy_that_was_cloned_takes_no_steps_and_is_drawn_over_its_epochs(tmp_path):

@@ -202,6 +202,8 @@ def test_a_missing_value():
 def test_environment_arguments_that_are_not_json():
     text = flag_complaint("--env.kwargs", "{g: 1}")
     assert text.startswith("--env.kwargs: '{g: 1}' is not JSON, e.g. ")
+    assert flag_complaint("--network.custom-kwargs", "{g: 1}").endswith("""is not JSON, e.g. '{"name": 0.1}'""")
+    assert "did you mean --help?" in flag_complaint("--hlep")
     example = re.findall(r"e\.g\. '(.*)'$", text)[0]
     assert read_request(["CartPole-v1", "--env.kwargs", example]).config.env.kwargs == json.loads(example)
 
