@@ -111,12 +111,21 @@ def test_aliases_in_the_help_are_aliases(help_of):
         assert alias[2:].replace("-", "_") in {*ALIASES, *SWITCHES}
 
 
+@pytest.mark.parametrize(("columns", "longest"), [("50", 50), ("200", 120)])
+def test_the_help_says_what_train_takes_in_lines_that_fit(capsys, monkeypatch, columns, longest):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["train", "--help"]) == 0
+    prose = capsys.readouterr().out.partition("  -h, --help")[0]
+    assert "Options of Stable-Baselines3, CleanRL and rsl_rl" in " ".join(prose.split())
+    assert longest - 15 < max(map(len, prose.splitlines())) <= longest
+
+
 def test_the_short_help_shows_the_common_options_and_where_the_others_are(capsys, help_of):
     assert main(["train", "Hopper-v5", "-h"]) == 0
     text = capsys.readouterr().out
     assert list(entries(text)) == list(COMMON)
     assert "--help-all" in text
-    assert len(text.splitlines()) < 70
+    assert len(text.splitlines()) < 75
     everything = entries(help_of("Hopper-v5"))
     assert all(everything[path] == entry for path, entry in entries(text).items() if path != COMMON[-1])
 

@@ -11,8 +11,10 @@ from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
 from lockstep.config.presets import preset_for
 from lockstep.config.run import Config
+from lockstep.envs.gymnasium.make import version_note
 from lockstep.launch import request as request_module
 from lockstep.launch.request import request_of, split_target
+from tests.command_line import train
 
 
 @pytest.fixture
@@ -72,6 +74,23 @@ def test_discrete_actions_have_the_configs_own_defaults(unknown):
     assert request.config == plain
     assert request.note is not None
     assert request.note.startswith(f"no preset for {env_id}: defaults for discrete actions: num_envs 8, num_steps 128")
+
+
+def test_an_old_version_is_named_once_however_many_ranks_make_it(tmp_path):
+    run = train(tmp_path, "CartPole-v0", "--nproc", 2, "--total-steps", 256, "--num-steps", 16)
+    said = run.ended.stdout + run.ended.stderr
+    assert said.count("out of date") == 1
+    assert "CartPole-v0 is out of date: there is CartPole-v1\n" in said
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "FrozenLake-v1", "module:CartPole-v1", "Nobody/Knows-v3", "a:B()"])
+def test_nothing_is_said_of_the_newest_version_or_of_an_unknown_id(env_id):
+    assert version_note(env_id) is None
+
+
+def test_an_id_without_a_version_is_said_to_be_the_newest():
+    assert version_note("CartPole") == "CartPole: taken as CartPole-v1"
+    assert version_note("module:CartPole-v0") == "module:CartPole-v0 is out of date: there is CartPole-v1"
 
 
 def test_images_have_ataris_values(unknown):

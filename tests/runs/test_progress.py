@@ -228,6 +228,18 @@ def test_terminal_shows_steps_return_speed_and_times(clock):
     assert re.search(r"20% +40,960/200,000 return 187\.3  63 steps/s  eta 0:41:50 0:01:05", last)
 
 
+@pytest.mark.parametrize("width", [50, 60, 75])
+def test_a_narrow_terminal_shows_what_changes_in_one_whole_line(clock, width):
+    stream, progress = make_terminal(clock, width)
+    progress.update(make_record(36_840))
+    clock.now += 65
+    progress.update(make_record(40_960, fps=41_200.0))
+    progress.close()
+    last = without_escapes(stream.getvalue()).rstrip().replace("\r", "\n").splitlines()[-1]
+    assert len(last) <= width
+    assert last.split() == ["20%", "return", "187.3", "63", "steps/s", "eta", "0:41:50"]
+
+
 def test_terminal_shows_a_dash_until_there_is_a_return(clock):
     stream, progress = make_terminal(clock)
     progress.update(make_record(2048, None))

@@ -16,8 +16,8 @@ usage: lockstep train CONFIG_FILE_OR_ENV_ID [OPTIONS] [key=value ...]
 
 Train an agent.
 
-CONFIG_FILE_OR_ENV_ID is a YAML, JSON or TOML file, a run directory, or an environment id whose preset is the start.
-Options of Stable-Baselines3, CleanRL and rsl_rl are taken where they mean the same (--n-envs, --lr, --ent-coef,
+CONFIG_FILE_OR_ENV_ID is a YAML, JSON or TOML file, a run directory, or an environment id whose preset is the start. \
+Options of Stable-Baselines3, CleanRL and rsl_rl are taken where they mean the same (--n-envs, --lr, --ent-coef, \
 --batch-size, --update-epochs, --track, …); of the others one line says what to write."""
 
 MEANS = """\
@@ -27,6 +27,8 @@ MEANS = """\
         show all options
   --print-config, --print-environment
         print the config as YAML, or the variables that ranks would get, and end"""
+
+PAGE = 120  # columns of prose, at most
 
 COMMON = (
     *("env.workers", "engine", "device", "seed", "seeds", "total_steps", "num_envs", "num_steps", "reduction"),
@@ -42,7 +44,7 @@ def train_help(config: Config, options: RunOptions, everything: bool = False) ->
     It lists the common ones, or ``everything`` by section.
     """
     width = shutil.get_terminal_size().columns
-    lines = [USAGE, "", MEANS, ""]
+    lines = [*(line for text in USAGE.split("\n") for line in _wrapped(text, width)), "", MEANS, ""]
     if not everything:
         lines += ["options:", *(line for path in COMMON for line in _entry(LEAVES[path], config, options, width))]
         return "\n".join([*lines, "", "lockstep train --help-all lists all options."])
@@ -51,6 +53,10 @@ def train_help(config: Config, options: RunOptions, everything: bool = False) ->
         lines += [line for leaf in leaves for line in _entry(leaf, config, options, width)]
         lines.append("")
     return "\n".join(lines[:-1])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, min(width, PAGE), break_on_hyphens=False) or [""]
 
 
 def by_section() -> dict[str, list[Leaf]]:

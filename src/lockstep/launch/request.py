@@ -18,6 +18,7 @@ from lockstep.core.topology import Topology
 from lockstep.envs.batched.twins import with_array_twin
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
+from lockstep.envs.gymnasium.make import version_note
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.world import topology_of
 from lockstep.runs.directory import CONFIG
@@ -96,7 +97,7 @@ def request_of(
             undescribed = error
         if description is not None:
             defaults, said = defaults_by_spaces(description, request)
-            lines += said
+            lines += [*([] if (old := version_note(config.env.id)) is None else [old]), *said]
             config = request.config_over(defaults)
     config, line = with_array_twin(config)
     lines += [] if line is None or not is_installed(config.engine) else [line]

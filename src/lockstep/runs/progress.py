@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
 from lockstep.core.episodes import WINDOW
@@ -28,6 +28,7 @@ MEASURED = "measured"  # key of a record whose speed is measured by the wall clo
 LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
 PACE_WINDOW = 60.0  # seconds that the speed shown is a mean of
+NARROW = 76  # columns of a terminal; with fewer, the live bar is a line of what changes, without bar and steps
 
 
 class Progress:
@@ -134,12 +135,13 @@ class TerminalProgress(Progress):
         self._pace = Pace(clock)
         self._next_drawing = -math.inf
         is_stdout = console.file is sys.stdout
+        state = TextColumn("return {task.fields[mean_return]}  {task.fields[speed]} steps/s  eta {task.fields[eta]}")
+        columns: list[ProgressColumn] = [TaskProgressColumn(), state]
+        if console.width >= NARROW:
+            counts = TextColumn("{task.completed:,.0f}/{task.total:,.0f}")
+            columns = [BarColumn(bar_width=None), TaskProgressColumn(), counts, state, TimeElapsedColumn()]
         self._bar = RichProgress(
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            TextColumn("return {task.fields[mean_return]}  {task.fields[speed]} steps/s  eta {task.fields[eta]}"),
-            TimeElapsedColumn(),
+            *columns,
             console=console,
             auto_refresh=False,
             redirect_stdout=is_stdout,

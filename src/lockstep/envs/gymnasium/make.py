@@ -8,11 +8,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any, cast
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
@@ -58,6 +59,7 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
     if config.jax_only and config.id not in ARRAY_ENVIRONMENTS:
         raise ValueError(f"env.id: {config.id} is stepped by JAX, no Gymnasium environment: it can't be drawn here")
     check_module("env.id", config.id)
+    _calm_gymnasium()
     if "mujoco" in _entry_point(config.id):
         _calm_mujoco(config.id)
     if is_handed(config.id):
@@ -188,6 +190,26 @@ def _unknown(env_id: str, error: Exception) -> str:
             hint = f"did you mean {with_version(close[0].rpartition('-v')[0])}?"  # older ones may be refused
         return f"no environment {env_id!r} is registered; {hint}"
     return f"{env_id!r}: {error}"
+
+
+def version_note(env_id: str) -> str | None:
+    """Returns a line that says so if an id of Gymnasium's registry isn't the newest version's; None if it is."""
+    try:
+        namespace, name, version = parse_env_id(env_id.partition(":")[2] or env_id)
+    except gymnasium.error.Error:
+        return None
+    newest = find_highest_version(namespace, name)
+    if newest is None or (version is not None and version >= newest):
+        return None
+    other = get_env_id(namespace, name, newest)
+    return f"{env_id}: taken as {other}" if version is None else f"{env_id} is out of date: there is {other}"
+
+
+@functools.cache
+def _calm_gymnasium() -> None:
+    """Silences what :func:`version_note` says once and Gymnasium would say in every process."""
+    for said in ("is out of date", "Using the latest versioned environment"):
+        warnings.filterwarnings("ignore", f".*{said}", module=r"gymnasium\.envs\.registration")
 
 
 @functools.cache
