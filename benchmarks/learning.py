@@ -36,6 +36,16 @@ PAGE, PICTURE = ROOT / "docs/results.md", ROOT / "docs/curves.png"
 PONG, PONG_PICTURE = FIGURES.with_name("learning-pong.json"), ROOT / "docs/pong.png"
 BEGIN, END = "<!-- written by python -m benchmarks.learning draw -->\n", "<!-- until here -->\n"
 
+BESIDE = """\
+![curves](curves.png)
+
+On 1, 2 and 4 ranks the CartPole run has one `params_sha256`, and all its metrics except times are equal.
+
+### Other commits, processors and tasks
+
+"""
+"""What the page has between the table of the picture's runs and the others."""
+
 VERSIONS = ("lockstep", "torch", "numpy", "gymnasium", "mujoco", "python", "machine", "cpu", "cpu capability", "device")
 """What a summary says of software and machine; the agents are functions of the config and of these."""
 NOT_LOADED = "not loaded"
@@ -141,7 +151,8 @@ def every_figure() -> list[Figures]:
 
 def block(every: Sequence[Figures]) -> str:
     """The part of the page that is made of the figures, between its marks: a table a file."""
-    return f"{BEGIN}{chr(10).join(map(_table, every))}{END}"
+    first, *others = map(_table, every)
+    return f"{BEGIN}{first}\n{BESIDE}{chr(10).join(others)}{END}"
 
 
 def _table(figures: Figures) -> str:
@@ -167,7 +178,7 @@ def _table(figures: Figures) -> str:
                 ", ".join(map(str, sorted(seeds))),
                 ", ".join(map(number, returns)),
                 number(sum(returns) / len(returns)) + cleanrl,
-                *([", ".join(map(_evaluation, ordered))] if evaluated else []),
+                *([_evaluations(ordered)] if evaluated else []),
                 ", ".join(run["params_sha256"][:8] for run in ordered),
             )
         )
@@ -184,11 +195,19 @@ def _by_task(runs: Sequence[dict[str, Any]]) -> dict[tuple[str, str | None], lis
     return found
 
 
-def _evaluation(run: dict[str, Any]) -> str:
-    found = run.get("evaluation")
-    if found is None:
-        return "–"
-    return f"{number(found['return_mean'])} ± {number(found['return_std'])} ({found['episodes']} episodes)"
+def _evaluations(runs: Sequence[dict[str, Any]]) -> str:
+    """Means and standard deviations; the number of episodes once if it is the same of all."""
+    found = [run.get("evaluation") for run in runs]
+    counts = {one["episodes"] for one in found if one is not None}
+    said = [
+        "–"
+        if one is None
+        else f"{number(one['return_mean'])} ± {number(one['return_std'])}"
+        + (f" ({one['episodes']} episodes)" if len(counts) > 1 else "")
+        for one in found
+    ]
+    each = " each" if len(runs) > 1 else ""
+    return ", ".join(said) + (f" ({counts.pop()} episodes{each})" if len(counts) == 1 else "")
 
 
 def with_block(page: str, made: str) -> str:
