@@ -216,6 +216,13 @@ def test_buffers_that_ddp_sends_are_a_note(tmp_path):
     story = {"buffers": by_rank(1.0, 2.0), "broadcast": ("norm.running_mean",)}
     found = Story(**story).diagnosis(tmp_path)
     assert (found.verdict, kinds(found, "note")) == ("IN SYNC", ["ddp_buffers"])
+    names = ("norm.running_mean", "cache.keys")
+    beside = Story(**story, buffer_names=names, everywhere=True).diagnosis(tmp_path / "beside")
+    assert (beside.verdict, kinds(beside), kinds(beside, "note")) == (
+        "UNDETERMINED",
+        ["own_buffers", "ddp_buffers"],
+        ["ddp_buffers"],
+    )
     bypassed = Story(**story, through=(), gradients=by_rank(0.5, 0.4), **DRIFT).diagnosis(tmp_path / "bypassed")
     assert kinds(bypassed, "fault") == ["gradients", "buffers"]
 

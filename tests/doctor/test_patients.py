@@ -14,6 +14,7 @@ CORRECT = (
     *("attached_as_ddp_left_it", "accumulated", "saved_and_continued", "always_clipped"),
     *("average_on_rank_0", "reduced_by_hand_and_averaged_on_rank_0", "updated_by_parts"),
     *("updated_by_parts_in_groups", "parts_of_one_rollout", "parts_of_one_rollout_of_few_states"),
+    "taught_and_judged_on_rank_0",
 )
 FAULTY = {  # kinds of all faults, words of the reason, the cause and the fix of the first
     "critic_outside_ddp": (

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from watching import trace_of
 
-from lockstep.doctor.judge.traces import Moment
+from lockstep.doctor.judge.compare import relative_difference, same
+from lockstep.doctor.judge.traces import Kept, Moment
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.torch import checks, forward_passes
 from lockstep.doctor.watch.torch import hooks as torch_hooks
@@ -22,7 +23,15 @@ from lockstep.doctor.watch.torch.checks import was_made
 from lockstep.doctor.watch.torch.inspection import bare, look_around
 from lockstep.doctor.watch.torch.own_gradients import NUMBERS, OwnGradients
 from lockstep.doctor.watch.torch.running_statistics import numbers_of, statistics_of
-from lockstep.doctor.watch.torch.values import _device_sum, digest, input_digests, sampled, take_part
+from lockstep.doctor.watch.torch.values import (
+    DENSE_NUMBERS,
+    SPARSE_NUMBERS,
+    _device_sum,
+    digest,
+    input_digests,
+    sampled,
+    take_part,
+)
 
 
 class Agent(nn.Module):
@@ -90,6 +99,39 @@ def test_a_learning_rate_may_be_none(watch, tmp_path):
     assert trace.failures == []
     assert trace.rates == {0: [(0, [None, 0.1])]}
     assert len(trace.checks[Moment(0, 1, "before")].parts["gradients"]) == 4
+
+
+class Rate(torch.Tensor):
+    """A learning rate on an accelerator: whoever reads it waits."""
+
+    read = 0
+
+    def __bool__(self):
+        Rate.read += 1
+        return super().__bool__()
+
+    def __float__(self):
+        Rate.read += 1
+        return super().__float__()
+
+
+def test_a_rate_that_is_a_tensor_is_read_at_compared_steps_only(watch, tmp_path):
+    class Plain(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": torch.tensor(0.1).as_subclass(Rate)})
+
+        def step(self, closure=None):
+            return None
+
+    agent, read = Agent(), []
+    Rate.read = 0
+    train(agent, Plain(agent.parameters()), 10, look=lambda step: read.append(Rate.read))
+    read.append(Rate.read)
+    trace = trace_of(watch, tmp_path)
+    assert trace.rates == {0: [(0, [pytest.approx(0.1)])]}
+    seen = {step for step in range(1, 11) if read[step] > read[step - 1]}
+    assert seen <= {m.step for m in trace.checks if m.when == "after"} != set(range(1, 11))
+    assert 1 in seen
 
 
 def test_an_error_at_the_learning_rates_costs_no_gradients(watch, tmp_path, monkeypatch):
@@ -612,6 +654,34 @@ def test_small_tensors_are_kept_wholly_and_large_ones_as_samples_with_a_digest()
     assert other[1][4] != entries[1][4]
 
 
+def kept_of(tensors, most, name):
+    """What is kept of one of the tensors, as it is read."""
+    entries, numbers = take_part(tensors, most)
+    start = 0
+    for found, count, elements, shards, word in entries:
+        if found == name:
+            return Kept(numbers[start : start + count], elements, shards, word)
+        start += count
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("elements", [10, 1000, 4096, 5000, 65_537, 300_000])
+def test_what_is_kept_of_a_tensor_is_compared_however_many_there_are_beside_it(elements):
+    tensor, beside = torch.randn(elements), {f"other {number}": torch.randn(64) for number in range(7)}
+    dense, sparse = DENSE_NUMBERS, SPARSE_NUMBERS
+    everything = [
+        kept_of({"x": tensor, **others}, most, "x") for most in (dense, sparse, 100) for others in ({}, beside)
+    ]
+    assert all(same(a, b) for a in everything for b in everything)
+    first, later = tensor.clone(), tensor.clone()
+    first[0], later[-1] = first[0] + 1, later[-1] + 1
+    changed = kept_of({"x": first}, sparse, "x")
+    assert not any(same(changed, kept) for kept in everything)
+    assert relative_difference(changed, everything[0]) > 0
+    sampled_elsewhere = kept_of({"x": later}, 100, "x")
+    assert not any(same(sampled_elsewhere, kept) for kept in everything if kept.digest or elements < 100)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64])
 def test_digests_see_every_bit_of_every_dtype(dtype):
     tensor = torch.ones(33, dtype=dtype)
@@ -695,7 +765,7 @@ def test_own_gradients_are_kept_beside_what_becomes_of_them():
 
 
 def test_of_large_gradients_the_same_sample_is_kept_twice():
-    own, weight = OwnGradients(), nn.Parameter(torch.ones(10 * NUMBERS))
+    own, weight = OwnGradients(), nn.Parameter(torch.ones(8 * NUMBERS))
     own.listen([weight])
     backward(weight)
     kept, now = own.beside({"0.0": weight})

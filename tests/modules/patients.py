@@ -265,6 +265,25 @@ def average_on_rank_0():
     train(agent, torch.optim.Adam(agent.parameters(), 0.01), Data(rank), after=average)
 
 
+def taught_and_judged_on_rank_0():
+    """A frozen teacher, the same everywhere, so large that a part of it is kept; rank 0 alone has a frozen judge."""
+
+    def frozen():
+        return nn.Sequential(nn.Linear(4, 512), nn.ReLU(), nn.Linear(512, 512), nn.Linear(512, 1)).requires_grad_(False)
+
+    rank = join()
+    teacher, student = frozen(), DistributedDataParallel(mlp())
+    judge = frozen() if rank == 0 else teacher
+    optimizer = torch.optim.SGD(student.parameters(), 0.01)
+    for batch in Data(rank).phases(student):
+        with torch.no_grad():
+            wanted = teacher(batch)
+            judge(batch)
+        optimizer.zero_grad()
+        (student(batch) - wanted).pow(2).mean().backward()
+        optimizer.step()
+
+
 def reduced_by_hand_and_averaged_on_rank_0(merged=True):
     """Statistics in buffers, whose model is reduced by hand; rank 0 alone keeps an average of it."""
     rank = join()

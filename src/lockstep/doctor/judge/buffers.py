@@ -42,25 +42,24 @@ def buffer_findings(evidence: Evidence) -> list[Finding]:
     checks = [c for trace in evidence.traces for moment, c in trace.checks.items() if moment.when == "after"]
     sent = {name for check in checks for name in check.facts.get("broadcast", ())}
     works = evidence.first_difference("gradients") is None  # so the loss goes through DDP's forward
-    own = [c for c in unequal if not (works and set(c.differing) <= sent)]
-    if not own:
-        text = (
-            f"buffers are rank 0's: DDP replaces them before each forward pass ({len(unequal[0].differing)} tensors, "
-        )
-        text += f"first {unequal[0].differing[0]}), so that what other ranks' data add to them is lost"
-        return [Finding("ddp_buffers", NOTE, text, "", FIXES["buffers"], figures(unequal[0]))]
+    replaced = sent if works else set[str]()
     names = {name for check in checks for name in check.parts.get("buffers", {})}
+    own = names - replaced
     counted = {_module(name) for name in names if name.rpartition(".")[2] in COUNTS}
     of_statistics = {name for name in names if _words(name) & STATISTICS or _module(name) in counted}
     found = []
-    if (drifting := _first(own, of_statistics)) is not None:
+    if (drifting := _first(unequal, own & of_statistics)) is not None:
         found.append(
             fault("buffers", f"buffers drift apart: {difference(evidence, drifting)}", "buffers", figures(drifting))
         )
-    if (other := _first(own, names - of_statistics)) is not None:
+    if (other := _first(unequal, own - of_statistics)) is not None:
         text = f"buffers differ that may be each rank's own: {difference(evidence, other)}"
         cause, fix = CAUSES["own_buffers"], FIXES["own_buffers"]
         found.append(Finding("own_buffers", DOUBT, text, cause, fix, figures(other)))
+    if (lost := _first(unequal, replaced)) is not None:
+        text = f"buffers are rank 0's: DDP replaces them before each forward pass ({len(lost.differing)} tensors, "
+        text += f"first {lost.differing[0]}), so that what other ranks' data add to them is lost"
+        found.append(Finding("ddp_buffers", NOTE, text, "", FIXES["buffers"], figures(lost)))
     return found
 
 

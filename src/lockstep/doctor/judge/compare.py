@@ -44,10 +44,19 @@ class Comparison:
 
 
 def same(a: Kept, b: Kept) -> bool:
-    """Returns whether two ranks hold the same tensor: equal kept numbers (NaN equals NaN) and equal digests."""
-    if a.elements != b.elements or a.digest != b.digest or a.numbers.shape != b.numbers.shape:
+    """Returns whether two ranks, or one at two moments, hold the same tensor.
+
+    Then the numbers that both kept are equal (NaN equals NaN), and the digests if both have one.
+    """
+    if a.elements != b.elements or (a.digest and b.digest and a.digest != b.digest):
         return False
-    return bool(np.array_equal(a.numbers, b.numbers, equal_nan=True))
+    return bool(np.array_equal(*_of_both(a, b), equal_nan=True))
+
+
+def _of_both(a: Kept, b: Kept) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what both kept of two tensors of one size: at the same places."""
+    most = min(len(a.numbers), len(b.numbers))
+    return a.thinned(most), b.thinned(most)
 
 
 def relative_difference(a: Kept, b: Kept) -> float:
@@ -55,9 +64,9 @@ def relative_difference(a: Kept, b: Kept) -> float:
 
     It is NaN if the kept elements are equal; infinite if shapes, or the places of NaNs or infinities, differ.
     """
-    if a.numbers.shape != b.numbers.shape:
+    if a.elements != b.elements:
         return float("inf")
-    x, y = a.numbers.astype(np.float64), b.numbers.astype(np.float64)
+    x, y = (numbers.astype(np.float64) for numbers in _of_both(a, b))
     finite = np.isfinite(x) & np.isfinite(y)
     if not np.array_equal(np.isnan(x), np.isnan(y)) or not np.array_equal(x[np.isinf(x)], y[np.isinf(x)]):
         return float("inf")

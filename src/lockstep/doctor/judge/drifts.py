@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.compare import Comparison, shared_moments
 from lockstep.doctor.judge.evidence import DOUBT, Evidence, Finding, difference, fault, figures
 from lockstep.doctor.judge.normalizers import match_normalizers
-from lockstep.doctor.judge.traces import Moment, Part
+from lockstep.doctor.judge.traces import Moment, Part, fewest_numbers
 
 ENVIRONMENT = re.compile("env", re.IGNORECASE)
 """What the name of a container of environments says."""
@@ -65,20 +67,23 @@ def _kind(held: Mapping[int, Mapping[str, Numbers]], owner: str, alone: set[str]
 def _history(evidence: Evidence) -> History:
     """Returns all normalisers at all moments, under the names by which they are compared."""
     unplaced = {trace.rank: trace.unplaced for trace in evidence.traces}
-    history: dict[Moment, dict[int, dict[str, Numbers]]] = {}
+    held: dict[Moment, dict[int, Part]] = {}
     for moment in shared_moments(evidence.traces):
         parts = {t.rank: t.checks[moment].parts.get("normalizers", {}) for t in evidence.traces}
         if any(parts.values()):
-            matched, _ = match_normalizers(parts, unplaced)
-            history[moment] = {rank: _by_owner(part) for rank, part in matched.items()}
-    return history
+            held[moment], _ = match_normalizers(parts, unplaced)
+    most = fewest_numbers(part for ranks in held.values() for part in ranks.values())
+    return {moment: {rank: _by_owner(part, most) for rank, part in ranks.items()} for moment, ranks in held.items()}
 
 
-def _by_owner(part: Part) -> dict[str, Numbers]:
+def _by_owner(part: Part, most: Mapping[int, int]) -> dict[str, Numbers]:
     found: dict[str, Numbers] = {}
     for name, kept in part.items():
         owner, _, statistic = name.rpartition(".")
-        found[owner] = (*found.get(owner, ()), (statistic, kept.numbers.tobytes()))
+        found[owner] = (
+            *found.get(owner, ()),
+            (statistic, kept.thinned(most[kept.elements]).astype(np.float64).tobytes()),
+        )
     return found
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from lockstep.doctor.judge.traces import Kept, Part
+import numpy as np
+
+from lockstep.doctor.judge.traces import Kept, Part, fewest_numbers
 
 Parts = Mapping[int, Part]
 """Normalisers' statistics by rank, then by name: class and attribute, the place in brackets, the statistic."""
@@ -51,14 +53,14 @@ def _first(part: Part, name: str) -> str:
 
 def _explained(base: str, parts: Parts, matched: Mapping[int, Part]) -> bool:
     """Returns whether all normalisers of a class have partners, hold the same numbers, or are on one rank only."""
-    shared = set.intersection(*(set(part) for part in matched.values()))
+    shared, most = set.intersection(*(set(part) for part in matched.values())), fewest_numbers(parts.values())
     left = {
-        rank: Counter(_numbers(name, kept) for name, kept in part.items() if _base(name) == base and name not in shared)
+        rank: Counter(
+            (_statistic(name), kept.thinned(most[kept.elements]).astype(np.float64).tobytes())
+            for name, kept in part.items()
+            if _base(name) == base and name not in shared
+        )
         for rank, part in parts.items()
     }
     having = [found for found in left.values() if found]
     return len(having) < 2 or (all(found == having[0] for found in having) and len(having) == len(left))
-
-
-def _numbers(name: str, kept: Kept) -> tuple[str, bytes]:
-    return _statistic(name), kept.numbers.tobytes()

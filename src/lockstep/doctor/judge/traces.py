@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +24,28 @@ class Kept(NamedTuple):
     shards: int
     digest: str
 
+    def thinned(self, most: int) -> np.ndarray:
+        """Returns at most so many of the numbers, at equal distances.
+
+        How many are kept depends on how many tensors a rank holds and on the step. The distances are powers of two, so
+        that the rarer sample is a part of the denser one.
+        """
+        step = 1
+        while -(-len(self.numbers) // step) > most:
+            step *= 2
+        return self.numbers[::step]
+
 
 Part = Mapping[str, Kept]
 """Tensors of one kind at one step of one rank: by place in the optimiser (``0.2``, ``0.2.exp_avg``) or by name."""
+
+
+def fewest_numbers(parts: Iterable[Part]) -> dict[int, int]:
+    """Returns by a tensor's number of elements how many numbers are kept of such a one at least."""
+    found: dict[int, int] = {}
+    for kept in (kept for part in parts for kept in part.values()):
+        found[kept.elements] = min(found.get(kept.elements, len(kept.numbers)), len(kept.numbers))
+    return found
 
 
 class Moment(NamedTuple):

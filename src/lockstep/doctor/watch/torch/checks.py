@@ -178,9 +178,10 @@ class StepRecorder:
         number, because the optimiser computes its own, is written as None.
         """
         rates = [group.get("lr", 0.0) for group in watch.groups]
-        if rates == watch.rates:
-            return
-        if any(isinstance(rate, Tensor) for rate in rates) and not self._schedule.includes(watch.steps + 1):
+        if any(isinstance(rate, Tensor) for rate in rates):
+            if not self._schedule.includes(watch.steps + 1):
+                return
+        elif rates == watch.rates:
             return
         rates = [_rate(rate) for rate in rates]
         if rates != watch.rates:

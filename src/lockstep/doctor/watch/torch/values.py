@@ -89,9 +89,14 @@ def _device_sum(words: Tensor) -> int:
 
 
 def sampled(tensor: Tensor, most: int) -> Tensor:
-    """Returns all elements if there are at most ``most``, else about ``most`` at equal distances, flattened."""
-    flat = tensor.reshape(-1)
-    return flat if flat.numel() <= most else flat[:: -(-flat.numel() // most)]
+    """Returns all elements if there are at most ``most``, else at most so many at equal distances, flattened.
+
+    The distance is a power of two: of one tensor, a rarer sample is a part of each denser one.
+    """
+    flat, step = tensor.reshape(-1), 1
+    while -(-flat.numel() // step) > most:
+        step *= 2
+    return flat[::step]
 
 
 class Taken(NamedTuple):
@@ -120,7 +125,7 @@ def take_part(
 
     Args:
         tensors: tensors by name.
-        most: how many numbers to keep of all tensors together; small tensors keep more.
+        most: how many numbers to keep of all tensors together, at most; small tensors keep more.
         sharded: names of tensors that are parts of larger ones although they aren't DTensors.
 
     Returns:
