@@ -1,6 +1,7 @@
 """On which device JAX is started by who looks at an environment: processes that start others leave GPUs to them."""
 
 import contextlib
+import itertools
 import signal
 import socket
 import threading
@@ -8,8 +9,10 @@ import types
 
 import pytest
 from command_line import ending, running
+from command_line import train as trained_here
 
 from lockstep.commands import bench, check, clone, eval, train
+from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.errors import RankMismatchError
 from lockstep.core.topology import Topology
@@ -49,6 +52,53 @@ def asked(monkeypatch):
     for module in (request_module, bench, verify, outlook, group):
         monkeypatch.setattr(module, "describe", look)
     return done
+
+
+PLACES = ((0, 1, 0, 1), (0, 2, 0, 2), (1, 2, 0, 1), (3, 4, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        *(("--num-envs", count) for count in ("1", "3", "12", "20", "100")),
+        ("--num-envs", "24", "--num-shards", "12"),
+        ("--algorithm", "grpo", "--num-envs", "24", "--grpo.group-size", "8"),
+        ("--devices", "1"),
+        ("--simulate-devices", "4"),
+        ("--num-envs-per-rank", "4"),
+    ],
+)
+def test_jax_is_started_with_devices_enough_for_the_run_that_is_made_then(monkeypatch, words):
+    """JAX's first use, here to look at an environment, settles how many there are; the run takes the first ones."""
+    started = []
+    door = types.SimpleNamespace(
+        MOST_DEVICES=64,
+        pool_devices=lambda shards: 8,
+        roomy_pool=lambda devices: 16,
+        set_up_jax=lambda threads, platform, devices, *more: started.append(devices),
+    )
+    monkeypatch.setattr(jax_start, "engine_module", lambda name: door)
+    monkeypatch.setattr(jax_start, "wait_for_master", lambda topology: None)
+    for module, name in ((jax_start, "available_cores"), (world, "available_cores"), (world, "bound_cores")):
+        monkeypatch.setattr(module, name, lambda: cores)
+    read = read_request(["lockstep/CartPole-v1", "--engine", "jax", "--env.backend", "jax", *words])
+    for cores, place in itertools.product((1, 2, 3, 5, 6, 7, 8, 16), PLACES):
+        here = Topology(*place, launched=place[1] > 1)
+        jax_start.start_jax(read.config, read.options, here)
+        wanted = world.world_of(read.options, read.config, here).devices
+        assert wanted is not None
+        assert started[-1] >= wanted, (cores, place)
+        if "--devices" in words or "--simulate-devices" in words:
+            assert started[-1] == wanted
+    assert len(started) == 32
+
+
+def test_a_run_takes_fewer_devices_than_jax_was_started_with(tmp_path):
+    """Of one environment there is one shard, and JAX has started with a device for each core by then."""
+    words = ("lockstep/CartPole-v1", "--engine", "jax", "--env.backend", "jax", "--num-envs", 1, "--total-steps", 256)
+    made, told = (trained_here(tmp_path, *words, *more, name=f"run{len(more)}") for more in ((), ("--devices", 1)))
+    assert made.summary["params_sha256"] == told.summary["params_sha256"]
 
 
 @pytest.mark.parametrize("command", ["verify", "bench", "plan"])

@@ -190,7 +190,8 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     set_up_jax(config.threads, config.device, simulated, topology, pool, gpus, config.silence)
     if pool and config.fsdp:
         check_pool(pool, "fsdp")
-    devices = None if options.devices is None else options.devices * topology.world_size
+    each = options.devices or simulated
+    devices = None if each is None else each * topology.world_size  # JAX may have started with more
     with quiet_connections():
         check_ranks_alike(config_digest(config))
         fsdp = options.fsdp_devices or devices or jax.device_count()

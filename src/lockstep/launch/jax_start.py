@@ -11,7 +11,7 @@ from lockstep.core.topology import Topology, available_cores
 from lockstep.envs.batched.twins import with_array_twin
 from lockstep.envs.graphics import choose_mujoco_graphics, has_screen
 from lockstep.launch.one_program import why_not_one_program
-from lockstep.launch.world import wait_for_master
+from lockstep.launch.world import cores_of_process, wait_for_master
 
 
 def start_jax(config: Config, options: RunOptions, topology: Topology, starts_others: bool = False) -> None:
@@ -45,7 +45,7 @@ def start_jax(config: Config, options: RunOptions, topology: Topology, starts_ot
     except MissingPackageError:
         return  # making the environment raises this again
     check_processes_here(device, topology.local_world_size, topology.launched)
-    devices = min(engine.MOST_DEVICES, _most_devices(config, options)) if device == "cpu" else None
+    devices = min(engine.MOST_DEVICES, _most_devices(config, options, topology)) if device == "cpu" else None
     accelerators = None if device == "cpu" else options.devices
     if (
         device != "cpu"
@@ -82,11 +82,14 @@ def _choose_graphics(config: Config) -> None:
         choose_mujoco_graphics()
 
 
-def _most_devices(config: Config, options: RunOptions) -> int:
-    """Returns the most CPU devices that the run may use: the number asked for, or as many as cores and shards allow."""
+def _most_devices(config: Config, options: RunOptions, topology: Topology) -> int:
+    """Returns the most CPU devices that this process may use.
+
+    It is the number asked for, or as many as its cores and its share of the run's shards allow.
+    """
     if options.simulate_devices or options.devices:
         return options.simulate_devices or options.devices or 1
-    cores, shards = available_cores(), config.num_shards
-    if shards is not None:
-        return min(cores, shards)
-    return cores if config.num_envs_per_rank else min(cores, MAX_DEFAULT_SHARDS)
+    cores = max(1, cores_of_process(available_cores(), topology.local_world_size, topology.cores))
+    if config.num_shards is None and config.num_envs_per_rank:
+        return cores
+    return max(1, min(cores, (config.num_shards or MAX_DEFAULT_SHARDS) // topology.world_size))

@@ -46,11 +46,11 @@ class World:
 
     def cores_of_rank(self, cores: int) -> int:
         """Returns the CPU cores of each rank, at least one, if this process may use ``cores``."""
-        each = _cores_of_process(cores, self.processes_here, self.process_cores)
+        each = cores_of_process(cores, self.processes_here, self.process_cores)
         return max(1, each // (self.devices or 1))
 
 
-def _cores_of_process(cores: int, processes_here: int, given: int | None) -> int:
+def cores_of_process(cores: int, processes_here: int, given: int | None) -> int:
     """Returns the cores of one process here: its share of ``cores``, or those that the launcher has ``given`` it."""
     return cores // processes_here if given is None else min(cores, given)
 
@@ -148,7 +148,7 @@ def _devices(
     if config.device != "cpu":
         return options.devices or _accelerators(config, shards, processes, processes_here)
     if options.devices is None:
-        cores = _cores_of_process(available_cores(), processes_here, process_cores)
+        cores = cores_of_process(available_cores(), processes_here, process_cores)
         return default_devices(shards, cores, processes)
     check_existing(options.devices, bound_cores(), processes, shards)  # a container's limit makes them slow, not wrong
     return options.devices

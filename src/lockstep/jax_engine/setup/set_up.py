@@ -170,12 +170,12 @@ def check_not_traced() -> None:
 def configure(threads: int, platform: str, devices: int | None, pool: int | None = None) -> None:
     """Settles what counts only before JAX first uses a device.
 
-    ``devices`` is the number of CPU devices in this process, one by default. ``pool`` is the number of threads that
-    they share, by default that of the :func:`roomy_pool` for them.
+    ``devices`` is the number of CPU devices in this process, one by default; if JAX has started already, it may have
+    more. ``pool`` is the number of threads that they share, by default that of the :func:`roomy_pool` for them.
 
     Raises:
         ValueError: if there is no such platform, CPU devices are asked for on another platform, or JAX has started with
-            other settings.
+            fewer devices or other settings.
     """
     if platform not in PLATFORMS:
         raise ValueError(f"device: {platform} is none of {', '.join(PLATFORMS)}")
@@ -209,7 +209,7 @@ def _set_cpu_devices(devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
     except RuntimeError:
         present = jax.local_device_count()
-        if present != devices:
+        if present < devices:  # of more, the first ones are used
             raise ValueError(
                 f"simulate_devices: {devices}, but JAX has started with {present} in this process; "
                 "set the number before JAX's first use, or start a fresh process"
