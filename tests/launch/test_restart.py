@@ -1,7 +1,9 @@
 """What decides whether and how ranks are started again; ``tests/distributed/test_restarts.py`` kills some."""
 
+import contextlib
 import io
 import json
+import shutil
 import signal
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +12,9 @@ import pytest
 
 from lockstep.config.engines import check_engine_options
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.done import Mark
 from lockstep.core.errors import KilledError, RunError
+from lockstep.core.temporary import _sweep
 from lockstep.core.topology import Topology
 from lockstep.launch import restart, world
 from lockstep.launch.rank import Assignment
@@ -22,7 +26,7 @@ from lockstep.launch.world import number_of_processes
 from lockstep.runs import checkpoint_writer
 from lockstep.runs.checkpoint import REQUIRED, STATE, CheckpointError
 from lockstep.runs.checkpoint_writer import commit
-from lockstep.runs.directory import BEGUN, RunDirectory
+from lockstep.runs.directory import RunDirectory
 
 
 def state(directory, step):
@@ -70,9 +74,7 @@ class FakeServer:
             raise outcome
         if rows is not None:
             self.metrics.write_text("".join(json.dumps({"iteration": n, "global_step": n}) + "\n" for n in rows))
-            memory = Assignment.from_json(assignment).memory
-            assert memory is not None
-            (memory / BEGUN).touch()
+            Mark(Assignment.from_json(assignment).begun).tell()
         return SimpleNamespace(outcome=outcome, end=lambda: None)
 
     def close(self):
@@ -409,8 +411,34 @@ def test_until_ranks_begin_later_checkpoints_dont_count(tmp_path):
         state(disk, step)
     assert restarts_of(tmp_path, "step_128")._newest(memory).step == 128
     assert restarts_of(tmp_path, "latest")._newest(memory).step == 256
-    (memory / BEGUN).touch()
-    assert restarts_of(tmp_path, "step_128")._newest(memory).step == 256
+    restarts = restarts_of(tmp_path, "step_128")
+    restarts._has_cut = True
+    assert restarts._newest(memory).step == 256
+
+
+@pytest.mark.parametrize("logged", [None, [1, 2]])
+def test_ranks_that_began_have_cut_even_if_what_was_in_memory_is_gone(tmp_path, monkeypatch, logged):
+    """As at a logout, which removes a user's files in memory; checkpoints after the one asked for are theirs then."""
+    seen, disk = list[Assignment](), tmp_path / "checkpoints"
+
+    class Forgetful(FakeServer):
+        def start(self, nproc, log_dir, *, assignment, environment):
+            seen.append(Assignment.from_json(assignment))
+            if seen[-1].memory is not None and len(seen) == 1:
+                shutil.rmtree(seen[-1].memory)
+            return super().start(nproc, log_dir, assignment=assignment, environment=environment)
+
+    for step in (128, 256):
+        state(disk, step)
+    server = Forgetful(tmp_path, monkeypatch, [(KILLED, logged), (DONE, [])])
+    assignment = Assignment(Config(num_envs=1, num_steps=1), tmp_path, RunOptions(max_restarts=9), "step_128")
+    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: 1)
+    assert restarts.train(1) == 0
+    assert seen[1].resume_from == ("step_128" if logged is None else "step_256")
+    assert [row["iterations_again"] for row in restarts._rows] == [0]
+    again = seen[1].memory
+    assert again is not None
+    assert not again.exists()  # it was made once more, and removed at the end
 
 
 def test_states_leave_room_in_memory(tmp_path, monkeypatch):
@@ -439,12 +467,15 @@ def test_ranges_are_for_runs_that_are_the_same_on_any_number(settings, nproc, sa
 
 def test_states_are_kept_where_nobody_else_writes(tmp_path):
     """The directory in memory may be gone, and another's may have taken its place."""
-    memory = tmp_path / "memory"
-    assert prepared(memory) == memory
-    assert memory.stat().st_mode & 0o777 == 0o700
-    (memory / BEGUN).touch()
-    assert prepared(memory) == memory
-    assert not (memory / BEGUN).exists()
-    memory.chmod(0o777)
-    assert prepared(memory) is None
-    assert prepared(tmp_path / "no" / "such") is None
+    memory = tmp_path / "lockstep-memory"
+    with contextlib.ExitStack() as holds:
+        assert prepared(memory, holds) == memory
+        assert memory.stat().st_mode & 0o777 == 0o700
+        _sweep(memory)  # as any process does that makes a temporary directory
+        assert prepared(memory, holds) == memory
+        memory.chmod(0o777)
+        assert prepared(memory, holds) is None
+        assert prepared(tmp_path / "no" / "such", holds) is None
+        assert memory.exists()
+    _sweep(memory)
+    assert not memory.exists()

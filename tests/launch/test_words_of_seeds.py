@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.config.command_line import read_request
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.topology import Topology
 from lockstep.launch.rank import Assignment
@@ -72,12 +71,18 @@ def test_of_a_new_group_it_begins_a_run_of_that_seed(kept, of_the_group):
 
 
 def test_of_a_config_file_it_leaves_out_what_the_file_says_of_the_group(kept, tmp_path):
-    for options in ("seeds: 3-4\nname: many\n", "seed: 3\nnum_seeds: 2\nname: other\n"):
+    for options, given in (
+        ("seeds: 3-4\nname: many\n", ()),
+        ("seed: 3\nnum_seeds: 2\nname: other\n", ()),
+        ("seeds: 3-4\nseeds_at_once: 2\n", ()),
+        ("seeds: 3-4\nname: again\nresume: auto\n", ()),
+        ("seeds: 7-9\nname: mine\nresume: auto\n", ("--seeds", "3-4", "--name", "yours", "--resume", "auto")),
+    ):
         (tmp_path / "group.yaml").write_text(f"env: CartPole-v1\nnum_steps: 16\nquiet: true\n{options}")
-        words = kept("group.yaml")["seed_4"]
-        request = read_request(words[1:])
+        words = kept("group.yaml", *given)["seed_4"]
+        request = request_of(words[1:])
         assert (request.config.seed, request.config.num_steps) == (4, 16)
-        assert (request.options.is_group, request.options.name) == (False, None)
+        assert request.options == RunOptions(quiet=True)
 
 
 @pytest.mark.parametrize("resume", [("--resume", "many"), ("resume=runs/many/",), ("--resume=many", "--seeds", "3-4")])

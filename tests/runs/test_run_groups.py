@@ -332,6 +332,48 @@ def test_seeds_that_train_finish_if_the_system_refuses_to_start_another(tmp_path
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "2 of 3 seeds finished"
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_finished_group_whose_seeds_refuse_to_go_on_keeps_its_summary(tmp_path, monkeypatch, at_once):
+    closed = []
+
+    class Seen(Progress):
+        def close(self):
+            closed.append(self)
+
+    def refuse(self):
+        self.said, self.code = ["lockstep: error: ppo.gamma: another\n"], 2
+        return True
+
+    monkeypatch.setattr(SeedRun, "start", lambda self, file, command: setattr(self, "process", "a process"))
+    monkeypatch.setattr(SeedRun, "has_ended", refuse)
+    spare_this_process(monkeypatch)
+    facts = summary_of(environment="CartPole-v1", iteration=40, episodes=9)
+    paths = [make_run(tmp_path / f"seed_{seed}", {**facts, "seed": seed}) for seed in range(2)]
+    before = {"status": "2 of 2 seeds finished", "steps_per_second": 7.0, "command": ["lockstep", "train"]}
+    (tmp_path / "summary.json").write_text(json.dumps(before))
+    group = groups.Group(RunDirectory(tmp_path), paths, {}, None, at_once, Seen())
+    with pytest.raises(ValueError, match=r"ppo\.gamma: another"):
+        group.train()
+    assert json.loads((tmp_path / "summary.json").read_text()) == before
+    assert len(closed) == 1
+
+
+def test_the_display_of_a_group_is_closed_if_a_second_ctrl_c_ends_it(tmp_path, monkeypatch):
+    closed = []
+
+    class Seen(Progress):
+        def close(self):
+            closed.append(self)
+
+    def interrupted(self, request):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(groups.Group, "_loop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        groups.Group(RunDirectory(tmp_path), [tmp_path / "seed_0"], {}, None, 1, Seen()).train()
+    assert len(closed) == 1
+
+
 def test_a_seed_whose_output_nobody_can_read_does_not_stay(tmp_path, monkeypatch):
     def refuse(self):
         raise RuntimeError("can't start new thread")

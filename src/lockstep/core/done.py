@@ -1,4 +1,4 @@
-"""Lets a rank tell its launcher that it has finished, through a file that both opened at the start."""
+"""Lets a rank tell its launcher one thing, that it has finished for instance, through a file that both open."""
 
 from __future__ import annotations
 
@@ -9,32 +9,27 @@ from pathlib import Path
 from lockstep.core.topology import error_file, started_by_lockstep
 
 
-class DoneFile:
-    """A rank's file, beside the one for its failure message; it may be deleted, since both sides have it open.
+class Mark:
+    """A file by which one process tells another that something is so; it may be deleted once both have it open.
 
     Args:
-        message_file: file for the rank's failure message; None if no launcher listens.
+        path: the file; None if nobody listens.
     """
 
-    def __init__(self, message_file: str | Path | None) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._descriptor: int | None = None
-        if message_file is not None:
+        if path is not None:
             with contextlib.suppress(OSError):
-                self._descriptor = os.open(Path(message_file).with_suffix(".done"), os.O_RDWR | os.O_CREAT, 0o600)
-
-    @classmethod
-    def of_this_rank(cls) -> DoneFile:
-        """Opens the file of this process, if our launcher started it."""
-        return cls(error_file() if started_by_lockstep() else None)
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def tell(self) -> None:
-        """Marks the rank as done."""
+        """Says that it is so."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, 1)  # works even if the disk is full
 
     def told(self) -> bool:
-        """Says whether the rank is marked as done."""
+        """Returns whether that was said."""
         return self._descriptor is not None and os.fstat(self._descriptor).st_size > 0
 
     def close(self) -> None:
@@ -42,3 +37,19 @@ class DoneFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class DoneFile(Mark):
+    """A rank's mark that it is done, beside the file for its failure message.
+
+    Args:
+        message_file: file for the rank's failure message; None if no launcher listens.
+    """
+
+    def __init__(self, message_file: str | Path | None) -> None:
+        super().__init__(None if message_file is None else Path(message_file).with_suffix(".done"))
+
+    @classmethod
+    def of_this_rank(cls) -> DoneFile:
+        """Opens the file of this process, if our launcher started it."""
+        return cls(error_file() if started_by_lockstep() else None)

@@ -55,6 +55,7 @@ class Assignment:
         resume_from: ``latest`` or ``step_<n>`` in the run's checkpoints, or in ``states``; None: the run starts anew.
         states: another directory of states, which the launcher has in memory.
         memory: where states are kept for the launcher, if it restarts ranks.
+        begun: by which file it learns that nothing is left on disk of what came after the state they began with.
         facts: about the session.
     """
 
@@ -64,6 +65,7 @@ class Assignment:
     resume_from: str | None = None
     states: Path | None = None
     memory: Path | None = None
+    begun: Path | None = None
     facts: SessionFacts = field(default_factory=SessionFacts)
 
     def to_json(self) -> str:
@@ -100,6 +102,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
             is_writer=is_writer(topology),
             quiet=assignment.options.quiet,
             memory=assignment.memory,
+            begun=assignment.begun,
             facts=assignment.facts,
         )
         run.take_over()

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import RunOptions
+from lockstep.core.done import Mark
 from lockstep.core.errors import KilledError, RunError
 from lockstep.core.private import only_we_write
 from lockstep.core.process import say
-from lockstep.core.temporary import temporary_directory
+from lockstep.core.temporary import hold, temporary_directory
 from lockstep.launch.rank import Assignment
 from lockstep.launch.serving.kills import after_restarts, killed_for_memory, time_now
 from lockstep.launch.spawn import threads_of
@@ -28,12 +29,13 @@ from lockstep.runs.checkpoint import (
     step_of,
 )
 from lockstep.runs.checkpoint_writer import sync_records, write_directory
-from lockstep.runs.directory import BEGUN, CHECKPOINTS, RECORDS
+from lockstep.runs.directory import CHECKPOINTS, RECORDS
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import last_global_step_of
 from lockstep.training.run_history import with_restarts
 
 STOPPED = "stopped by a signal while ranks started again; --resume goes on from the newest checkpoint"
+BEGUN = "begun"
 LEAST_HOURS = 1e-9
 """What is left of a time limit that has passed: ranks still do one iteration, and write a checkpoint."""
 
@@ -66,21 +68,16 @@ def newest_state(directories: list[Path], at_most: int | None = None) -> State:
     return State()
 
 
-def begun(memory: Path) -> bool:
-    """Tells whether ranks have removed what comes after the state they began with, so that all that is there counts."""
-    return (memory / BEGUN).exists()
-
-
-def prepared(memory: Path) -> Path | None:
+def prepared(memory: Path, holds: contextlib.ExitStack) -> Path | None:
     """Prepares the directory for the states of ranks that are about to start; None if others could write it.
 
-    It is made again if it is gone: a user's files in memory are removed on logout.
+    It is made again if it is gone, and then held by ``holds``: a user's files in memory are removed on logout.
     """
     with contextlib.suppress(OSError):
         if not memory.exists():
             memory.mkdir(mode=0o700)
+            holds.enter_context(hold(memory))
         if only_we_write(memory):
-            (memory / BEGUN).unlink(missing_ok=True)
             return memory
     return None
 
@@ -136,6 +133,8 @@ class Restarts:
         self._hold_on, self._early = hold_on, early
         self._failures, self._rows = Failures(), list[dict[str, Any]]()
         self.fewer, self._began = 0, time.monotonic()
+        self._holds = contextlib.ExitStack()
+        self._begun = False  # the last ranks
         self._has_cut = False  # what comes after the state that was asked for
 
     def train(self, nproc: int) -> int:
@@ -143,7 +142,7 @@ class Restarts:
 
         However this ends, the newest state is then on disk.
         """
-        with forwarding() as signals, temporary_directory(in_memory=True) as memory:
+        with forwarding() as signals, temporary_directory(in_memory=True) as memory, self._holds:
             try:
                 return self._train(nproc, memory, signals)
             except BaseException:  # a second Ctrl-C while ranks start, too
@@ -164,7 +163,7 @@ class Restarts:
                 return exit_code(outcome, signals)
             for_memory = outcome.killed and killed_for_memory() > kills
             self.fewer += for_memory
-            done, state, before = self._done(memory), self._newest(memory), ranks
+            done, state, before = self._done(), self._newest(memory), ranks
             trained |= max(done, state.step) > beginning
             if trained:  # it was good enough to train with: a device or a server has failed since
                 outcome = replace(outcome, bad_input=False)
@@ -177,9 +176,9 @@ class Restarts:
                 return exit_code(replace(outcome, message=over), signals)
             self._note(why, state, before, ranks, done)
 
-    def _done(self, memory: Path) -> int:
+    def _done(self) -> int:
         """Returns the global step that the last ranks logged last; 0 if they ended before they began."""
-        return last_global_step_of(self._assignment.path / METRICS_JSONL) or 0 if begun(memory) else 0
+        return last_global_step_of(self._assignment.path / METRICS_JSONL) or 0 if self._begun else 0
 
     def _over(self, outcome: Outcome, state: State, own: bool, fewer: bool) -> str | None:
         """Says why ranks aren't restarted after a failure; None if they are, unless a signal asks for an end.
@@ -213,10 +212,13 @@ class Restarts:
     def _attempt(self, memory: Path, state: State, ranks: int, signals: StopSignals) -> Outcome:
         """Starts ranks from a state, and waits until they have ended."""
         facts = replace(self._assignment.facts, restarts=tuple(self._rows))
-        mine = replace(self._assignment, options=self.options_left(), memory=prepared(memory), facts=facts)
+        kept = prepared(memory, self._holds)
+        mine = replace(self._assignment, options=self.options_left(), memory=kept, facts=facts)
         if state.path is not None:
             mine = replace(mine, states=state.path.parent, resume_from=state.path.name)
-        with temporary_directory() as logs:
+        self._begun = False
+        with temporary_directory() as logs, contextlib.closing(Mark(logs / BEGUN)) as mark:
+            mine = replace(mine, begun=logs / BEGUN)
             try:
                 with signals.interruptible():
                     if self._server.closed:
@@ -234,6 +236,8 @@ class Restarts:
             finally:
                 signals.leave()
                 served.end()
+                self._begun = mark.told()
+                self._has_cut |= self._begun
 
     def _save(self, state: State) -> None:
         """Writes a state that is only in memory to disk, with the restarts so far, for later sessions."""
@@ -263,12 +267,11 @@ class Restarts:
     def _newest(self, memory: Path) -> State:
         """Returns the newest state; on disk, only up to the one that was asked for until ranks have begun with it."""
         asked, at_most = self._assignment.resume_from, None
-        self._has_cut |= begun(memory)
         if asked not in (None, "latest") and not self._has_cut:
             at_most = int(str(asked).removeprefix("step_"))
         found = newest_state([memory] if only_we_write(memory) else [])
         on_disk = newest_state([self._assignment.path / CHECKPOINTS], at_most)
-        return found if found.step >= on_disk.step else on_disk
+        return found if found.step > on_disk.step else on_disk  # which of the two is scored, and needn't be written
 
     def ranks(self, nproc: int) -> int:
         """Returns how many ranks to start: ``nproc``, or, if a range was asked for, as many as there are places for."""

@@ -70,7 +70,7 @@ def start(
                 count = len(request.options.seeds_from(request.config.seed))
                 raise ValueError(f"callbacks: with {count} seeds; train each seed by itself")
             path, asked["name"] = _place_of(request.options, request.config, stack)
-            file.write_text(json.dumps({key: value for key, value in asked.items() if value is not None}))
+            file.write_text(json.dumps({k: x for k, x in asked.items() if x is not None or k != "name"}))
             run = run_at(path, names_in(request.config), request.options.trust)
         from_python = {**variables, **handed_over(named), COMMAND_VARIABLE: "null"}
         with Conversation(run, callbacks, observes, directory) as talk, _in_callers_words(file, talk):

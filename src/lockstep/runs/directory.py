@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import CheckpointConfig, Config, LogConfig
+from lockstep.core.done import Mark
 from lockstep.core.errors import RunError
 from lockstep.core.files import UNFINISHED, try_json, why_unwritten, write_json
 from lockstep.core.process import say
@@ -33,14 +34,13 @@ from lockstep.runs.trackers import (
     wanted_trackers,
 )
 from lockstep.runs.trackers.files import prepare_to_append
-from lockstep.runs.trackers.jsonl import JsonlTracker, cut_jsonl, iterations_of
+from lockstep.runs.trackers.jsonl import RecordFile, cut_jsonl, iterations_of
 from lockstep.runs.trackers.service import Tracker, close_all
 
 CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS = "config.json", "summary.json", "checkpoints", "fingerprints.jsonl"
 TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
 RECORDS = (METRICS_JSONL, METRICS_CSV, FINGERPRINTS, TIMING)  # a checkpoint counts on their rows
 REPORT, VERIFY = "report.html", "verify.json"
-BEGUN = "begun"  # beside the states in memory once a resumed run has removed what came after its checkpoint
 KEPT_IN_MEMORY = 2  # states, so that the last one stays while the next is written
 SEED = "seed_"  # followed by the seed, the name of one run's directory in a group
 FOLDERS = (CHECKPOINTS, TENSORBOARD, VIDEOS)
@@ -53,6 +53,7 @@ class RunDirectory:
 
     Attributes:
         memory: directory of the states from which a launcher restarts ranks; None if it doesn't restart them.
+        begun: file by which that launcher learns that :meth:`cut_after` is over; None if nobody listens.
         facts: about this session.
     """
 
@@ -60,6 +61,7 @@ class RunDirectory:
     is_writer: bool = True
     quiet: bool = False
     memory: Path | None = None
+    begun: Path | None = None
     facts: SessionFacts = field(default_factory=SessionFacts)
     _lock: RunLock | None = field(default=None, repr=False)  # released by unlock
     _taken: RunLock | None = field(default=None, repr=False)  # the launcher's, in the rank that writes
@@ -179,7 +181,7 @@ class RunDirectory:
             return Tracker()
         if name in self._lost:
             self.warn(self._lost[name])
-        return JsonlTracker(self.path / name)
+        return RecordFile(self.path / name)
 
     def open_checkpoints(self, config: CheckpointConfig) -> CheckpointWriter:
         """Opens the checkpoint writer."""
@@ -223,9 +225,8 @@ class RunDirectory:
             last = max(cut_jsonl(file, iteration), default=0)
             if last < iteration and (file.exists() or _was_written(name, self.checkpoints)):  # open_records warns
                 self._lost[name] = f"{file} has no rows of iterations {last + 1} to {iteration}"
-        if self.memory is not None:
-            with contextlib.suppress(OSError):  # if the folder is gone, no states are kept
-                (self.memory / BEGUN).touch()
+        with contextlib.closing(Mark(self.begun)) as mark:
+            mark.tell()
 
     def warn(self, text: str) -> None:
         """Prints a warning on standard error, even if the run is quiet."""

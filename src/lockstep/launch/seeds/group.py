@@ -7,7 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,22 +222,24 @@ class Group:
             RunError: some failed; the line of the first, once the others are done.
         """
         before = begin_group(self.directory, [run.path for run in self.runs])
-        with stop_requests() as request:
+        with stop_requests() as request, closing(self._progress):
             signalled = self._loop(request)
             failed = [run for run in self.runs if run.failed(signalled)]
+            refused = bool(failed) and all(run.code in (None, EXIT_USER_ERROR) for run in self.runs)
             others = [run for run in self.runs if run not in failed]  # failed ones may have an older summary
             ended = {run.path: summary for run in others if (summary := run.summary()) is not None}
-            if ended:
+            if refused and before.summary:
+                self.directory.write_summary(dict(before.summary))  # nothing was trained
+            elif ended:
                 self._compare_losses()
                 seconds, show = time.monotonic() - self._began, self._progress.message
                 finish_group(self.directory, ended, len(self.runs), seconds, show, before)
             signalled = request.signal or 0
-        self._progress.close()
         if not failed:
             if signalled and not ended:
                 say(f"lockstep: error: interrupted (--resume {quoted(self.directory.path)} goes on)")
             return 128 + signalled if signalled else next((run.code for run in self.runs if run.code), 0)
-        first, refused = failed[0], all(run.code in (None, EXIT_USER_ERROR) for run in self.runs)
+        first = failed[0]
         if refused:
             raise ValueError(first.error)
         more = f"; {len(failed) - 1} more failed" if failed[1:] else ""

@@ -9,6 +9,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.errors import RunError
+from lockstep.core.files import why_unwritten
 from lockstep.core.process import say
 from lockstep.runs.trackers.files import PlainRecord, open_to_append, read_through, replacing
 from lockstep.runs.trackers.service import Tracker
@@ -48,6 +50,21 @@ class JsonlTracker(Tracker):
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+class RecordFile(JsonlTracker):
+    """A file of a run beside its metrics, without whose rows the run doesn't go on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._path = path
+
+    def log_all(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Appends records, in order; raises a ``RunError`` of one line if they can't be written."""
+        try:
+            super().log_all(records)
+        except OSError as error:
+            raise RunError(f"{self._path} can't be written: {why_unwritten(error)}") from error
 
 
 def cut_jsonl(path: Path, last_iteration: int) -> set[int]:
