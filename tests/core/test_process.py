@@ -1,6 +1,8 @@
 """How a process ends with its parent, also with one that was gone before it could ask; and what a command said."""
 
+import contextlib
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -60,6 +62,25 @@ def test_what_a_failed_command_said(stderr, said):
 def test_a_process_ends_though_nobody_can_be_told():
     code = "import sys; from lockstep.core.process import fail_now; sys.stderr.close(); fail_now('the last')"
     assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 1
+
+
+@pytest.mark.parametrize(("term", "shown"), [("xterm", True), ("dumb", False), (None, False)])
+def test_a_process_that_ends_at_once_leaves_the_terminals_cursor_visible(term, shown):
+    """The live bar of a run hides it."""
+    ours, theirs = pty.openpty()
+    code = "from lockstep.core.process import fail_now; fail_now('the last')"
+    known = {name: value for name, value in os.environ.items() if name != "TERM"} | ({"TERM": term} if term else {})
+    for stdout in (theirs, subprocess.DEVNULL):
+        ended = subprocess.run(
+            [sys.executable, "-c", code], env=known, stdout=stdout, stderr=subprocess.PIPE, text=True
+        )
+        assert (ended.returncode, ended.stderr) == (1, "lockstep: error: the last\n")
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError):  # its other side is closed
+        said = os.read(ours, 100)
+    os.close(ours)
+    assert said == (b"\x1b[?25h" if shown else b"")
 
 
 def test_a_fault_says_where_it_was_unless_nobody_can_be_told():

@@ -14,6 +14,7 @@ from lockstep.config.run import EnvConfig
 from lockstep.core.episodes import EpisodeCounter
 from lockstep.core.shards import ShardPlan
 from lockstep.envs.describe import describe
+from lockstep.envs.gymnasium.keyed import KeyedEnv
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 from lockstep.envs.restore.replay import ReplayLog, row_hashes
@@ -208,6 +209,15 @@ def assert_restarted(rank: Rank, shards: Shards, env_ids: list[int]) -> None:
         assert rank.counter.lengths[env] == rank.replay.length(env) == (0 if restarted else saved["lengths"][env])
         assert rank.counter.returns[env] == (0 if restarted else saved["returns"][env])
         assert rank.discounted[env] == (0 if restarted else saved["discounted"][env])
+
+
+def test_environments_without_the_hooks_that_they_were_saved_by_are_named_and_restarted(monkeypatch):
+    shards = begun(make_rank(HOOKED)).save()
+    monkeypatch.setattr(KeyedEnv, "_hooks", None)
+    rank = make_rank(HOOKED)
+    assert rank.load(shards) == list(range(ENVS))
+    assert not rank.counter.lengths.any()
+    rank.advance(0, 5)
 
 
 def test_an_environment_that_is_not_deterministic_is_named_and_restarted():

@@ -1,10 +1,12 @@
 """Which rank's error the launcher shows, and what of the ranks' own standard error it passes on."""
 
+import io
 import itertools
 import json
 import os
 import shutil
 import signal
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from lockstep.core.done import DoneFile
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import NativeErrors
-from lockstep.launch.supervise import NOT_BEGUN, StopSignals, failure_message, forwarding, watch
+from lockstep.launch.supervise import NOT_BEGUN, Outcome, StopSignals, exit_code, failure_message, forwarding, watch
 
 
 class Ended:
@@ -211,3 +213,13 @@ def test_the_second_interrupt_ends_what_may_wait_for_long_and_nothing_else():
     with forwarding() as signals, pytest.raises(KeyboardInterrupt), signals.interruptible():
         interrupt_twice()
     assert signals.received == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("message", [None, "rank 0 was killed by SIGKILL"])
+def test_the_cursor_that_a_killed_rank_has_hidden_is_shown_again(monkeypatch, message):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    assert exit_code(Outcome(message), StopSignals()) == (0 if message is None else 1)
+    assert terminal.getvalue() == ("" if message is None else "\x1b[?25h")

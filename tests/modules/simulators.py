@@ -64,6 +64,28 @@ class Point:
         return self._observe(), -distance, terminated, truncated, info
 
 
+class Levelled(Point):
+    """Each step raises a level that resets leave as it is, and its hooks don't."""
+
+    def __init__(self, num_envs, device):
+        super().__init__(num_envs, device, "maniskill")
+        self.level = torch.zeros(num_envs, device=device)
+        self.get_env_state = lambda: {"place": self.place, "steps": self.steps, "level": self.level}
+
+    def set_env_state(self, state):
+        super().set_env_state(state)
+        self.level = state["level"].clone()
+
+    def step(self, actions):
+        self.level = self.level + 1
+        observation, rewards, *rest = super().step(actions)
+        return observation, rewards - self.level, *rest
+
+
+def levelled(num_envs, device, seed):
+    return Levelled(num_envs, device)
+
+
 class Forgetful(Point):
     """Its state hooks leave out the steps of its episodes."""
 

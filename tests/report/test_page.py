@@ -92,6 +92,11 @@ def data_of(text):
     return {chart["key"]: chart for chart in json.loads(found[1])}
 
 
+def test_a_run_of_one_shard_is_verified_by_training_it_twice(tmp_path):
+    run = make_run(tmp_path / "demo", num_envs=1, num_shards=1)
+    assert f"lockstep verify {run} --world-sizes 1,1" in Read(page(run)).text
+
+
 def test_the_numbers_are_those_of_the_files(tmp_path):
     run = make_run(tmp_path / "demo")
     add_timing(run)

@@ -20,6 +20,11 @@ UNREAD = [
     ({"network.state_dependent_std": True}, True, "network.state_dependent_std: true changes nothing: actions are"),
     ({"network.log_std_init": -1.0}, True, "network.log_std_init: -1.0 changes nothing: actions are discrete"),
     (
+        {"network.custom": "my_nets:Wide", "network.state_dependent_std": True, "network.log_std_init": -1.0},
+        False,
+        "network.log_std_init: -1.0 changes nothing: network.custom itself gives the standard deviations",
+    ),
+    (
         {"network.recurrent_size": 256},
         True,
         "network.recurrent_size: 256 changes nothing: networks have no memory; net",

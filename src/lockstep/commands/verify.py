@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     if len(worlds) < 2 and options.against is None:
         raise ValueError(
             f"world-sizes: {options.world_sizes} has nothing to be compared with; give another number too, "
-            "such as 1,2, or --against RUN"
+            "such as 1,2 (1,1 trains twice on one rank), or --against RUN"
         )
     against = None if options.against is None else find_run(options.against)[0]
     iterations = _iterations(resolve(config, worlds[0][0]), run, against, options.iterations)

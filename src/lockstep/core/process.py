@@ -284,6 +284,14 @@ def failure_line(stderr: str, code: int) -> str:
     return (said[-1].removeprefix(ERROR_PREFIX) if said else stderr.strip()[-500:]) or f"exit status {code}"
 
 
+def show_cursor() -> None:
+    """Shows the terminal's cursor again, which the live bar of a process that was killed may have hidden."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # standard output may be closed, or there is none
+        if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+            sys.stdout.write("\x1b[?25h")
+            sys.stdout.flush()
+
+
 def leave_at_once(code: int) -> NoReturn:
     """Ends this process without running what libraries do at exit."""
     flush_output()
@@ -294,6 +302,7 @@ def fail_now(message: str, secondary: bool = False) -> NoReturn:
     """Reports a failure and ends this process at once, from any thread, even if the main thread is stuck."""
     try:
         report_failure(message, secondary=secondary)
+        show_cursor()
         for tidy in at_failure:
             with contextlib.suppress(Exception):
                 tidy()

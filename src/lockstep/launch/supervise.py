@@ -19,6 +19,7 @@ from lockstep.core.process import (
     killed_by,
     read_failure,
     say,
+    show_cursor,
     stop_signals,
 )
 from lockstep.core.temporary import temporary_directory
@@ -250,6 +251,7 @@ def exit_code(outcome: Outcome, signals: StopSignals) -> int:
     signalled = 128 + signals.received[0] if signals.received else 0
     if outcome.message is None:
         return signalled
+    show_cursor()
     say(f"{ERROR_PREFIX}{outcome.message}")
     if outcome.stopped:
         return signalled

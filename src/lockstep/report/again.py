@@ -58,13 +58,16 @@ def is_clone(run: RunFiles) -> bool:
 
 
 def verifying(run: RunFiles) -> str | None:
-    """Returns the command that compares world sizes for a run; None for a clone or a run that was handed objects."""
+    """Returns the command that compares world sizes for a run; None for a clone or a run that was handed objects.
+
+    A run of one shard has one world size, and is trained twice on it.
+    """
     if is_clone(run) or loading(run.path, *_names(run)) is not None:
         return None
     shards = run.config.get("num_shards")
     most = shards if isinstance(shards, int) else 1
-    sizes = ",".join(str(size) for size in (1, 2, 4) if size <= max(1, most))
-    return command("verify", run.path, "--world-sizes", sizes)
+    sizes = [str(size) for size in (1, 2, 4) if size <= most]
+    return command("verify", run.path, "--world-sizes", ",".join(sizes if len(sizes) > 1 else ["1", "1"]))
 
 
 def _as_command(run: RunFiles) -> str:

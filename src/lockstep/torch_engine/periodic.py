@@ -56,7 +56,7 @@ def synchronize(state: TrainState, period: _Period, communicator: Communicator) 
         vector.copy_(total[number * flat.numel() : (number + 1) * flat.numel()] / ranks)
     for name, value in equal.items():
         views[name].copy_(value)
-    terms, (norm, broken) = total[3 * flat.numel() : -2], total[-2:].tolist()
+    terms, (norm, broken) = total[3 * flat.numel() : -2], total[-2:].cpu().tolist()
     return _Period(terms, norm / ranks, int(broken), period.steps)
 
 

@@ -165,7 +165,7 @@ def explained_variance(value_moments: Tensor, counts: np.ndarray) -> float | Non
     Returns None if returns vary by no more than float32 rounds them; they are made of residuals and values.
     """
     each = torch.from_numpy(counts.astype(np.float64)).view(-1, 1, 1).expand(-1, 2, 1)
-    _, mean, std = merge_counts(torch.cat([each, value_moments], -1))
+    _, mean, std = merge_counts(torch.cat([each, value_moments.cpu()], -1))
     if std[0] <= RETURN_ROUNDING * (mean.abs().sum() + std[1]):
         return None
     returns, residuals = std.square().tolist()

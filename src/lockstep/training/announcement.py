@@ -108,8 +108,11 @@ def unread_settings(config: Config, discrete: bool, images: bool = True) -> list
     found += _parts_of_nothing(config, images)
     if discrete and network.state_dependent_std:
         tell("network.state_dependent_std", True, "actions are discrete")
-    if discrete and network.log_std_init != DEFAULTS.network.log_std_init:
-        tell("network.log_std_init", network.log_std_init, "actions are discrete")
+    if network.log_std_init != DEFAULTS.network.log_std_init:
+        if discrete:
+            tell("network.log_std_init", network.log_std_init, "actions are discrete")
+        elif network.custom and network.state_dependent_std:
+            tell("network.log_std_init", network.log_std_init, "network.custom itself gives the standard deviations")
     return found
 
 

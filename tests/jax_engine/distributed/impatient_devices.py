@@ -1,6 +1,10 @@
 """Collectives in memory that go wrong, in a process that waits five seconds; ``test_compiled_memory.py`` starts it."""
 
+import os
 import re
+import signal
+import subprocess
+import time
 
 import jax
 import pytest
@@ -29,6 +33,26 @@ def test_a_device_that_does_not_come_is_not_waited_for_for_ever():
 
     with pytest.raises(Exception, match="device 0 of 2 has waited 5 s for the others"):
         jax.block_until_ready(over(of_a_device, 2)(rows(2, 4)))
+
+
+def test_time_for_which_the_process_is_stopped_is_no_waiting():
+    """The device that comes late does so because all are stopped; the others wake before it goes on."""
+
+    def stop(x):
+        time.sleep(1.5)
+        waker = subprocess.Popen(["sh", "-c", f"sleep 7; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        waker.wait()
+        time.sleep(0.5)
+        return x
+
+    def of_a_device(x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        late = jax.lax.cond(device_index() == 1, lambda x: jax.pure_callback(stop, like, x), lambda x: x, x)
+        return sum_shards(late)
+
+    x = rows(2, 4)
+    assert fetched(over(of_a_device, 2)(x)).tobytes() == fetched(over(sum_shards, 2)(x)).tobytes()
 
 
 def test_devices_that_are_in_different_collectives_are_told():

@@ -67,12 +67,19 @@ CASES: dict[str, dict[str, Any]] = {
     "own loss": {"ppo": {"loss": "users_losses:penalised"}},
     "in parts": {"ppo": {"gradient_accumulation": 3}},
 }
+BY_HOST: dict[str, dict[str, Any]] = {
+    "apart": {"reduction": "fast", "sync_period": 2},
+    "apart, adaptive": {"reduction": "fast", "sync_period": 3, "ppo": {"schedule": "adaptive", "desired_kl": 1e-4}},
+    "FSDP": {"reduction": "fast", "fsdp": True},
+    "FSDP, normalised": {"reduction": "fast", "fsdp": True, "normalize": {"observations": True, "returns": True}},
+}
+"""Those in whose updates the host takes part in every optimiser step."""
 
 
 def config_of(case: str, **changes: Any) -> Config:
     """The config of a case, with groups laid over one another."""
     values = dict(SMALL)
-    for more in (CASES[case], changes):
+    for more in ((CASES | BY_HOST)[case], changes):
         for name, value in more.items():
             values[name] = {**values.get(name, {}), **value} if isinstance(value, dict) else value
     return resolve(Config.model_validate(values))

@@ -63,6 +63,22 @@ def test_two_ranks_train_fast_behind_ddp(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("emulated", ("--sync-period", "2")),
+        ("emulated", ("--sync-period", "2", "--collectives", "backend")),
+        ("played", ("--fsdp", "--collectives", "backend")),  # FSDP resizes storages, which the emulation can't
+    ],
+)
+def test_two_ranks_whose_hosts_take_part_in_each_step(device, words, tmp_path):
+    summary = commands(tmp_path, "run", 2, "--reduction", "fast", *words, device=device)
+    assert (summary["world_size"], summary["iteration"]) == (2, 2)
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["train/explained_variance"] is not None for row in rows)
+
+
+@pytest.mark.long
 def test_a_run_is_evaluated_filmed_and_kept(tmp_path):
     words = ("--eval.interval", "1", "--eval.episodes", "2", "--eval.record-video", "--checkpoint.interval", "1")
     summary = commands(tmp_path, "run", 1, *words)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from accelerated_runs import CASES, config_of, opened, trained
+from accelerated_runs import BY_HOST, CASES, config_of, opened, trained
 from emulated_accelerator import DOWN, UP, WAITS, counted
 from variants import variants
 
@@ -32,6 +32,20 @@ def test_the_device_has_the_bits_of_the_same_path_in_the_hosts_memory(case, use)
     assert_same(ours, theirs)
     assert len(records) == 2
     assert records == others
+
+
+@pytest.mark.parametrize("case", variants(BY_HOST, ["apart", "FSDP"]))
+def test_a_device_whose_host_takes_part_in_each_step_has_the_cpus_agent_but_for_rounding(case, use):
+    use("emulated")
+    ours, records = trained(config_of(case))
+    use("played")
+    theirs, others = trained(config_of(case))
+    assert_same(ours, theirs)
+    assert records == others
+    assert all(record["train/explained_variance"] is not None for record in records)
+    by_cpu, _ = trained(config_of(case, device="cpu"))
+    for name, array in ours.items():
+        np.testing.assert_allclose(array, by_cpu[name], rtol=2e-3, atol=2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(

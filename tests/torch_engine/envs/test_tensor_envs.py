@@ -25,6 +25,7 @@ from lockstep.policies.evaluation import run_episodes
 from lockstep.torch_engine.envs.simulators import GlobalGenerators, NativeActions, Simulator, Step, encode, joined
 from lockstep.torch_engine.envs.tensor_arrays import TensorArrays, of_steps, uniform
 from lockstep.torch_engine.envs.tensor_envs import TensorEnvs
+from lockstep.training.session import EvalEnvs
 
 CPU = torch.device("cpu")
 SPACE = spaces.Dict(
@@ -315,6 +316,30 @@ def test_groups_that_say_nothing_of_success_are_joined_with_those_that_do():
     assert marked.tolist() == [0, 0, 1, 1]
     assert joined([silent, silent], rows)[5:] == (None, None)
     assert joined([told], rows).success is told.success
+
+
+def test_evaluations_give_simulators_back_what_their_hooks_hold():
+    """As those of Gymnasium's environments: else a resumed run couldn't repeat them."""
+
+    def evaluated(evaluations):
+        envs = evaluations.begin()
+        envs.buffers.episodes[:] = 0
+        envs.reset()
+        rewards = []
+        for _ in range(5):
+            envs.buffers.actions[:] = 0.5
+            envs.step()
+            rewards.append(envs.buffers.rewards.copy())
+        return np.stack(rewards)
+
+    levelled, hookless = (
+        EvalEnvs(lambda name=name: made({"id": f"simulators:{name}"}, purpose="eval")) for name in ("levelled", "isaac")
+    )
+    first = evaluated(levelled)
+    assert first.mean() < -2
+    assert np.array_equal(evaluated(levelled), first)
+    assert np.array_equal(evaluated(levelled), first)
+    assert evaluated(hookless).shape == first.shape
 
 
 def test_on_the_host_they_are_what_they_are_on_the_device():

@@ -264,7 +264,9 @@ class KeyedEnv:
         current = np.zeros_like(row)
         self.reset(episode, current)
         hooks = self._hooks
-        if state and hooks is not None:
+        if state:
+            if hooks is None:  # it had some when this was saved
+                return False
             try:
                 hooks.set_env_state({name: value.copy() for name, value in state.items()})  # copies: it may keep them
             except (Exception, SystemExit) as error:

@@ -266,9 +266,14 @@ class Simulator:
                 f"or leave it out: {error}"
             ) from error
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the simulator has both hooks for its state."""
+        return all(hasattr(self.env, name) for name in HOOKS)
+
     def save(self) -> dict[str, np.ndarray] | None:
         """Copies the simulator's state, arrays ``[count, …]``; None if it lacks one of the hooks for it."""
-        if not all(hasattr(self.env, name) for name in HOOKS):
+        if not self.has_hooks:
             return None
         state = self.env.get_env_state()  # pyright: ignore[reportAttributeAccessIssue]
         for name, values in state.items():

@@ -126,6 +126,10 @@ class TensorEnvs(HostEnvs):
         b.successes[:] = 0 if successes is None else successes.cpu().numpy()
         b.episodes += b.terminated | b.truncated
 
+    def has_hooks(self) -> bool:
+        """See :meth:`HostEnvs.has_hooks`; the state of array environments is that of their live episodes."""
+        return any(isinstance(env, Simulator) and env.has_hooks for env in self._groups)
+
     def save_states(self) -> list[dict[str, np.ndarray] | None]:
         """See :meth:`HostEnvs.save_states`; None for a simulator without state hooks, whose episodes start anew."""
         self.buffers.observations[:] = self.observations.cpu().numpy()
