@@ -441,6 +441,17 @@ def test_ranks_that_began_have_cut_even_if_what_was_in_memory_is_gone(tmp_path, 
     assert not again.exists()  # it was made once more, and removed at the end
 
 
+def test_of_a_state_on_disk_and_in_memory_that_on_disk_is_taken(tmp_path):
+    """It may be scored, and the other one is never written over it."""
+    memory, disk = tmp_path / "memory", tmp_path / "checkpoints"
+    for directory in (memory, disk):
+        state(directory, 256)
+    memory.chmod(0o700)
+    assert restarts_of(tmp_path)._newest(memory).where == "disk"
+    state(memory, 384)
+    assert restarts_of(tmp_path)._newest(memory).where == "memory"
+
+
 def test_states_leave_room_in_memory(tmp_path, monkeypatch):
     memory, nobodys = (RunDirectory(tmp_path, writes, memory=tmp_path).open_memory() for writes in (True, False))
     assert memory is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.core.done import DoneFile
+from lockstep.core.done import STOPPED, UNSTOPPED, DoneFile
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import NativeErrors
 from lockstep.launch.supervise import NOT_BEGUN, Outcome, StopSignals, exit_code, failure_message, forwarding, watch
@@ -131,6 +131,24 @@ def test_a_signal_that_meets_a_rank_on_its_way_out_stopped_a_run_that_is_written
     signals = StopSignals()
     signals.received.append(signal.SIGTERM)
     assert watch(ranks, signals, trains=True).message == message
+
+
+@pytest.mark.parametrize(
+    ("said", "code"), [(UNSTOPPED, 0), (STOPPED, 128 + signal.SIGTERM), (None, 128 + signal.SIGTERM)]
+)
+@pytest.mark.parametrize("codes", [{0: 0, 1: 0}, {1: -signal.SIGTERM, 0: 0}])
+def test_a_run_that_finished_before_a_signal_ends_as_one_that_finished(tmp_path, said, code, codes):
+    """On several ranks as on one, where a signal that comes after the last iteration stops nothing."""
+    ranks: Any = Ended(tmp_path, {})
+    ranks.exit_codes, ranks.send = lambda: codes, lambda number: None
+    for rank in codes:
+        if said is not None:
+            DoneFile(ranks.message_file(rank)).tell(said)
+    signals = StopSignals()
+    signals.received.append(signal.SIGTERM)
+    outcome = watch(ranks, signals, trains=True)
+    assert outcome.message == (NOT_BEGUN if said is None else None)
+    assert exit_code(outcome, signals) == code
 
 
 def exited(tmp_path, *done, gone=False):

@@ -1,6 +1,7 @@
 """Settings that ``lockstep.train`` is given lie over its config, as the command line's do over a file."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +60,18 @@ def test_both_in_one_place_are_refused(config_of, given):
     config = {} if len(given) == 2 else {"total_steps": 9, "total_iterations": 3}
     with pytest.raises(ValueError, match=r"^total_iterations: 3 given together with total_steps 9; give one$"):
         config_of({"env": "CartPole-v1", **config}, **given)
+
+
+def test_a_number_that_is_none_reaches_the_run(monkeypatch, tmp_path):
+    """It isn't the preset's then, as with the same file on the command line."""
+    passed = []
+    monkeypatch.setattr(
+        "lockstep.python.start.run_command", lambda words, *_: passed.append(json.loads(Path(words[1]).read_text()))
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text("env: Acrobot-v1\nnum_envs: null\n")
+    lockstep.train(file, runs_dir=str(tmp_path / "runs"))
+    (told,) = passed
+    (tmp_path / "asked.json").write_text(json.dumps(told))
+    by_python, by_command = (read_request([str(tmp_path / name)]).config for name in ("asked.json", "config.yaml"))
+    assert by_python == by_command != read_request(["Acrobot-v1"]).config

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -372,6 +374,48 @@ def test_the_display_of_a_group_is_closed_if_a_second_ctrl_c_ends_it(tmp_path, m
     with pytest.raises(KeyboardInterrupt):
         groups.Group(RunDirectory(tmp_path), [tmp_path / "seed_0"], {}, None, 1, Seen()).train()
     assert len(closed) == 1
+
+
+SLOW = """
+import os, signal, sys, time
+def second(*_):
+    time.sleep(0.3)
+    open(sys.argv[1], "w").close()
+    os._exit(130)
+def first(*_):
+    signal.signal(signal.SIGINT, second)
+    open(sys.argv[1] + ".heard", "w").close()
+signal.signal(signal.SIGINT, first)
+open(sys.argv[1] + ".ready", "w").close()
+time.sleep(600)
+"""
+
+
+def test_seeds_have_time_to_write_what_they_have_in_memory_after_a_second_ctrl_c(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "lockstep.launch.seeds.seed_run.command_that_ends_with_us",
+        lambda _, file: [sys.executable, "-c", SLOW, str(tmp_path / f"{Path(file).name}.saved")],
+    )
+    spare_this_process(monkeypatch)
+    runs = [tmp_path / f"seed_{seed}" for seed in range(2)]
+    for run in runs:
+        run.mkdir()
+    group = groups.Group(RunDirectory(tmp_path), runs, {}, None, 2, Progress())
+    saved = [tmp_path / f"{run.name}.json.saved" for run in runs]
+
+    def press():
+        for mark in (".ready", ".heard"):
+            while not all(file.with_name(file.name + mark).exists() for file in saved):
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    pressing = threading.Thread(target=press, daemon=True)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        group.train()
+    pressing.join()
+    assert all(file.exists() for file in saved)
+    assert [run.code for run in group.runs] == [130, 130]
 
 
 def test_a_seed_whose_output_nobody_can_read_does_not_stay(tmp_path, monkeypatch):

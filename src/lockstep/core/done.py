@@ -22,21 +22,25 @@ class Mark:
             with contextlib.suppress(OSError):
                 self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def tell(self) -> None:
-        """Says that it is so."""
+    def tell(self, what: int = 1) -> None:
+        """Says that it is so; ``what``, a small number from 1 on, may tell how."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, 1)  # works even if the disk is full
+                os.ftruncate(self._descriptor, what)  # works even if the disk is full
 
-    def told(self) -> bool:
-        """Returns whether that was said."""
-        return self._descriptor is not None and os.fstat(self._descriptor).st_size > 0
+    def told(self) -> int:
+        """Returns what was said; 0 if nothing."""
+        return 0 if self._descriptor is None else os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
         """Closes this side's descriptor."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+STOPPED, UNSTOPPED = 1, 2
+"""What a rank that is done says: whether a signal ended its training."""
 
 
 class DoneFile(Mark):

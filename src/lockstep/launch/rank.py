@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.done import DoneFile
+from lockstep.core.done import STOPPED, UNSTOPPED, DoneFile
 from lockstep.core.errors import PeerFailureError, RunError, device_failed, memory_full
 from lockstep.core.life import Part, life
 from lockstep.core.machine import fix_mkl_mode, keep_freed_memory, restore_gc, slow_down_gc
@@ -134,7 +134,7 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         return EXIT_FAILURE
     except Exception as error:
         return _failed(error, assignment.config.device, is_writer(topology))
-    done.tell()
+    done.tell(UNSTOPPED if result.signal is None else STOPPED)
     return 128 + result.signal if result.signal is not None and _says_signal(topology) else 0
 
 

@@ -236,7 +236,7 @@ class Restarts:
             finally:
                 signals.leave()
                 served.end()
-                self._begun = mark.told()
+                self._begun = mark.told() > 0
                 self._has_cut |= self._begun
 
     def _save(self, state: State) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.core.done import DoneFile
+from lockstep.core.done import UNSTOPPED, DoneFile
 from lockstep.core.process import (
     ERROR_PREFIX,
     EXIT_FAILURE,
@@ -87,12 +87,14 @@ class Outcome:
         stopped: whether a stop signal to the launcher is the reason.
         bad_input: whether the first rank that failed refused its input, before training.
         killed: whether SIGKILL ended a rank or its server, as happens when memory runs out.
+        by_itself: whether training ended well without a stop signal, which may have come too late.
     """
 
     message: str | None = None
     stopped: bool = False
     bad_input: bool = False
     killed: bool = False
+    by_itself: bool = False
 
 
 class StopSignals:
@@ -213,13 +215,14 @@ def watch(
     signals.go_to(ranks)
     with _done_files(ranks, trains) as done:
         codes, early = _wait(ranks, done)
-        writer_is_done = 0 in done and done[0].told()
+        said = done[0].told() if 0 in done else 0
+    well = Outcome(by_itself=said == UNSTOPPED)
     if not early and not any(codes.values()):
-        return Outcome()
+        return well
     message = failure_message(ranks, codes, early)
     asked = bool(received) and all(code in (0, -received[0], 128 + received[0]) for code in codes.values())
-    if asked and writer_is_done:
-        return Outcome()  # the signal met a rank at its exit, when all was written
+    if asked and said:
+        return well  # the signal met a rank at its exit, when all was written
     if received.count(signal.SIGINT) > 1:
         message = interrupted
     elif asked:
@@ -250,7 +253,7 @@ def exit_code(outcome: Outcome, signals: StopSignals) -> int:
     """Prints what failed, if anything did; returns the launcher's exit code."""
     signalled = 128 + signals.received[0] if signals.received else 0
     if outcome.message is None:
-        return signalled
+        return 0 if outcome.by_itself else signalled
     show_cursor()
     say(f"{ERROR_PREFIX}{outcome.message}")
     if outcome.stopped:

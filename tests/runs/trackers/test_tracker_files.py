@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import json
 import math
@@ -7,10 +8,18 @@ import numpy as np
 import pytest
 from tracker_files import RETURN, log_all, make_record, read_csv, read_jsonl
 
+from lockstep.core.errors import RunError
 from lockstep.core.life import life
 from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv, mend_csv
 from lockstep.runs.trackers.files import replacing
-from lockstep.runs.trackers.jsonl import JsonlTracker, check_jsonl, cut_jsonl, iterations_of, last_global_step_of
+from lockstep.runs.trackers.jsonl import (
+    JsonlTracker,
+    RecordFile,
+    check_jsonl,
+    cut_jsonl,
+    iterations_of,
+    last_global_step_of,
+)
 from lockstep.runs.trackers.jsonl import read_jsonl as records_in
 
 # ---- JSON lines
@@ -324,3 +333,15 @@ def test_reading_the_rows_of_a_long_run_is_progress(tmp_path, read):
     before = life.sign().count
     read(tmp_path / "metrics.jsonl")
     assert life.sign().count >= before + 5
+
+
+def test_a_file_beside_the_metrics_is_named_if_its_disk_is_full(tmp_path):
+    rows = RecordFile(tmp_path / "fingerprints.jsonl")
+    rows.log({"iteration": 1})
+    rows._file.close()
+    rows._file = open("/dev/full", "w")  # noqa: SIM115
+    with pytest.raises(RunError, match=r"fingerprints\.jsonl can't be written: the disk is full$"):
+        rows.log({"iteration": 2})
+    with contextlib.suppress(OSError):
+        rows.close()
+    assert (tmp_path / "fingerprints.jsonl").read_text() == '{"iteration": 1}\n'

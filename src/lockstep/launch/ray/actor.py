@@ -40,7 +40,7 @@ class Told(NamedTuple):
         native: what libraries wrote to standard error; see :mod:`lockstep.launch.native_errors`.
         code: its exit code, ``-n`` if signal ``n`` killed it; None while it runs, or has more output.
         message: its message file's content, once it has ended; None if it left none.
-        done: whether it has said that it is done.
+        done: what it has said if it is done, else 0; see :class:`~lockstep.core.done.DoneFile`.
     """
 
     stdout: bytes
@@ -48,7 +48,7 @@ class Told(NamedTuple):
     native: bytes
     code: int | None
     message: str | None
-    done: bool
+    done: int
 
 
 class RankActor:
@@ -136,7 +136,7 @@ class RankActor:
             kill_session(self._process.pid)
         stdout, stderr, native = (_read(stream) for stream in self._streams)
         if code is None or max(map(len, (stdout, stderr, native))) >= MOST:
-            return Told(stdout, stderr, native, None, None, False)
+            return Told(stdout, stderr, native, None, None, 0)
         message = self._message.read_text() if self._message.is_file() else None
         return Told(stdout, stderr, native, code, message, self._done.told())
 

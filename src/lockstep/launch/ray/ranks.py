@@ -265,7 +265,7 @@ class RayRanks:
         if told.message is not None:
             self._leave(rank, told.message)
         if told.done:
-            self._done[rank].tell()
+            self._done[rank].tell(told.done)
 
     def _leave(self, rank: int, content: str) -> None:
         """Writes a rank's message where the launcher reads it; prints it if that directory was removed."""

@@ -29,7 +29,7 @@ from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.making import config_of_seed, has_trained, make_seeds, remove_if_empty, take_back
 from lockstep.launch.seeds.places import keep_places
 from lockstep.launch.seeds.resuming import Change, changed_seeds, put_back, write_changes
-from lockstep.launch.seeds.seed_run import SeedRun
+from lockstep.launch.seeds.seed_run import POLL_SECONDS, SeedRun, interrupt
 from lockstep.launch.seeds.words import words_of_seed
 from lockstep.launch.sizing import resolved_here
 from lockstep.launch.world import World
@@ -46,7 +46,7 @@ from lockstep.training.own_loss.recorded import told_apart
 from lockstep.training.reference_policy import with_reference
 from lockstep.training.stop import StopRequest, stop_requests
 
-POLL_SECONDS, SHOW_SECONDS = 0.05, 0.5
+SHOW_SECONDS = 0.5
 PASSED = (
     "nproc",
     "max_restarts",
@@ -223,7 +223,11 @@ class Group:
         """
         before = begin_group(self.directory, [run.path for run in self.runs])
         with stop_requests() as request, closing(self._progress):
-            signalled = self._loop(request)
+            try:
+                signalled = self._loop(request)
+            except KeyboardInterrupt:  # the second Ctrl-C
+                interrupt(self.runs)
+                raise
             failed = [run for run in self.runs if run.failed(signalled)]
             refused = bool(failed) and all(run.code in (None, EXIT_USER_ERROR) for run in self.runs)
             others = [run for run in self.runs if run not in failed]  # failed ones may have an older summary

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,7 @@ STOPPED = [128 + number for number in STOP_SIGNALS]
 """Exit statuses of a run that a signal has stopped, with a checkpoint."""
 READ_SECONDS = 2.0
 """How long to read an ended seed's output, which another process may hold open."""
+POLL_SECONDS, INTERRUPT_SECONDS = 0.05, 10.0
 
 
 @dataclass
@@ -137,3 +140,14 @@ class SeedRun:
             return read_object(self.path / SUMMARY)
         except (OSError, UnreadableError):
             return None
+
+
+def interrupt(runs: Sequence[SeedRun]) -> None:
+    """Passes a second Ctrl-C on to runs that train, and gives launchers seconds to write what they have in memory."""
+    running = [run for run in runs if run.is_training]
+    for run in running:
+        assert run.process is not None
+        run.process.send_signal(signal.SIGINT)
+    end = time.monotonic() + INTERRUPT_SECONDS
+    while time.monotonic() < end and not all([run.has_ended() for run in running]):
+        time.sleep(POLL_SECONDS)
