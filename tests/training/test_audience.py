@@ -58,3 +58,13 @@ def test_a_rank_that_waits_for_slow_observers_shows_that_it_lives(listener, monk
     reader.start()
     assert lines_read(connection) == [record]
     reader.join()
+
+
+def test_who_cannot_reach_the_listeners_says_so_unless_they_are_gone(tmp_path, capsys):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gone:
+        gone.bind(str(tmp_path / "gone"))
+    assert not Audience(str(tmp_path / "gone"), speaks=True).listens
+    assert capsys.readouterr().err == ""
+    silent = Audience(str(tmp_path / "removed"), speaks=True)
+    assert silent.tell({"iteration": 1}) == audience.Answer()
+    assert "warning: callbacks aren't called any more" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.core.life import life
+from lockstep.core.process import say
 from lockstep.training.stop import CALLBACK, RUNNING
 
 ADDRESS_VARIABLE = "LOCKSTEP_CALLBACKS"
@@ -52,7 +53,10 @@ class Audience:
             self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 self._connection.connect(address.removeprefix(OBSERVERS))
-            except OSError:  # the caller is gone, and will take this process with it
+            except ConnectionRefusedError:  # the caller is gone, and will take this process with it
+                self._drop()
+            except OSError as error:  # its folder was removed, at a logout for instance, before ranks were restarted
+                say(f"lockstep: warning: callbacks aren't called any more: their socket can't be reached ({error})")
                 self._drop()
 
     @property

@@ -35,7 +35,8 @@ def words_of_seed(command: Sequence[str], options: RunOptions, run: Path) -> lis
             words += part.words
     if resumes:
         return words
-    for name, none in NONE.items() if said is not None else ():
-        if said.get(name) is not None or getattr(options, name) != RunOptions.model_fields[name].default:
-            words += [f"--{name.replace('_', '-')}", none]
+    if said is not None:
+        for name, none in NONE.items():
+            if said.get(name) is not None or getattr(options, name) != RunOptions.model_fields[name].default:
+                words += [f"--{name.replace('_', '-')}", none]
     return [*words, "--seed", run.name.removeprefix(SEED)]
