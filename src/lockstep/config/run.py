@@ -60,7 +60,8 @@ class Config(Section):
     num_shards: int | None = Field(
         default=None,
         ge=1,
-        description="the most ranks that can share the run; divides num_envs (default: a power of two, at most 8)",
+        description="the most ranks that can share the run; divides num_envs (default: a power of two, at most 8; with "
+        "num_envs_per_rank one per rank)",
     )
     num_steps: int = Field(default=128, ge=1, description="steps of each environment in a rollout")
     reduction: Literal["exact", "fast"] = Field(
