@@ -2,15 +2,14 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.core.host.slurm import first_host, tasks_per_node
 from lockstep.core.topology import (
     Topology,
     error_file,
-    first_host,
     from_environment,
     from_flags,
     started_by_lockstep,
     started_by_torchrun,
-    tasks_per_node,
     without_launcher,
 )
 
@@ -70,6 +69,38 @@ def test_without_local_variables_ranks_are_here_if_they_meet_here_and_else_alone
 def test_one_local_variable_is_enough_to_be_on_this_host():
     environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0"}
     assert from_environment(environ).local_world_size == 2
+
+
+TASK_5 = {
+    **{"SLURM_STEP_NODELIST": "n[0-1]", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "5", "SLURM_LOCALID": "1"},
+    **{"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"},
+}
+PROCESS_5 = {
+    **{"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+}
+
+
+@pytest.mark.parametrize("started", [TASK_5, PROCESS_5])
+@pytest.mark.parametrize("local", [{}, {"LOCAL_RANK": "1"}])
+def test_a_script_that_names_its_ranks_under_srun_or_mpirun_needs_no_local_variables(started, local):
+    environ = {**started, "RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "n0"} | local
+    topology = from_environment(environ)
+    assert (topology.local_rank, topology.local_world_size, topology.on_one_host) == (1, 4, False)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"RANK": "4"},  # ranks are numbered otherwise, or are other processes than the tasks
+        {"WORLD_SIZE": "16"},
+        {"SLURM_STEP_TASKS_PER_NODE": "nonsense"},
+    ],
+)
+def test_tasks_that_are_not_the_ranks_say_nothing_of_them(other):
+    environ = {**TASK_5, "RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "n0"} | other
+    topology = from_environment(environ)
+    assert (topology.local_rank, topology.local_world_size) == (0, 1)
 
 
 def test_without_local_variables_every_rank_is_on_this_host():

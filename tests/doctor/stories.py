@@ -62,6 +62,7 @@ class Story:
     sizes: tuple = (1, 2)
     made: Callable[..., Any] = lambda rank: []
     untrained: Callable[..., Any] = lambda rank: []
+    loaded: Callable[..., Any] = lambda rank: 0
     plans: int = 0
     gone: Callable[..., Any] = lambda plan: True
     ends: dict = field(default_factory=dict)
@@ -95,6 +96,7 @@ class Story:
     def _train(self, writer, rank, optimizer, named=True):
         facts: dict[str, Any] = {"wrappers": list(self.wrappers), "libraries": list(self.libraries)}
         facts |= {"sizes": list(self.sizes), "made": self.made(rank), "untrained": self.untrained(rank)}
+        facts |= {"state": self.loaded(rank)}
         names = {place: name for name, place in PLACES.items()} if named else {}
         writer.add({"kind": "optimizer", "optimizer": optimizer, "names": names} | facts)
         for step, rates in self.rates(rank):

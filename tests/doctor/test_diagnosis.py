@@ -207,6 +207,20 @@ def test_unless_gradients_that_differed_are_equal_at_the_step(tmp_path):
     assert (never.verdict, kinds(never, "fault")) == ("NOT IN SYNC", ["gradients"])
 
 
+def test_ranks_that_do_the_work_of_others_are_named(tmp_path):
+    """Seeds by LOCAL_RANK on two hosts."""
+    twice: dict[str, Any] = {"ranks": 4, "world": 4, "inputs": lambda rank, step: f"data of {rank % 2} at {step}"}
+    found = Story(**twice).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["identical_data"])
+    assert "identical on ranks 0 and 2: inputs of the forward passes before all 4 compared steps" in found.reason
+    later = {**twice, "inputs": lambda rank, step: f"data of {rank % 2 if step < 4 else rank} at {step}"}
+    assert Story(**later).diagnosis(tmp_path / "later").verdict == "IN SYNC"
+    own: dict[str, Any] = {"own": lambda rank, step: step + rank}  # of other targets, say
+    assert Story(**twice, **own).diagnosis(tmp_path / "own").verdict == "IN SYNC"
+    assert Story(**twice, sharded=2).diagnosis(tmp_path / "parts").verdict != "NOT IN SYNC"
+    assert "identical_data" not in kinds(Story(**twice, sharded=2).diagnosis(tmp_path / "parts again"))
+
+
 def test_gradients_of_zero_prove_nothing(tmp_path):
     found = Story(gradients=lambda rank, step: 0.0, everywhere=True).diagnosis(tmp_path)
     assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["no_gradients"])
@@ -574,3 +588,11 @@ def test_uneven_steps_explain_what_differs_after_them(tmp_path):
     assert kinds(later, "fault") == ["steps"]
     before = Story(**uneven, parameters=lambda rank, step: step + 0.1 * rank).diagnosis(tmp_path / "before")
     assert kinds(before, "fault") == ["steps", "parameters"]
+
+
+def test_an_optimiser_of_which_each_rank_loads_its_part_is_no_fault(tmp_path):
+    """As ZeRO's: some ranks hold more of the state than others. One that has loaded nothing at all has forgotten to."""
+    before: dict[str, Any] = {"loaded": lambda rank: 6 + 6 * rank}
+    assert Story(**before).diagnosis(tmp_path).verdict == "IN SYNC"
+    none = Story(loaded=lambda rank: 6 * rank).diagnosis(tmp_path / "none")
+    assert (none.verdict, kinds(none, "fault")) == ("NOT IN SYNC", ["moments"])

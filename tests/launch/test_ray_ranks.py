@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -81,6 +82,20 @@ def test_what_ray_is_asked_for_each_process(changed, options, needs, count):
     found = needs_of(mine, with_devices(RunOptions(**options), mine))
     assert found == needs
     assert places([{"CPU": 3.0, "GPU": 8.0}, {"CPU": 3.5, "GPU": 1.0}, {}], found) == count
+
+
+def test_only_a_node_whose_host_refuses_connections_is_gone(monkeypatch):
+    """One that doesn't answer in a second may be a virtual machine that is being moved."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node = Node("1", "127.0.0.1", server.getsockname()[1], {}, {})
+        assert (node.answers(), node.refuses()) == (True, False)
+    assert (node.answers(), node.refuses()) == (False, True)
+
+    def silent(*_):
+        raise TimeoutError
+
+    monkeypatch.setattr(clusters.socket, "create_connection", silent)
+    assert (node.answers(), node.refuses()) == (False, False)
 
 
 def cluster(*nodes, own=False):

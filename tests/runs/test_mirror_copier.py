@@ -244,6 +244,42 @@ def test_a_checkpoint_after_what_the_run_has_gone_on_from_goes(run, place):
     assert place.steps() == [1]
 
 
+@pytest.mark.parametrize("kept_there", [(1, 2), (2,)])
+def test_on_the_way_back_to_an_earlier_checkpoint_no_later_one_is_without_its_rows(run, place, kept_there):
+    mirror = mirror_of(run, place)
+    mirror.copy()
+    if kept_there == (2,):
+        place.files = {name: x for name, x in place.files.items() if not name.startswith("checkpoints/step_1/")}
+        mirror = copier.Mirror(run, place, mirror._lease)
+    shutil.rmtree(run / "checkpoints" / "step_2")
+    (run / "metrics.jsonl").write_text('{"iteration": 1, "global_step": 1}\n')
+    seen = []
+    place.after = lambda *_: seen.append((problem_on(place), bool(place.steps())))
+    mirror.copy()
+    assert place.steps() == [1]
+    assert set(seen) == {(None, True)}
+
+
+@pytest.mark.parametrize("after", ["config.json", "checkpoints/step_2/manifest.json"])
+def test_a_process_that_stood_still_in_a_copy_writes_nothing_over_the_next_ones(run, place, monkeypatch, after):
+    """Another takes the lease meanwhile, trains on and is done."""
+    now = [100.0]
+    monkeypatch.setattr(copier, "_seconds", lambda: now[0])
+    mirror = mirror_of(run, place)
+    theirs = {}
+
+    def stand_still(kind, name):
+        if (kind, name) == ("write", after) and not theirs:
+            now[0] += 60
+            theirs.update({"writer.json": Lease(place)._content(), "metrics.jsonl": b"theirs", "summary.json": b"{}"})
+            place.files.update(theirs)
+
+    place.after = stand_still
+    with pytest.raises(LeaseLostError):
+        mirror.copy()
+    assert {name: place.files[name] for name in theirs} == theirs
+
+
 def test_a_stranger_directory_with_a_checkpoints_name_holds_nothing_up(run, place):
     (run / "checkpoints" / "step_9").mkdir()
     mirror_of(run, place).copy()

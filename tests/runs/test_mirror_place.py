@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from pydantic import ValidationError
 from lockstep.config.sections import CheckpointConfig, is_url
 from lockstep.runs.mirror import lease as lease_module
 from lockstep.runs.mirror.lease import LEASE, PATIENCE_SECONDS, RENEW_SECONDS, Lease, LeaseGoneError, LeaseLostError
-from lockstep.runs.mirror.place import MirrorError, Place, split_url
+from lockstep.runs.mirror.place import MirrorError, Place, _is_unknown, split_url
 
 
 @pytest.fixture
@@ -65,6 +66,65 @@ def test_a_file_is_created_once(place):
     assert place.create(LEASE, b"mine")
     assert not place.create(LEASE, b"theirs")
     assert place.read(LEASE) == b"mine"
+
+
+class Answering:
+    """A store whose ways of saying that a file is there differ; ``writes`` whether it wrote what it was given."""
+
+    def __init__(self, error, writes=False):
+        self.files, self.error, self.writes = {}, error, writes
+
+    def invalidate_cache(self):
+        return
+
+    def cat_file(self, path):
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path]
+
+    def pipe_file(self, path, content, mode="overwrite"):
+        if mode == "create" and self.error is not None:
+            if self.writes:
+                self.files[path] = content
+            raise self.error
+        self.files[path] = content
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,  # an older package, or a server, that passes over the condition
+        FileExistsError("there"),
+        OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold"),
+        OSError(errno.EBUSY, "a conflicting operation is in progress"),
+        OSError(errno.ENOSYS, "not implemented"),
+        NotImplementedError(),
+    ],
+)
+def test_a_lease_that_is_there_is_seen_however_the_store_says_so(monkeypatch, error):
+    place = Place("s3://bucket/runs/run")
+    store = Answering(None)
+    monkeypatch.setattr(place, "_file_system", lambda: store)
+    assert place.create(LEASE, b"mine")
+    store.error = error
+    assert not place.create(LEASE, b"theirs")
+    if error is not None and not _is_unknown(error):  # it came between the look and the writing
+        looks = iter([None])
+        monkeypatch.setattr(place, "_glimpse", lambda name: next(looks, b"mine"))
+        assert not place.create(LEASE, b"theirs")
+    assert place.read(LEASE) == b"mine"
+
+
+def test_a_lease_whose_answer_was_lost_is_ours(monkeypatch):
+    place, store = Place("s3://bucket/runs/run"), Answering(OSError(errno.EIO, "the connection was reset"), writes=True)
+    monkeypatch.setattr(place, "_file_system", lambda: store)
+    assert place.create(LEASE, b"mine")
+    store.files.clear()
+    store.writes = False
+    with pytest.raises(MirrorError, match=r"can't write s3://bucket/runs/run: .*the connection was reset$"):
+        place.create(LEASE, b"mine")
+    store.error = OSError(errno.ENOSYS, "not implemented")
+    assert place.create(LEASE, b"mine")
 
 
 def test_a_neighbour_whose_name_begins_alike_is_another(place):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tracker_files import RETURN, log_all, make_record, read_csv, read_jsonl, read_scalars
 
-from lockstep.runs.trackers import OPTIONAL_TRACKERS, RunTrackers, Tracker, cut_trackers
+from lockstep.runs.trackers import OPTIONAL_TRACKERS, RunTrackers, Tracker, _reason, cut_trackers
 
 
 def below_a_file(tmp_path) -> Path:
@@ -205,6 +205,12 @@ def test_a_tracker_that_cannot_start_stops_the_run_and_closes_the_others(tmp_pat
         "tracker wandb cannot start: ImportError: No module named 'wandb'; --log.no-wandb goes on without it"
     )
     assert good.closed == 1
+
+
+def test_what_a_service_says_of_its_url_has_no_password():
+    """MLflow quotes the URL that it was given."""
+    error = RuntimeError("request to https://user:geheim@host/api failed")
+    assert _reason(error) == "RuntimeError: request to https://***@host/api failed"
 
 
 def test_an_unknown_tracker_is_refused_with_those_there_are(tmp_path):

@@ -1,4 +1,6 @@
-"""Finds this process's place among the ranks; only it and ``host/mpi.py`` read the launchers' environment variables.
+"""Finds this process's place among the ranks.
+
+Only it, ``host/mpi.py`` and ``host/slurm.py`` read the launchers' environment variables.
 
 torchrun's variables (``RANK``, ``WORLD_SIZE``, …) take precedence over those of mpirun and of a Slurm step, so that
 torchrun and ``lockstep train --nproc`` work inside these. mpirun's take precedence over those of the step in which it
@@ -7,14 +9,15 @@ starts its own processes.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.core.host.cgroups import cpu_limit
 from lockstep.core.host.mpi import HYDRA, OPEN_MPI, Place, job_number, nowhere_to_meet, place_by_mpi
+from lockstep.core.host.slurm import STEP, cores_of_task, first_host, place_of_task
 
 LAUNCHER_VARIABLE = "LOCKSTEP_LAUNCHER"
 MEMORY_VARIABLE, STORE_VARIABLE = "LOCKSTEP_MEMORY", "LOCKSTEP_STORE"
@@ -28,12 +31,10 @@ JOB_PORTS = 4096
 JOB_STRIDE = 2531
 """Distance between the ports of consecutive jobs: a golden section, which keeps those of concurrent jobs apart."""
 
-_STEP = "SLURM_STEP_NODELIST"
-"""Set in a step that srun started, but not in a batch script."""
 _RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
-_ENDS_ALL = (_STEP, OPEN_MPI[0], HYDRA[0])
+_ENDS_ALL = (STEP, OPEN_MPI[0], HYDRA[0])
 """Set by srun and mpirun, which end all ranks if one exits with another status than 0."""
-_LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE, _STEP, *OPEN_MPI, *HYDRA)
+_LAUNCHERS = ("RANK", "WORLD_SIZE", LAUNCHER_VARIABLE, MEMORY_VARIABLE, STORE_VARIABLE, STEP, *OPEN_MPI, *HYDRA)
 
 
 @dataclass(frozen=True)
@@ -127,10 +128,10 @@ def from_environment(environ: Mapping[str, str] = os.environ, met: bool = False)
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return _from_torchrun(environ)
-    place = place_by_mpi(environ, _STEP in environ, met)
+    place = place_by_mpi(environ, STEP in environ, met)
     if place is not None:
         return _from_mpi(environ, place, met)
-    return _from_slurm(environ) if _STEP in environ else Topology()
+    return _from_slurm(environ) if STEP in environ else Topology()
 
 
 def from_flags(
@@ -153,7 +154,7 @@ def from_flags(
         raise ValueError(f"coordinator: {coordinator}: ports go from 1 to {PORTS - 1}")
     here = (process_id, num_processes) if host in LOOPBACK_HOSTS else (0, 1)
     place = Topology(process_id, num_processes, *here, launched=True, master_addr=host, master_port=int(port))
-    return replace(place, ends_all=_ends_all(environ), cores=_cores_of_task(environ, num_processes))
+    return replace(place, ends_all=_ends_all(environ), cores=cores_of_task(environ, num_processes))
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Topology:
@@ -191,7 +192,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
         store_file=environ.get(STORE_VARIABLE),
         restarts=torchrun or ours,
         ends_all=_ends_all(environ) and not (torchrun or ours),
-        cores=None if torchrun or ours else _cores_of_task(environ, world_size),
+        cores=None if torchrun or ours else cores_of_task(environ, world_size),
     )
 
 
@@ -200,10 +201,16 @@ def _ends_all(environ: Mapping[str, str]) -> bool:
 
 
 def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int, int]:
-    """Guesses local rank and local world size if the launcher gives neither: ranks that meet on loopback are all here.
+    """Finds local rank and local world size for variables that may leave them out, as a script's own ``export RANK=…``.
 
-    Otherwise each has its own host, as the pods of a Kubernetes job have.
+    If srun or mpirun started the ranks, their variables know. Else this is a guess: ranks that meet on loopback, or
+    that have one of the two, are all here; others have their own hosts, as the pods of a Kubernetes job have.
     """
+    for by_slurm in (True, False) if STEP in environ else (False,):
+        with contextlib.suppress(ValueError):
+            place = place_of_task(environ) if by_slurm else place_by_mpi(environ, STEP in environ, True)
+            if place is not None and (place.rank, place.world_size) == (rank, world_size):
+                return place.local_rank, place.local_world_size
     alone = "LOCAL_RANK" not in environ and "LOCAL_WORLD_SIZE" not in environ
     elsewhere = environ.get("MASTER_ADDR", LOOPBACK_ADDRESS) not in LOOPBACK_HOSTS
     return (0, 1) if alone and elsewhere else (rank, world_size)
@@ -243,67 +250,13 @@ def _from_mpi(environ: Mapping[str, str], place: Place, met: bool) -> Topology:
 
 def _from_slurm(environ: Mapping[str, str]) -> Topology:
     """Returns the place of a Slurm task; a step of one task is no launcher, so that ``--nproc`` works in it."""
-    tasks = _tasks_of_step(environ)
-    if tasks == "1":
+    place = place_of_task(environ)
+    if place is None:
         return Topology()
-    needed = {name: environ.get(name) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")}
-    if tasks is None or None in needed.values():
-        missing = ["SLURM_NTASKS"] if tasks is None else [name for name, value in needed.items() if value is None]
-        raise ValueError(
-            f"launcher variables: {missing[0]} is not set in this Slurm step; start every rank with srun, or unset "
-            f"{_STEP}"
-        )
-    try:
-        rank, local_rank, world_size = int(environ["SLURM_PROCID"]), int(environ["SLURM_LOCALID"]), int(tasks)
-        counts = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
-        local_world_size = counts[int(environ.get("SLURM_NODEID", 0))]
-    except (ValueError, IndexError) as error:
-        raise ValueError(
-            f"launcher variables: SLURM_PROCID, SLURM_LOCALID, SLURM_NTASKS, SLURM_NODEID and "
-            f"SLURM_STEP_TASKS_PER_NODE {environ['SLURM_STEP_TASKS_PER_NODE']!r} make no sense ({error})"
-        ) from None
-    if not (0 <= rank < world_size == sum(counts) and 0 <= local_rank < local_world_size):
-        raise ValueError(
-            f"launcher variables: SLURM_PROCID {rank} of {world_size} tasks, SLURM_LOCALID {local_rank} of "
-            f"SLURM_STEP_TASKS_PER_NODE {environ['SLURM_STEP_TASKS_PER_NODE']} don't fit together; start every rank "
-            "with srun"
-        )
-    host = LOOPBACK_ADDRESS if local_world_size == world_size else first_host(environ[_STEP])
+    host = LOOPBACK_ADDRESS if place.local_world_size == place.world_size else first_host(environ[STEP])
     master, port = _master(environ, host, _slurm_port(environ))
-    place = Topology(rank, world_size, local_rank, local_world_size, True, master, port)
-    return replace(place, ends_all=True, cores=_cores_of_task(environ, world_size))
-
-
-def _cores_of_task(environ: Mapping[str, str], world_size: int) -> int | None:
-    """Returns the cores that Slurm gave each task; None if tasks aren't the ranks, or if Slurm doesn't say."""
-    if _STEP not in environ or _tasks_of_step(environ) != str(world_size):
-        return None
-    each = environ.get("SLURM_CPUS_PER_TASK", "")
-    return int(each) if each.isdecimal() and int(each) else None
-
-
-def _tasks_of_step(environ: Mapping[str, str]) -> str | None:
-    return environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS"))
-
-
-def first_host(nodelist: str) -> str:
-    """Returns the first host of Slurm's list: ``gpu001`` for ``gpu[001-003,007],cpu1``."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)
-    host = re.sub(r"\[([^,\-\]]+)[^\]]*\]", r"\1", first[0] if first else "")
-    if not host or "[" in host:
-        raise ValueError(f"launcher variables: {_STEP} {nodelist!r} names no host")
-    return host
-
-
-def tasks_per_node(text: str) -> list[int]:
-    """Parses Slurm's tasks per node: ``[2, 2, 1]`` for ``2(x2),1``; raises a ``ValueError`` for another format."""
-    out = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
-            raise ValueError(f"{part!r} is no number of tasks")
-        out += [int(found[1])] * int(found[2] or 1)
-    return out
+    found = Topology(place.rank, place.world_size, place.local_rank, place.local_world_size, True, master, port)
+    return replace(found, ends_all=True, cores=cores_of_task(environ, place.world_size))
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int:

@@ -1,5 +1,6 @@
 """Weights & Biases (offline), Trackio and MLflow (both local): what arrives there, and what a resumed run adds."""
 
+import importlib
 import json
 import math
 import sqlite3
@@ -304,6 +305,14 @@ def test_what_is_secret_in_a_config_is_sent_nowhere(service, tmp_path, monkeypat
     assert b"ftp://***@h/r" in kept
     assert b"geheim" not in kept
     assert sys.argv == words
+
+
+def test_wandb_does_not_wait_for_ever_at_the_end(monkeypatch):
+    pytest.importorskip("wandb")
+    settings = importlib.import_module("lockstep.runs.trackers.wandb")._settings
+    assert (settings().finish_timeout, settings().finish_timeout_raises) == (300.0, True)
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "7")
+    assert settings().finish_timeout != 300.0
 
 
 @pytest.mark.parametrize("service", ["wandb"], indirect=True)

@@ -201,6 +201,21 @@ def inputs_at(traces: Sequence[RankTrace], moment: Moment) -> str:
     return "equal" if all(_among(fewer, more) for fewer, more in itertools.pairwise(words)) else "differ"
 
 
+def ranks_alike(traces: Sequence[RankTrace], moments: Sequence[Moment]) -> list[int]:
+    """Returns the most ranks whose data before all these steps were the same in order, as far as gradients show.
+
+    It is one rank if none were, or if some data weren't seen.
+    """
+    alike: dict[tuple[str, ...], list[RankTrace]] = {}
+    for trace in traces:
+        words = tuple(trace.checks[moment].facts.get("inputs", "") for moment in moments)
+        if all(words):
+            alike.setdefault(words, []).append(trace)
+    found = max(alike.values(), key=len, default=list(traces[:1]))
+    apart = any(_own_gradients_differ(found, moment) for moment in moments)
+    return [trace.rank for trace in (found[:1] if apart else found)]
+
+
 def collected_at(traces: Sequence[RankTrace], moment: Moment) -> str:
     """Returns whether what ranks had collected before a step is ``equal`` in order, ``differ``, or was ``unseen``."""
     words = {trace.checks[moment].facts.get("collected", "") for trace in traces}

@@ -9,6 +9,7 @@ from lockstep.doctor.judge.compare import (
     first_rate_difference,
     phase_lengths,
     rank_with_more_phases,
+    ranks_alike,
     rate_at,
     rows_in_common,
     told,
@@ -227,13 +228,22 @@ def phases_finding(evidence: Evidence, cut: bool) -> Finding | None:
 
 
 def data_finding(evidence: Evidence) -> Finding | None:
-    """Finds an optimiser whose data are the same on every rank at every compared step."""
+    """Finds an optimiser whose data are the same on every rank, or on some, at every compared step.
+
+    Ranks that share a model's parts may rightly share data.
+    """
     for optimizer in evidence.optimizers:
-        words = [word for moment, word in evidence.inputs.items() if moment.optimizer == optimizer]
-        seen = [word for word in words if word != "unseen"]
-        if not seen or "differ" in seen or evidence.reduced(optimizer):
+        words = {moment: word for moment, word in evidence.inputs.items() if moment.optimizer == optimizer}
+        seen, where = [word for word in words.values() if word != "unseen"], "every rank"
+        if not seen:
             continue
-        text = f"the data{of_optimizer(evidence, optimizer)} are identical on every rank: inputs of the forward passes"
+        if "differ" in seen or evidence.reduced(optimizer):
+            some = ranks_alike(evidence.traces, list(words))
+            parts = any(c.sharded for c in evidence.compared if c.moment.optimizer == optimizer)
+            if parts or not 1 < len(some) < len(evidence.traces):
+                continue
+            where = listed(some)
+        text = f"the data{of_optimizer(evidence, optimizer)} are identical on {where}: inputs of the forward passes"
         text += f" before all {len(seen)} compared steps"
         return Finding("identical_data", DOUBT, text, CAUSES["data"], FIXES["data"], {"steps": len(seen)})
     return None

@@ -31,7 +31,7 @@ class Kept(NamedTuple):
         that the rarer sample is a part of the denser one.
         """
         step = 1
-        while -(-len(self.numbers) // step) > most:
+        while -(-len(self.numbers) // step) > max(1, most):
             step *= 2
         return self.numbers[::step]
 

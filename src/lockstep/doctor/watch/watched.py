@@ -9,6 +9,7 @@ that environment variables which the script sets first take effect.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import importlib.machinery
 import importlib.util
@@ -17,7 +18,6 @@ import os
 import pkgutil
 import runpy
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -38,21 +38,30 @@ class AfterImport:
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name = name
         self._then = then
+        self._looking = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the module's spec, whose loader calls back; None for every other module."""
-        if name != self._name:
+        """Returns the module's spec, whose loader calls back; None for every other module.
+
+        Libraries that only want to know whether the module is installed ask for its spec, too.
+        """
+        if name != self._name or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_tell(module: ModuleType) -> None:
                 execute(module)
-                self._then()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self._then()
 
             spec.loader.exec_module = execute_and_tell
         return spec
@@ -117,22 +126,16 @@ def _run_file(path: str) -> dict[str, Any]:
     return vars(module)
 
 
-def join_threads() -> None:
-    """Waits for the threads that the script has left behind, as Python does before it exits."""
-    while left := [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread()]:
-        for thread in left:
-            thread.join()
-
-
 def _run(watcher: Watcher, words: Sequence[str]) -> int:
-    """Runs the script and returns its exit status; prints its traceback if it raised."""
-    kept: dict[str, Any] | None = None
+    """Runs the script and returns its exit status; prints its traceback if it raised.
+
+    Unless it did, its end is noted once Python has told executors to stop and has waited for the threads that are left,
+    before the functions that the script has registered at :mod:`atexit`.
+    """
     try:
         kept = run_as_main(words)
-        join_threads()
     except SystemExit as error:
-        join_threads()
-        watcher.end(None)
+        atexit.register(watcher.end, None)
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
         print(error.code, file=sys.stderr)
@@ -142,9 +145,13 @@ def _run(watcher: Watcher, words: Sequence[str]) -> int:
         watcher.end(error)
         sys.excepthook(type(error), error, error.__traceback__)  # PyTorch's hook names the rank
         return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-    watcher.end(None)
-    del kept
+    atexit.register(_end, watcher, kept)
     return 0
+
+
+def _end(watcher: Watcher, kept: dict[str, Any]) -> None:
+    """Takes the last look, for which the script's objects were ``kept`` alive."""
+    watcher.end(None)
 
 
 def main() -> None:

@@ -59,6 +59,19 @@ class Node:
             return False
         return True
 
+    def refuses(self) -> bool:
+        """Tells whether nothing listens there any more: the host is up, and its raylet is gone.
+
+        A node that doesn't answer may be cut off for a moment, or be a virtual machine that is being moved.
+        """
+        try:
+            socket.create_connection((self.address, self.port), ANSWER_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
 
 def places(resources: Iterable[Mapping[str, float]], needs: Mapping[str, float]) -> int:
     """Returns how many ranks with the same needs fit on nodes with the given resources."""

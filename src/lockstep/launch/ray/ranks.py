@@ -225,7 +225,7 @@ class RayRanks:
                 self._take(rank, told)
         for rank, (_, since) in list(self._asked.items()):
             node = self._nodes[rank]
-            if now - since > SILENT_SECONDS and node is not None and not node.answers():
+            if now - since > SILENT_SECONDS and node is not None and node.refuses():
                 self._lost(rank)
         self._errors.read(self._errors.descriptors)
         self._errors.pass_on()

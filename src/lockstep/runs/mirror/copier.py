@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from lockstep.runs.checkpoint import MANIFEST, checkpoints_in, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, OWN_NAMES, SUMMARY, WANDB
 from lockstep.runs.mirror.fetch import manifests_on, steps_on
 from lockstep.runs.mirror.held import Held, found, holding
-from lockstep.runs.mirror.lease import LEASE, Lease, LeaseGoneError, LeaseLostError
+from lockstep.runs.mirror.lease import LEASE, RENEW_SECONDS, Lease, LeaseGoneError, LeaseLostError
 from lockstep.runs.mirror.place import Place, one_line
 
 LOOK_SECONDS = 0.5
@@ -52,7 +52,7 @@ class Mirror:
         self._there: set[str] | None = None
         self._manifests: dict[str, bytes] = {}
         self._known: dict[str, bytes] = dict(left or {})
-        self._gone = False
+        self._gone, self._checked = False, _seconds()
         self._over, self._lost = threading.Event(), False
         self._thread = threading.Thread(target=self._copy_on, name="mirror", daemon=True)
         self.failures = 0
@@ -158,6 +158,7 @@ class Mirror:
             LeaseGoneError: the place was emptied or is away; the next copy takes it again and sends everything.
         """
         self._make_sure_of_the_lease()
+        self._checked = _seconds()
         if self._there is None:
             self._there = set(self._place.names())
             listed = {f"step_{step}" for step in steps_on(sorted(self._there))}
@@ -198,16 +199,44 @@ class Mirror:
         self._known |= self._manifests
         self._sent, self._manifests, self._there = {}, {}, None
 
+    def _stay_ours(self) -> None:
+        """Checks the lease once more if this process may have stood still since: another one takes it then."""
+        if _seconds() - self._checked > RENEW_SECONDS:
+            self._lease.check()
+            self._checked = _seconds()
+
     def _copy(self) -> None:
         with holding(self._run / CHECKPOINTS, self._manifests) as (
             committed,
             newest,
         ):  # all have their rows in the logs
+            self._go_back(committed)
             for name in sorted(self._files(), key=lambda name: name != CONFIG):
                 self._copy_file(name)
             for path in committed:
                 self._copy_checkpoint(newest if newest is not None and newest.path == path else found(path))
         self._remove_gone()
+
+    def _go_back(self, committed: Sequence[Path]) -> None:
+        """Takes checkpoints off the mirror that come after the newest one here, before their rows go.
+
+        The run has resumed from an earlier one, which is there first: its rows are.
+        """
+        assert self._there is not None
+        newest = max((step_of(path) or 0 for path in committed), default=None)
+        later = [step for step in steps_on(sorted(self._there)) if newest is not None and step > newest]
+        if not later:
+            return
+        for path in committed:
+            self._copy_checkpoint(found(path))
+        if len(later) == len(steps_on(sorted(self._there))):
+            return  # the last checkpoint stays until there is another
+        names = [f"{CHECKPOINTS}/step_{step}/{MANIFEST}" for step in later]
+        self._stay_ours()
+        self._place.remove(names)
+        self._there -= set(names)
+        for step in later:
+            self._manifests.pop(f"step_{step}", None)
 
     def _files(self) -> list[str]:
         """Lists the files to copy, without checkpoints and the summary, which have their own turns."""
@@ -232,6 +261,7 @@ class Mirror:
             return
         if path.suffix in LINES:
             content = content[: content.rfind(b"\n") + 1]
+        self._stay_ours()
         self._place.write(name, content)
         self._sent[name] = stamp
         if self._there is not None:
@@ -257,6 +287,7 @@ class Mirror:
                 self._place.write(f"{folder}/{name}", content)
         except FileNotFoundError:
             return
+        self._stay_ours()
         self._place.write(f"{folder}/{MANIFEST}", one.manifest)
         self._there.add(f"{folder}/{MANIFEST}")
         self._manifests[one.path.name] = one.manifest
@@ -277,12 +308,18 @@ class Mirror:
         if not steps_on(sorted(self._there - gone)) and steps_on(sorted(gone)):
             return  # the last checkpoint stays until there is another
         ordered = sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST}"))
+        self._stay_ours()
         self._place.remove(ordered)
         self._there -= gone
         for name in gone:
             self._sent.pop(name, None)
             if name.endswith(f"/{MANIFEST}"):
                 self._manifests.pop(name.split("/")[1], None)
+
+
+def _seconds() -> float:
+    """Returns the seconds of a clock that runs on while the machine is suspended, where there is one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _warn(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -169,24 +170,28 @@ class Place:
 
     def create(self, name: str, content: bytes) -> bool:
         """Writes a file if there is none yet; returns whether it did. Only some places can do so atomically."""
+        if self._glimpse(name) is not None:  # some stores and older packages ignore the condition
+            return False
         if not self._whole:
-            return self._create_after_a_look(name, content)
+            self.write(name, content)
+            return True
         fs = self._file_system()
         try:
             fs.pipe_file(self._path(name), content, mode="create")
         except FileExistsError:
             return False
-        except (NotImplementedError, TypeError):
-            return self._create_after_a_look(name, content)
         except Exception as error:
-            raise self._failed("can't write", error) from error
+            if (found := self._glimpse(name)) is not None:  # stores say in many ways that another was first
+                return found == content
+            if not _is_unknown(error):
+                raise self._failed("can't write", error) from error
+            self.write(name, content)
         return True
 
-    def _create_after_a_look(self, name: str, content: bytes) -> bool:
-        if self.read(name) is not None:
-            return False
-        self.write(name, content)
-        return True
+    def _glimpse(self, name: str) -> bytes | None:
+        with contextlib.suppress(MirrorError):  # writing says why
+            return self.read(name)
+        return None
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files, and directories below the place that they leave empty; ignores files that aren't there."""
@@ -221,3 +226,8 @@ def how_to_install(scheme: str) -> str:
 def one_line(error: BaseException) -> str:
     """Returns an error as one line, never empty."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_unknown(error: Exception) -> bool:
+    """Tells whether a package or a store doesn't know how to create a file only if there is none."""
+    return isinstance(error, (NotImplementedError, TypeError)) or getattr(error, "errno", None) == errno.ENOSYS

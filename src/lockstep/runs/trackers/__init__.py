@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lockstep.config.redact import shown_url
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.process import say
 from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv, mend_csv
@@ -255,6 +256,9 @@ def _starting(name: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Returns an error in one line, with its class if the message alone says little (``KeyError: 'loss'``)."""
-    text = " ".join(str(error).split())
+    """Returns an error in one line, with its class if the message alone says little (``KeyError: 'loss'``).
+
+    Services quote the URL that they were given, which may have a password in it.
+    """
+    text = shown_url(" ".join(str(error).split()))
     return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"

@@ -21,6 +21,16 @@ EXIT_CODES = {Ending.FINISHED: 0, Ending.STOPPED: 255, Ending.FAILED: 1}
 """Tell W&B how a run ended; 255 is its own code for a run that Ctrl-C ends."""
 
 
+FINISH_SECONDS = 300.0
+
+
+def _settings() -> wandb.Settings:
+    """Returns W&B's settings: the terminal belongs to the progress display, and the end doesn't wait for ever."""
+    own = "WANDB_FINISH_TIMEOUT" in os.environ or "finish_timeout" not in wandb.Settings.model_fields
+    limit: dict[str, Any] = {} if own else {"finish_timeout": FINISH_SECONDS, "finish_timeout_raises": True}
+    return wandb.Settings(silent=True, console="off", **limit)
+
+
 @contextlib.contextmanager
 def _shown_words() -> Iterator[None]:
     """Removes secrets from the command line that W&B sees, because W&B sends it."""
@@ -53,7 +63,7 @@ class WandbTracker(Tracker):
                 allow_val_change=True,
                 dir=str(run.directory),
                 reinit="create_new",
-                settings=wandb.Settings(silent=True, console="off"),  # the terminal belongs to the progress display
+                settings=_settings(),
             )
         run.remember(SERVICE, {"id": self._run.id, "project": run.project})
         # Online, W&B knows what arrived; a killed process may have left the last records unsent.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lockstep.doctor.watch.side_store import BETWEEN_WORDS
 from lockstep.doctor.watch.torch.checks import OptimizerWatch
 from lockstep.doctor.watch.torch.inspection import is_ddp
-from lockstep.doctor.watch.torch.values import digest, input_digests, local, readable, sampled, tensors_in
+from lockstep.doctor.watch.torch.values import digest, input_digests, local, readable, spread, tensors_in
 
 MOST_PASSES = 4096
 MOST_COLLECTED = 1024
@@ -62,7 +62,7 @@ class Collected:
             return
         self._calls += 1
         for tensor in _data(args):
-            word = digest(sampled(tensor, COLLECTED_NUMBERS))
+            word = digest(spread(tensor, COLLECTED_NUMBERS))
             self._chain.update(word.encode())
             self._kinds.add(word)
             given, rows = self._rows.setdefault(id(module), set()), Counter(_rows(tensor))
