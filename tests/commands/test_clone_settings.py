@@ -163,3 +163,12 @@ def test_a_negative_seed_is_refused_before_anything_is_made(recorded, capsys, tm
     said = refused(capsys, "clone", recorded, "--out", tmp_path / "a", "--seed", -1, *QUICK)
     assert said == "lockstep: error: seed: -1: use 0 or more\n"
     assert not (tmp_path / "a").exists()
+
+
+def test_deviations_that_could_not_learn_are_refused_as_in_training(capsys, tmp_path):
+    network = {"state_dependent_std": True, "log_std_init": -6.0}
+    (tmp_path / "a.json").write_text(json.dumps({"env": "Pendulum-v1", "network": network}))
+    recording = tmp_path / "a.npz"
+    printed(capsys, "record", "Pendulum-v1", "--policy", "random", "--episodes", 2, "--out", recording)
+    line = refused(capsys, "clone", recording, "--like", tmp_path / "a.json", "--out", tmp_path / "a", *QUICK)
+    assert line.startswith("lockstep: error: network.log_std_init: -6, but network.state_dependent_std keeps it within")

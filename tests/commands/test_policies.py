@@ -365,3 +365,10 @@ def test_a_segmentation_fault_is_said_with_its_place(tmp_path):
     assert ended.code != 0
     assert "Segmentation fault" in ended.stderr
     assert re.search(r"broken_memory.py\", line 6 in step", ended.stderr)
+
+
+def test_variables_of_jax_decide_nothing_in_an_evaluation_as_in_training(trained, tmp_path):
+    words = ("eval", trained(*CARTPOLE, "--engine", "jax").path, "--episodes", 3, "--json")
+    plain = lockstep(*words, cwd=tmp_path)
+    odd = lockstep(*words, cwd=tmp_path, JAX_NUMPY_RANK_PROMOTION="raise", JAX_THREEFRY_PARTITIONABLE="0")
+    assert (odd.code, odd.stdout) == (0, plain.stdout), odd.stderr

@@ -208,3 +208,18 @@ assert os.environ == before, set(os.environ.items()) ^ set(before.items())
 def test_what_was_not_used_yet_is_listed_too():
     code = "import lockstep; assert not {*lockstep.__all__} - {*dir(lockstep)}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_callers_autocast_decides_nothing(run):
+    expected = said(run.load_policy(engine="torch"))
+    policy = run.load_policy(engine="torch")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert said(policy) == expected
+        assert torch.is_autocast_enabled("cpu")
+
+
+def test_a_run_is_loaded_and_no_checkpoint_of_it(trained):
+    checkpoint = next((trained(*CARTPOLE).path / "checkpoints").glob("step_*"))
+    with pytest.raises(ValueError, match=r"^run: .*step_\d+ is a checkpoint, and load_run takes a run"):
+        lockstep.load_run(checkpoint)
+    assert lockstep.load_policy(checkpoint).global_step == int(checkpoint.name.removeprefix("step_"))

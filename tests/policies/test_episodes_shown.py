@@ -10,6 +10,7 @@ from gymnasium import spaces
 from lockstep.config.checks import resolve
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, EnvConfig
+from lockstep.core.errors import EnvironmentFailureError
 from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium.make import make_environment
 from lockstep.launch.request import request_of
@@ -178,3 +179,59 @@ def test_so_do_those_of_environments_that_observe_in_another_shape(kind, engine,
         assert_shows_what_counts(policy_in(env, engine), 3, deterministic)
     finally:
         del gymnasium.registry["Otherwise-v0"]
+
+
+@pytest.mark.parametrize(
+    ("trained", "played", "said"),
+    [
+        ({"id": "lockstep/Snake-v0", "kwargs": {"size": 4}}, {"kwargs": {"size": 6}}, r"image \(4, 4, 3\)"),
+        ({"id": "CartPole-v1"}, {"id": "Acrobot-v1"}, r"vector \(6,\); actions .*trained with vector \(4,\)"),
+        ({"id": "FrozenLake-v1"}, {"kwargs": {"map_name": "8x8"}}, r"one_hot \(\) \(64,\).*one_hot \(\) \(16,\)"),
+        ({"id": "Pendulum-v1"}, {"id": "MountainCarContinuous-v0"}, "vector"),
+    ],
+)
+def test_an_environment_of_other_spaces_is_refused(trained, played, said):
+    """A policy would read another part of each row than it learnt from, and say nothing."""
+    policy = policy_in(trained)
+    assert len(evaluate(policy, 1)) == 1
+    env = policy.config.env.model_copy(update=played)
+    policy.config = policy.config.model_copy(update={"env": env})
+    with pytest.raises(ValueError, match=said) as caught:
+        evaluate(policy, 2)
+    assert str(caught.value).startswith(f"env.id: {env.id} has observations ")
+    assert "\n" not in str(caught.value)
+
+
+class Breaking(gymnasium.Env):
+    """Observes NaN in its third step, and goes on."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (4,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, broken=True):
+        self._broken = broken
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        observed = np.full(4, np.nan if self._broken and self._steps == 3 else 0.0, np.float32)
+        return observed, 1.0, self._steps == 6, False, {}
+
+
+def test_an_observation_of_nan_ends_an_evaluation_as_it_ends_training(monkeypatch):
+    gymnasium.register("Breaking-v0", Breaking)
+    try:
+        policy = policy_in({"id": "Breaking-v0"})
+        with pytest.raises(
+            EnvironmentFailureError, match=r"environment Breaking-v0 gave .*nan.* in step 3 of episode 0"
+        ):
+            evaluate(policy, 2)
+        env = policy.config.env.model_copy(update={"kwargs": {"broken": False}})
+        policy.config = policy.config.model_copy(update={"env": env})
+        assert evaluate(policy, 2)[:, 0].tolist() == [6.0, 6.0]
+    finally:
+        del gymnasium.registry["Breaking-v0"]

@@ -101,17 +101,24 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 
 def policy_of(run: str | Path, checkpoint: str, options: argparse.Namespace) -> Policy:
-    """Loads a policy for a command, and gives this process as many PyTorch threads as the policy's config says.
+    """Loads a policy for a command, and lets this process compute as a rank that trained it did.
+
+    PyTorch has as many threads as the policy's config says, every BLAS has one, and JAX's variables don't count.
 
     Raises:
         ValueError: one line, as in :func:`lockstep.load_policy`.
     """
-    from lockstep.core.machine import torch_threads
+    from lockstep.config.engines import engine_module
+    from lockstep.core.machine import one_blas_thread, torch_threads
     from lockstep.policies.policy import load_policy
 
     policy = load_policy(run, checkpoint, options.runs_dir, trust=options.trust)
-    if policy.config.engine == "torch":
-        torch_threads(policy.config.threads)
+    config = policy.config
+    if config.engine == "torch":
+        torch_threads(config.threads)
+    if config.engine == "jax" or config.env.jax_only:
+        engine_module("jax").settle_numbers(config.device)
+    one_blas_thread()
     return policy
 
 

@@ -94,6 +94,16 @@ def _infinite(description: EnvDescription, rows: np.ndarray, rewards: np.ndarray
     return found
 
 
+def infinite(description: EnvDescription, rows: np.ndarray, live: np.ndarray) -> tuple[int, str] | None:
+    """Returns the first of the ``live`` rows ``[E, width]`` with a vector that isn't finite, and what is in it."""
+    none = np.zeros((1, 0))
+    found = _infinite(description, rows[None], none)
+    if found and not live.all():
+        seen = np.where(live[:, None], rows, description.observation.zeros(1))
+        found = _infinite(description, seen[None], none)
+    return (found[0][1], found[0][2]) if found else None
+
+
 def unusable(
     description: EnvDescription, rows: np.ndarray, acted: tuple[int, ...], dead: np.ndarray | None = None
 ) -> list[Found]:

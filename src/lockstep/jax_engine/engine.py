@@ -13,6 +13,7 @@ PACKAGES = ("jax", "equinox", "optax")
 _HOME = {
     "set_up_jax": "distributed.processes",
     "look_with_cpu": "setup.set_up",
+    "settle_numbers": "setup.set_up",
     "MOST_DEVICES": "setup.set_up",
     "pool_devices": "setup.set_up",
     "roomy_pool": "setup.set_up",

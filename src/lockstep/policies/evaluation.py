@@ -15,12 +15,13 @@ from lockstep.core.episodes import success_rate
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
 from lockstep.core.process import fail_now
+from lockstep.core.spaces import ActionLayout, ObservationLayout
 from lockstep.core.user_code.handed import is_handed
 from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.envs.describe import describe
-from lockstep.envs.description import stepped_as_arrays
+from lockstep.envs.description import EnvDescription, stepped_as_arrays
 from lockstep.envs.host_envs import HostEnvs
-from lockstep.envs.numbers import unusable
+from lockstep.envs.numbers import infinite, unusable
 from lockstep.envs.registry import make_envs
 from lockstep.policies.baselines import Actor
 
@@ -39,7 +40,7 @@ def run_episodes(
         envs: the environments.
         act: maps observation rows ``[E, width]`` to rows of actions.
         max_steps: number of steps after which an episode is cut.
-        finite: whether a return that isn't finite is an error.
+        finite: whether a return or an observation that isn't finite is an error.
 
     Returns:
         float64 ``[E, 4]``: return, length, success (1 task solved, -1 not solved, 0 not reported), and score (points of
@@ -47,7 +48,7 @@ def run_episodes(
 
     Raises:
         EnvironmentFailureError: an environment failed, gave an index out of range or a mask that allows nothing, or
-            ``finite`` and a return isn't; one line.
+            ``finite`` and a return or an observation isn't; one line.
     """
     b = envs.buffers
     envs.reset()
@@ -55,6 +56,8 @@ def run_episodes(
     for step in range(max_steps):
         if not envs.description.observation.plain:
             _check_observations(envs, live, step)
+        if finite and (found := infinite(envs.description, b.observations, live)) is not None:
+            raise _failure(envs, *found, _when(step))
         b.actions[:] = act(b.observations)
         envs.step()
         life.progressed()
@@ -81,8 +84,11 @@ def _check_observations(envs: HostEnvs, live: np.ndarray, step: int) -> None:
         rows[~live & layout.misfits(rows).any(-1)] = layout.zeros(1)[0]
     found = unusable(envs.description, rows[None], (1, envs.num_envs), ~live[None])
     for _, row, what in found[:1]:
-        when = f"in step {step} of" if step else "before the first step of"
-        raise _failure(envs, row, what, when)
+        raise _failure(envs, row, what, _when(step))
+
+
+def _when(step: int) -> str:
+    return f"in step {step} of" if step else "before the first step of"
 
 
 def _failure(envs: HostEnvs, row: int, what: str, when: str) -> EnvironmentFailureError:
@@ -144,7 +150,8 @@ def evaluate(
         float64 ``[episodes, 4]``, see :func:`run_episodes`.
 
     Raises:
-        EnvironmentFailureError: an environment raised, died or hung, or gave a reward that isn't finite.
+        EnvironmentFailureError: an environment raised, died or hung, or gave a number that isn't finite.
+        ValueError: its observations or actions aren't those of the policy; one line.
     """
     start = start_of(actor, seed)
     actor.reset(start)
@@ -167,15 +174,30 @@ def check_device(config: Config) -> None:
         )
 
 
+def _check_spaces(actor: Actor, description: EnvDescription) -> None:
+    """Raises a one-line ``ValueError`` if the environment isn't one that the policy can read or act in."""
+
+    def told(observation: ObservationLayout, action: ActionLayout) -> str:
+        parts = ", ".join(f"{leaf.kind} {leaf.shape} {leaf.choices or ''}".strip() for leaf in observation.leaves)
+        return f"{parts}; actions {action.kind} {action.shape} {action.choices or ''}".strip()
+
+    now, then = told(description.observation, description.action), told(actor.observation, actor.action)
+    if now != then:
+        raise ValueError(
+            f"env.id: {description.id} has observations {now}, and the policy was trained with {then}; give the "
+            "environment, and the env.kwargs, that it was trained with"
+        )
+
+
 def play_batch(actor: Actor, start: int, numbers: range, deterministic: bool) -> np.ndarray:
     """Plays one episode in each of as many environments as there are ``numbers``, which key the starts; ``[n, 4]``."""
     config = actor.config
     check_device(config)
     with contextlib.ExitStack() as stack:
         stack.enter_context(keep_working_directory())
-        envs = make_envs(
-            config.env, describe(config.env, trains=False), start, numbers, fail_now, "eval", device=config.device
-        )
+        description = describe(config.env, trains=False)
+        _check_spaces(actor, description)
+        envs = make_envs(config.env, description, start, numbers, fail_now, "eval", device=config.device)
         stack.callback(envs.close)
         actor.reset()
 

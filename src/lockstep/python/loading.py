@@ -40,7 +40,9 @@ def load_run(
             neither True nor False; one line.
     """
     trust = switch("trust", trust)
-    path, _ = find_run(path_of(run), str(runs_dir), single=False)
+    path, checkpoint = find_run(path_of(run), str(runs_dir), single=False)
+    if checkpoint != "latest":
+        raise ValueError(f"run: {run} is a checkpoint, and load_run takes a run; lockstep.load_policy takes both")
     again = {"env.id": env, "network.custom": network, "ppo.loss": loss}
     given = []
     if any(each is not None for each in again.values()):

@@ -13,6 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.normalizers import ObservationNormalizer, RunningMoments, shard_moments
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import layouts_from_json
+from lockstep.networks.checks import check_initial_std
 from lockstep.policies.cloning import CloneSettings
 from lockstep.policies.recordings import Recording
 from lockstep.runs.checkpoint import NORMALIZERS, POLICY
@@ -50,6 +51,7 @@ def check_recording(config: Config, recording: Recording) -> PolicyNet:
         raise ValueError("network.squash: recorded actions are what came out of the tanh; give another --like")
     facts = recording.facts["environment"]
     net = make_net(config, *layouts_from_json(facts["observation"], facts["action"]))
+    check_initial_std(config, net)
     if net.custom is not None:
         check_trainable(f"network.custom: {config.network.custom}", net.custom, net)
     return net

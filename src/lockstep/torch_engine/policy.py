@@ -66,7 +66,7 @@ _TURNS = _Turns()
 
 @contextlib.contextmanager
 def as_in_training(threads: int) -> Iterator[None]:
-    """Makes PyTorch use ``threads`` threads and default to float32 on the CPU; then restores the caller's settings."""
+    """Makes PyTorch use ``threads`` threads and float32 on the CPU; then restores the caller's settings."""
 
     def switches() -> bool:
         return (torch.get_num_threads(), torch.get_default_dtype()) != (threads, torch.float32)
@@ -79,6 +79,8 @@ def as_in_training(threads: int) -> Iterator[None]:
         if dtype != torch.float32:
             torch.set_default_dtype(torch.float32)
             stack.callback(torch.set_default_dtype, dtype)
+        if torch.is_autocast_enabled("cpu"):
+            stack.enter_context(torch.autocast("cpu", enabled=False))  # a run in bf16 turns its own on
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield
