@@ -208,7 +208,7 @@ class Breaking(gymnasium.Env):
     observation_space = spaces.Box(-1.0, 1.0, (4,))
     action_space = spaces.Discrete(2)
 
-    def __init__(self, broken=True):
+    def __init__(self, broken=True, **_):
         self._broken = broken
 
     def reset(self, *, seed=None, options=None):
