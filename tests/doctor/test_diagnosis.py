@@ -596,3 +596,12 @@ def test_an_optimiser_of_which_each_rank_loads_its_part_is_no_fault(tmp_path):
     assert Story(**before).diagnosis(tmp_path).verdict == "IN SYNC"
     none = Story(loaded=lambda rank: 6 * rank).diagnosis(tmp_path / "none")
     assert (none.verdict, kinds(none, "fault")) == ("NOT IN SYNC", ["moments"])
+
+
+def test_an_optimisers_own_rest_of_what_it_sends_is_a_doubt(tmp_path):
+    """Error feedback: gradients are reduced within the step, so that parameters stay equal."""
+    own: dict[str, Any] = {"gradients": lambda rank, step: step + rank, "moments": lambda rank, step: step + 0.1 * rank}
+    found = Story(**own, wrappers=(), through=()).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found, "doubt")) == ("UNDETERMINED", ["own_state"])
+    reduced = Story(**own | {"gradients": lambda rank, step: step}).diagnosis(tmp_path / "reduced")
+    assert (reduced.verdict, kinds(reduced, "fault")) == ("NOT IN SYNC", ["moments"])

@@ -58,6 +58,10 @@ CAUSES = {
         " checkpoint, an average of the weights), which is no mistake; or ranks parted in the steps since"
     ),
     "parts": "each rank's optimiser updates a part of the parameters, and not all parts come to all ranks after a step",
+    "own_state": (
+        "an optimiser that compresses gradients keeps the rest for its next step (error feedback), which is each rank's"
+        " own and no mistake; or moments of the rank's own gradients, which should be of reduced ones"
+    ),
     "moments": (
         "the optimiser's state came from different places (a checkpoint loaded on one rank only, an optimiser"
         " that was built anew)"
@@ -171,6 +175,7 @@ FIXES = {
     "end": "an --interval by which the last steps are compared, too; if it was meant for all, do it on every rank",
     "blindness": "the script isn't to blame: please report that line, and what the step or forward pass was given",
     "parts": "gather the parts of all ranks after each step, and write them to every parameter of the model",
+    "own_state": "none if that is meant; else reduce gradients before the moments are updated",
     "moments": "load the optimiser's state on every rank from the same file",
     "loaded": "load the optimiser's state on every rank from the same file, or on none",
     "settings": "build it from the same configuration on every rank",

@@ -125,10 +125,17 @@ def _said(rate: float | None) -> str:
 
 
 def parameter_finding(evidence: Evidence) -> Finding | None:
-    """Finds parameters or moments that differ although gradients, start and settings are equal, or weren't seen."""
+    """Finds parameters or moments that differ although gradients, start and settings are equal, or weren't seen.
+
+    An optimiser that compresses what it sends keeps what it hasn't sent, which is each rank's own.
+    """
     changed = "diverged" if evidence.of("gradients") else "gradients_unseen"
     for kind, advice in (("parameters", changed), ("moments", "moments")):
         found = evidence.first_difference(kind, "after")
+        if found is not None and kind == "moments" and evidence.reduced_in_step(found.moment.optimizer):
+            text = "state of an optimiser that reduces gradients itself differs, and parameters stay equal: "
+            text += difference(evidence, found)
+            return Finding("own_state", DOUBT, text, CAUSES["own_state"], FIXES["own_state"], figures(found))
         if found is not None:
             return fault(kind, f"{kind} differ: {difference(evidence, found)}", advice, figures(found))
     return _end_finding(evidence)
