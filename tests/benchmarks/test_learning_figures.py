@@ -105,13 +105,23 @@ def test_another_processor_has_agents_of_its_own_which_are_the_same_by_old_and_n
     assert not set(agents(after).values()) & set(agents(first).values())
 
 
-def test_a_third_processor_has_the_first_ones_agents_again():
-    found = json.loads(FIGURES.with_name("learning-family25-avx2.json").read_text())
-    assert found["facts"]["cpu"] != FOUND["facts"]["cpu"]
-    assert found["facts"]["commit"] != FOUND["facts"]["commit"]
-    first = {run["seed"]: run["params_sha256"] for run in FOUND["runs"] if run["environment"] == "HalfCheetah-v5"}
-    assert {run["seed"]: run["params_sha256"] for run in found["runs"]} == first
-    assert len(set(first.values())) == 3
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2026-11-23", "family25-avx2"),  # a third processor, by the kernels for AVX2
+        (None, "family25-after"),  # the same processor days before, by those for AVX-512
+    ],
+)
+def test_a_cheetahs_agents_are_the_same_by_other_code_and_the_same_kernels(one, other):
+    kept = [FIGURES if which is None else FIGURES.with_name(f"learning-{which}.json") for which in (one, other)]
+    first, second = (json.loads(file.read_text()) for file in kept)
+    assert first["facts"]["commit"] != second["facts"]["commit"]
+    agents, others = (
+        {run["seed"]: run["params_sha256"] for run in found["runs"] if run["environment"] == "HalfCheetah-v5"}
+        for found in (first, second)
+    )
+    assert agents == others
+    assert len(set(agents.values())) == 3
 
 
 def test_two_processors_have_the_same_agents_by_the_same_kernels():
