@@ -53,24 +53,21 @@ class Node:
 
     def answers(self) -> bool:
         """Tells whether its raylet listens; the cluster itself takes many seconds to notice that one doesn't."""
-        try:
-            socket.create_connection((self.address, self.port), ANSWER_SECONDS).close()
-        except OSError:
-            return False
-        return True
+        return self._error() is None
 
     def refuses(self) -> bool:
         """Tells whether nothing listens there any more: the host is up, and its raylet is gone.
 
         A node that doesn't answer may be cut off for a moment, or be a virtual machine that is being moved.
         """
+        return isinstance(self._error(), ConnectionRefusedError)
+
+    def _error(self) -> OSError | None:
         try:
             socket.create_connection((self.address, self.port), ANSWER_SECONDS).close()
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False
-        return False
+        except OSError as error:
+            return error
+        return None
 
 
 def places(resources: Iterable[Mapping[str, float]], needs: Mapping[str, float]) -> int:
