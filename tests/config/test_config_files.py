@@ -227,6 +227,22 @@ def test_the_request_remembers_what_was_given_and_not_the_preset(write):
     assert read_request(["CartPole-v1"]).overrides == {"env": {"id": "CartPole-v1"}}
 
 
+@pytest.mark.parametrize(
+    ("file", "words", "left"),
+    [
+        ("total_iterations: 5", ["--total-steps", "20480"], {"total_steps": "20480"}),
+        ("total_steps: 9000", ["--total-iterations", "5"], {"total_iterations": "5"}),
+        ("ppo: {batch_size: 64}", ["--ppo.num-minibatches", "8"], {"ppo": {"num_minibatches": "8"}}),
+        ("num_envs: 8", ["--num-envs-per-rank", "16"], {"num_envs_per_rank": "16"}),
+    ],
+)
+def test_what_the_command_line_says_in_another_way_is_not_left_of_the_file(write, file, words, left):
+    """Otherwise a resumed run would take the file's, where the run that began had the command line's."""
+    path = write("a.yaml", f"env: CartPole-v1\n{file}")
+    overrides = read_request([path, *words]).overrides
+    assert {key: value for key, value in overrides.items() if key != "env" and value} == left
+
+
 def test_reading_a_file_twice_gives_the_same(write):
     """Layers are merged in place somewhere: neither file nor preset may keep what another request overlaid."""
     path = write("a.yaml", "env: CartPole-v1\nppo: {gamma: 0.5}")

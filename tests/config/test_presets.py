@@ -36,6 +36,13 @@ def test_every_preset_is_a_run_for_1_2_4_and_8_ranks(env_id, world_size):
     assert config.shards == 8
 
 
+@pytest.mark.parametrize("env_id", sorted(PRESETS))
+def test_no_preset_fixes_the_shards_of_environments_of_each_rank(env_id):
+    """16 ranks with environments of their own are 16 shards, or a multiple."""
+    settings = preset_for(env_id) | {"num_envs": None, "num_envs_per_rank": 64}
+    assert resolve(config_of(settings), 16).shards % 16 == 0
+
+
 def test_the_page_on_cleanrl_says_how_presets_differ_from_its_files():
     page = (Path(__file__).parents[2] / "docs" / "coming-from" / "cleanrl.md").read_text()
     row, games = (

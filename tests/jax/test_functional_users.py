@@ -25,6 +25,7 @@ from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.training import Training, devices_of
 from lockstep.jax_engine.envs.default_params import default_params, that_may_be_called
 from lockstep.runs.checkpoint_writer import aside_of
+from lockstep.runs.directory import LOCK
 
 untyped: Any = ljax
 """For what a type checker would refuse as well."""
@@ -62,9 +63,18 @@ def test_a_callers_guard_against_transfers_holds_for_the_callers_code_alone():
 
 def test_training_in_a_traced_function_is_refused():
     with pytest.raises(
-        ValueError, match=r"^train: called in a function that JAX traces \(jit, scan, …\), which has no"
+        ValueError, match=r"^train: called in a function that JAX traces \(jit, vmap, scan, …\), which has no"
     ):
         jax.jit(lambda x: x + train(1)[0].step)(1)
+
+
+def test_training_once_for_each_of_many_seeds_by_vmap_is_refused():
+    """Arrays of no argument aren't traced there: it would train once, and give every seed that agent."""
+    seeds = jnp.arange(2)
+    with pytest.raises(ValueError, match=r"^train: called in a function that JAX traces .* once for each seed"):
+        jax.vmap(lambda _: train(1)[0].step)(seeds)
+    with pytest.raises(ValueError, match=r"^seed: a value that JAX traces \(vmap, jit, scan, …\) and must be a whole"):
+        jax.vmap(lambda seed: train(1, seed=seed)[0].step)(seeds)
 
 
 @pytest.fixture(scope="module")
@@ -503,19 +513,21 @@ def test_checkpoints_are_kept_and_removed_as_asked(tmp_path):
     folder = CheckpointFolder(runner, {"seed": 0})
     for update in range(1, 9):
         folder.save(state, history, update, 10 * update)
+    folder.close()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"step_30", "step_60", "step_70", "step_80"}
     (tmp_path / "step_30" / "notes.txt").write_text("precious")
     (tmp_path / "step_60" / "manifest.json").write_text("{}")
     (tmp_path / "step_90").mkdir()
     overwriting = CheckpointFolder(dataclasses.replace(runner, overwrite=True), {})
-    assert {path.name for path in tmp_path.iterdir()} == names | {"step_90"}
+    assert {path.name for path in tmp_path.iterdir()} == names | {"step_90", LOCK}
     overwriting.save(state, history, 1, 80)
-    assert {path.name for path in tmp_path.iterdir()} == {"step_30", "step_60", "step_80", "step_90"}
+    overwriting.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"step_30", "step_80", "step_90"}
     assert (ljax.load_metadata(tmp_path, step=80) or {})["update"] == 1
-    (tmp_path / "step_60").rename(aside_of(tmp_path / "step_60"))  # as a crash between two renames leaves it
-    CheckpointFolder(dataclasses.replace(runner, resume=True), {})
-    assert (tmp_path / "step_60" / "manifest.json").read_text() == "{}"
+    (tmp_path / "step_80").rename(aside_of(tmp_path / "step_80"))  # as a crash between two renames leaves it
+    CheckpointFolder(dataclasses.replace(runner, resume=True), {}).close()
+    assert (ljax.load_metadata(tmp_path, step=80) or {})["update"] == 1
     ljax.save_checkpoint(tmp_path, {"w": jnp.ones(2)}, step=100)
     other = CheckpointFolder(dataclasses.replace(runner, resume=True), {})
     assert "no checkpoint of a training" in error_of(other.find, state)

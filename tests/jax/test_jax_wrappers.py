@@ -246,6 +246,28 @@ def test_rewards_are_divided_by_the_spread_of_returns_of_the_whole_batch():
     assert any(values[3].any() for values in plain)
 
 
+def test_rewards_in_float64_leave_the_state_as_it_was():
+    """So that a loop in ``lax.scan`` takes them."""
+    with jax.enable_x64(True):
+        env = RewardNormalizationWrapper(VmapWrapper(Paid()))
+        keys = jax.random.split(KEY, 2)
+        _, state = env.reset(keys, None)
+        _, following, *_ = env.step(keys, state, jnp.zeros(2), None)
+    assert jax.tree.map(lambda x: x.dtype, following) == jax.tree.map(lambda x: x.dtype, state)
+
+
+class Paid:
+    """Pays in float64."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self, key, params):
+        return jnp.zeros(1, jnp.float32), jnp.zeros((), jnp.float32)
+
+    def step(self, key, state, action, params):
+        return jnp.zeros(1, jnp.float32), state, jnp.ones((), jnp.float64), jnp.zeros((), bool), {}
+
+
 def test_a_batch_over_two_devices_is_normalised_as_one():
     keys, actions = jax.random.split(KEY, 4), jnp.asarray(ACTIONS[0])
 

@@ -37,6 +37,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path, capsys):
     folder = CheckpointFolder(ljax.RunnerConfig(checkpoint_dir=tmp_path), {"seed": 0})
     for update in (1, 2):
         folder.save(state, PPOMetricsHistory(total_loss=np.ones(update)), update, 10 * update)
+    folder.close()
     resumed = CheckpointFolder(ljax.RunnerConfig(checkpoint_dir=tmp_path, resume=True), {"seed": 0})
     found = resumed.find(state)
     assert (found and found.updates, capsys.readouterr().err) == (2, "")
@@ -61,6 +62,7 @@ def test_a_checkpoint_that_a_newer_version_has_written_is_not_trained_over(tmp_p
     folder = CheckpointFolder(ljax.RunnerConfig(checkpoint_dir=tmp_path), {"seed": 0})
     for update in (1, 2):
         folder.save(state, PPOMetricsHistory(total_loss=np.ones(update)), update, 10 * update)
+    folder.close()
     manifest = tmp_path / "step_20" / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
     resumed = CheckpointFolder(ljax.RunnerConfig(checkpoint_dir=tmp_path, resume=True), {"seed": 0})

@@ -99,6 +99,30 @@ def test_what_a_kill_left_of_a_checkpoint_goes_with_the_next_training_that_may_u
     assert [path.name for path in tmp_path.iterdir()] == [f"step_{2 * STEPS}"]
 
 
+def test_a_damaged_checkpoint_of_a_later_step_takes_no_place_among_the_newest(tmp_path):
+    Walk(runner_of(3, checkpoint_dir=tmp_path)).train()
+    later = tmp_path / f"step_{3 * STEPS}"
+    (later / "kinds.json").write_text("{}")
+    Walk(runner_of(2, checkpoint_dir=tmp_path, resume=True, max_checkpoints=1, checkpoint_interval=STEPS)).train()
+    assert {path.name for path in tmp_path.iterdir()} == {f"step_{2 * STEPS}", later.name}
+    Walk(runner_of(1, checkpoint_dir=tmp_path, overwrite=True)).train()
+    assert [path.name for path in tmp_path.iterdir()] == [f"step_{STEPS}"]
+
+
+def test_a_folder_has_one_training_at_a_time(tmp_path):
+    class Second(Walk):
+        def on_update(self, step, metrics):
+            said.append(error_of(Walk(runner_of(1, checkpoint_dir=tmp_path, resume=True)).train))
+
+    said: list[str] = []
+    Second(runner_of(1, checkpoint_dir=tmp_path)).train()
+    assert said == [
+        f"checkpoint_dir: {tmp_path} is being written by another process; wait for its end, or give each training a "
+        "directory of its own"
+    ]
+    Walk(runner_of(2, checkpoint_dir=tmp_path, resume=True)).train()
+
+
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
@@ -343,6 +367,20 @@ def test_a_network_that_draws_numbers_which_nothing_keys_is_refused():
     assert said.startswith(
         "policy_network draws random numbers of Python's random or of numpy.random when it is called"
     )
+
+
+class DrawnPendulum(Pendulum):
+    """Makes a network of numbers that nobody keys."""
+
+    def policy_network(self, observations, num_outputs, key):
+        layer = eqx.nn.Linear(observations.shape[-1], num_outputs + 1, key=key)
+        return Jittery(eqx.tree_at(lambda x: x.bias, layer, jnp.asarray(np.random.rand(num_outputs + 1), jnp.float32)))
+
+
+def test_a_network_that_is_made_of_numbers_which_nothing_keys_is_refused(monkeypatch):
+    monkeypatch.setattr(Jittery, "__call__", lambda self, x, key=None: (x[:, :1], x[:, 0]))
+    said = error_of(DrawnPendulum(PPO, runner_of()).train)
+    assert said.startswith("policy_network has other numbers (layer.bias) when it is made again under the same key")
 
 
 def test_a_hook_that_gives_no_network_leaves_those_of_the_settings():

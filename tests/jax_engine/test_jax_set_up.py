@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.config.run import Config
+from lockstep.core import machine
 from lockstep.core.topology import Topology
 from lockstep.envs.describe import describe
 from lockstep.jax_engine.session import pool_of
@@ -179,10 +180,10 @@ def test_flags_are_appended_and_the_users_stay(monkeypatch):
 
 def test_processors_that_differ_have_caches_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kept_programs, "cpu_features", lambda: ("avx2",))
+    monkeypatch.setattr(machine, "cpu_features", lambda: ("avx2",))
     narrow = kept_programs.cache_directory()
     assert narrow == kept_programs.cache_directory()
-    monkeypatch.setattr(kept_programs, "cpu_features", lambda: ("avx2", "avx512f"))
+    monkeypatch.setattr(machine, "cpu_features", lambda: ("avx2", "avx512f"))
     assert narrow != kept_programs.cache_directory()
     assert narrow is not None
     assert narrow.parent == tmp_path / "lockstep" / "jax"

@@ -120,6 +120,7 @@ def resumed(rank, directory):
         folder = CheckpointFolder(runner_of(own), {})
         folder.save(state, history, 1, 8)  # the first process writes
         out[name] = error_of(folder.find, state)
+        folder.close()
     out["updates"] = getattr(CheckpointFolder(runner_of(directory / "runner"), {}).find(state), "updates", None)
     if rank:  # each has some now, from two sessions
         shutil.copytree(directory / "runner", directory / "runner_1")

@@ -76,6 +76,15 @@ def test_discrete_actions_have_the_configs_own_defaults(unknown):
     assert request.note.startswith(f"no preset for {env_id}: defaults for discrete actions: num_envs 8, num_steps 128")
 
 
+def test_a_default_that_another_setting_takes_the_place_of_is_not_said(unknown):
+    words = ("--num-envs-per-rank", "4", "--total-iterations", "5", "--ppo.batch-size", "64")
+    request = request_of([unknown(PENDULUM), *words])
+    assert request.note is not None
+    assert not [name for name in ("num_envs", "total_steps", "num_minibatches") if f"{name} " in request.note]
+    assert "ppo.num_epochs 10" in request.note
+    assert (request.config.num_envs, request.config.num_envs_per_rank) == (None, 4)
+
+
 def test_an_old_version_is_named_once_however_many_ranks_make_it(tmp_path):
     run = train(tmp_path, "CartPole-v0", "--nproc", 2, "--total-steps", 256, "--num-steps", 16)
     said = run.ended.stdout + run.ended.stderr

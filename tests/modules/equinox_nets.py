@@ -1,5 +1,6 @@
 """Networks that a user of the JAX engine might bring, good ones and others."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -113,6 +114,41 @@ class Jittery(Tiny):
 
     def __call__(self, observation, *, key):
         return super().__call__(observation + np.random.rand(), key=key)
+
+
+class Features(Tiny):
+    """Is made with numbers of a generator of the host: a parameter, a constant, or in its program."""
+
+    basis: Any
+
+    def __init__(self, observation, outputs, *, key, where="parameter", keyed=False):
+        super().__init__(observation, outputs, key=key)
+        size = (observation.shape[-1],)
+        drawn = jax.random.normal(key, size) if keyed else jnp.asarray(np.random.default_rng().normal(size=size))
+        self.basis = {"parameter": drawn, "constant": (1000 * drawn).astype(jnp.int32), "program": None}[where]
+
+    def __call__(self, observation, *, key):
+        basis = np.random.default_rng().normal() if self.basis is None else self.basis
+        return super().__call__(jnp.cos(observation + basis), key=key)
+
+
+class Activated(Tiny):
+    """Sets a function of its own, which is another object each time."""
+
+    activation: Any
+
+    def __init__(self, observation, outputs, *, key, kind="lambda"):
+        super().__init__(observation, outputs, key=key)
+        slope = {"lambda": 2.0, "partial": 2.0}.get(kind) or jax.random.normal(key, ())
+
+        def itself(x):
+            return slope * x if x.ndim else itself(x)
+
+        plain = itself if kind == "itself" else lambda x, slope=slope: slope * x
+        self.activation = functools.partial(plain, slope=3.0) if kind == "partial" else plain
+
+    def __call__(self, observation, *, key):
+        return super().__call__(self.activation(observation), key=key)
 
 
 class JitteryInTraining(Tiny):

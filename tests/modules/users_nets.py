@@ -244,6 +244,24 @@ class Jittery(Tiny):
         return super().forward(observation + self.draw() if self.training else observation)
 
 
+class Features(Tiny):
+    """Is made with numbers that PyTorch's generator didn't draw: a parameter, a buffer, or an attribute."""
+
+    def __init__(self, observation, outputs, where="buffer", keyed=False):
+        super().__init__(observation, outputs)
+        size = observation.shape[-1]
+        numbers = torch.randn(size) if keyed else torch.as_tensor(np.random.randn(size), dtype=torch.float32)
+        if where == "parameter":
+            self.basis = nn.Parameter(numbers)
+        elif where == "buffer":
+            self.register_buffer("basis", numbers)
+        else:
+            self.basis = numbers
+
+    def forward(self, observation):
+        return super().forward(torch.cos(observation + self.basis))
+
+
 class Spectral(Tiny):
     """Estimates a norm from call to call."""
 

@@ -101,13 +101,15 @@ def test_layers_of_one_shape_differ():
 def test_a_convolution_is_one_orthogonal_matrix_and_a_recurrent_core_has_gain_1():
     shapes = {
         "actor.encoder.image.0.weight": (8, 3, 4, 4),
+        "actor.encoder.core.0.weight": (8, 3, 4, 4),  # of an image by that name
         "actor.core.hidden.weight": (16, 4),
         "actor.0.weight": (4, 4),
     }
     parameters = orthogonal_parameters(0, shapes, {})
     assert {name: array.shape for name, array in parameters.items()} == shapes
-    kernel = parameters["actor.encoder.image.0.weight"].reshape(8, 48)
-    np.testing.assert_allclose(kernel @ kernel.T, 2 * np.eye(8), atol=1e-5)
+    for image in ("image", "core"):
+        kernel = parameters[f"actor.encoder.{image}.0.weight"].reshape(8, 48)
+        np.testing.assert_allclose(kernel @ kernel.T, 2 * np.eye(8), atol=1e-5)
     gains = [np.linalg.norm(parameters[f"actor.{name}.weight"], 2) for name in ("core.hidden", "0")]
     np.testing.assert_allclose(gains, [1.0, np.sqrt(2)], rtol=1e-5)
 

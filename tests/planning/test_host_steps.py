@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from lockstep.config.run import EnvConfig
@@ -60,6 +61,20 @@ def test_a_mask_that_allows_nothing_is_named_and_not_what_the_environment_raises
     config = EnvConfig(id="straying:Straying-v0", action_mask="legal", kwargs={"kind": "mask", "refuses": True})
     with pytest.raises(EnvironmentFailureError, match="gave an action mask that allows nothing in step 3"):
         measure_host_steps(config, describe(config))
+
+
+def test_a_pool_is_timed_as_a_whole_with_its_own_threads(monkeypatch):
+    """EnvPool steps all environments of a shard in one call."""
+    seen = []
+
+    def times(config, description, envs):
+        seen.append((config.workers, envs))
+        return np.full(3, 1e-3 + 1e-6 * envs)
+
+    monkeypatch.setattr(host_steps, "_times", times)
+    found = measure_host_steps(EnvConfig(id="Pong-v5", backend="envpool", workers=2), SimpleNamespace(is_array=False))
+    assert seen == [(2, 1), (2, host_steps.MANY)]
+    assert (found.one, found.each) == (pytest.approx((1e-3,)), pytest.approx(1e-6))
 
 
 @pytest.mark.usefixtures("_clock")

@@ -78,7 +78,8 @@ def test_ranks_of_a_processor_share_its_memory_as_many_as_there_are(monkeypatch)
 def test_a_target_for_another_engine_is_of_the_environment_that_engine_steps(monkeypatch):
     counted = []
 
-    def count(config, *rest):
+    def count(configs, *rest):
+        (config,) = configs.values()
         counted.append((config.engine, config.env.id))
         return Costs(2, (ADDITIONS,), MEMORY, host_steps=config.engine == "torch")
 

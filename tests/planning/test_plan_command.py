@@ -70,6 +70,7 @@ def test_nothing_else_is_left(planned):
         (("--on", "h100:8", "--total-hours", "3"), "--total-hours: unknown option"),
         (("--on", "h100:8", "--nproc", "3"), "nproc: plan starts its own runs"),
         (("--on", "h100:8", "--iters", "0"), "0 is below 1"),
+        (("--on", "h100:8", "--env.backend", "envpool", "--algorithm", "grpo"), "algorithm: grpo needs groups of"),
     ],
 )
 def test_errors_are_one_line(words, said, tmp_path, monkeypatch, capsys):

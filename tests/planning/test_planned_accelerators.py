@@ -68,16 +68,31 @@ def test_gradients_at_the_roofline():
 
 
 def test_memory_of_fewer_devices_is_more_and_may_not_fit():
-    huge = replace(COSTS, memory=MEMORY | {"activations": 30e9})
+    huge = replace(COSTS, memory=MEMORY | {"rollout": 30e9})
     eight, two = (predict(work(n, costs=huge)) for n in (8, 2))
-    assert two.memory["activations"] == 120e9
-    assert two.memory["parameters"] == eight.memory["parameters"]
+    assert two.memory["rollout"] == 120e9
+    assert two.memory["gradients"] == 4 * eight.memory["gradients"]  # each shard has its own
+    for kind in ("parameters", "activations"):  # shards are computed one by one
+        assert two.memory[kind] == eight.memory[kind]
     whole = Outlook("h100:8", "H100", "jax", "", 8, 80e9, (two, eight))
     assert [row["fits"] for row in whole.to_json()["predictions"]] == [False, True]
     assert replace(whole, capacity=0.0).fits(two) is None  # nobody knows
     needed = whole.needed(two)
     for times, said in ((0.998, "yes, 100%"), (1.001, "no, by 1.01x"), (1.04, "no, by 1.04x"), (130, "no, by 130x")):
         assert fits(replace(whole, capacity=80e9 * needed / times), two) == said
+
+
+def test_shards_that_are_computed_together_have_activations_each_and_one_gradient():
+    fast = CONFIG.model_copy(update={"reduction": "fast"})
+    eight, two = (predict(work(n, config=fast)) for n in (8, 2))
+    assert two.memory["activations"] == 4 * eight.memory["activations"]
+    assert two.memory["gradients"] == eight.memory["gradients"]
+
+
+def test_memory_that_was_counted_for_fewer_devices_is_taken_as_it_is():
+    counted = replace(COSTS, fewer={2: MEMORY | {"activations": 7.0}})
+    assert predict(work(2, costs=counted)).memory["activations"] == 7.0
+    assert predict(work(4, costs=counted)).memory["activations"] == MEMORY["activations"]
 
 
 def test_the_most_environments_fill_the_memory_and_no_more():

@@ -235,6 +235,10 @@ def test_a_failed_run_is_a_row_and_the_rest_is_measured(tmp_path):
         (("--name", "a/b"), "command line: name: 'a/b' is not a plain directory name"),
         (("--num-minibatch", "2"), "--num-minibatch: unknown option"),
         (("--device", "cuda", "--backend", "gloo"), "device: cuda, but PyTorch"),
+        (
+            ("--env.backend", "envpool", "--algorithm", "grpo"),
+            "algorithm: grpo needs groups of environments that start",
+        ),
         (("other.yaml",), "'other.yaml': one config file or environment id is enough"),
     ],
 )

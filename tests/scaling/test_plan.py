@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.config.run import Config
 from lockstep.scaling import plan as module
-from lockstep.scaling.plan import Plan, identities_apart, parse_world_sizes
+from lockstep.scaling.plan import Plan, identities_apart, parse_world_sizes, source_digest
 
 
 def plan_of(mode: Any = "weak", world_sizes=(1, 2), config=None, **changes):
@@ -158,3 +158,15 @@ def test_other_code_is_another_measurement(monkeypatch):
     before = plan_of().identity()
     monkeypatch.setattr(module, "source_digest", lambda: "edited")
     assert [key for key, _, _ in identities_apart(before, plan_of().identity())] == ["lockstep's source"]
+
+
+def test_code_in_c_is_our_code_too(monkeypatch, tmp_path):
+    package = tmp_path / "lockstep"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(module.lockstep, "__file__", str(package / "__init__.py"))
+    digests = [source_digest()]
+    for text in ("int a;", "int b;"):
+        (package / "meeting.c").write_text(text)
+        digests.append(source_digest())
+    assert len(set(digests)) == 3

@@ -16,6 +16,7 @@ from lockstep.config.run import RunOptions
 from lockstep.core.process import EXIT_FAILURE, EXIT_INTERRUPTED, report_failure
 from lockstep.core.topology import available_cores
 from lockstep.envs.describe import describe
+from lockstep.envs.registry import check_environment_options
 from lockstep.launch.jax_start import look_with_cpu
 from lockstep.launch.request import described_run, split_target
 from lockstep.runs.curves import MISSING_PLOT, can_plot
@@ -108,6 +109,8 @@ def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
         engine_module(config.engine).check_device(config.device, plan.world_sizes[-1])
     look_with_cpu(config)
     describe(config.env)
+    for world_size in plan.world_sizes:
+        check_environment_options(plan.sized(world_size))
     return plan, options
 
 

@@ -6,7 +6,6 @@ makes no environment; settings that depend on one are added by :mod:`lockstep.la
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import os
@@ -213,8 +212,8 @@ class Request:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The settings that were given explicitly, in the file or on the command line."""
-        return merge(copy.deepcopy(self.file), self.given)
+        """The settings that were given explicitly, in the file or over it on the command line."""
+        return layered(self.file, self.given)
 
     def config_over(self, defaults: Mapping[str, Any]) -> Config:
         """Validates the config again, with ``defaults`` below all other settings."""

@@ -271,7 +271,7 @@ def _found(settings: Mapping[str, Any], key: str) -> Any:
     return _section(settings, key).get(key.rpartition(".")[2])
 
 
-PRESET_NUMBERS = ("num_envs", "num_shards", "env.max_episode_steps", "ppo.value_clip_range")
+PRESET_NUMBERS = ("num_envs", "env.max_episode_steps", "ppo.value_clip_range")
 """Settings that are None by default but a number in some presets, so that a file must write their None."""
 
 

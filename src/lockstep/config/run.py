@@ -89,7 +89,8 @@ class Config(Section):
         default=1,
         ge=1,
         le=MOST_THREADS,
-        description="CPU threads per rank; results depend on it in the last bits; engine torch",
+        description="CPU threads of PyTorch per rank (plain networks on a CPU are computed in NumPy, on one); results "
+        "depend on it in the last bits; engine torch",
     )
     backend: Literal["auto", "gloo", "nccl"] = Field(
         default="auto", description="of the collectives: gloo on CPU, NCCL on GPU; jax chooses by itself"

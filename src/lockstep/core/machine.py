@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import hashlib
 import importlib.util
 import os
 import platform
@@ -93,6 +94,15 @@ def processor() -> str:
 def cpu_features() -> tuple[str, ...]:
     """Returns the processor's features by the kernel's names, sorted; empty if the system doesn't tell them."""
     return tuple(sorted(system_fact(CPUINFO, "flags", "Features").split()))
+
+
+def processor_key(*more: str) -> str:
+    """Returns a name for compiled code that runs on this kind of processor only: architecture and a hash of features.
+
+    ``more`` are other words that the code depends on.
+    """
+    features = " ".join((*cpu_features(), *more))
+    return f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
 
 
 def instruction_set() -> str:

@@ -1,17 +1,28 @@
-"""Makes a rank's environments with the back end that the config names."""
+"""Makes a rank's environments with the back end that the config names, and checks what is asked of that."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from lockstep.config.engines import engine_module
-from lockstep.config.run import EnvConfig
+from lockstep.config.run import Config, EnvConfig
 from lockstep.envs.batched.array_envs import ArrayEnvs
-from lockstep.envs.batched.envpool import EnvPoolEnvs
+from lockstep.envs.batched.envpool import EnvPoolEnvs, check_envpool_options
 from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.in_process import InProcessEnvs
 from lockstep.envs.gymnasium.workers import WorkerEnvs
 from lockstep.envs.host_envs import HostEnvs, WantedEnvs
+from lockstep.envs.tensor import check_tensor_options
+
+
+def check_environment_options(config: Config) -> None:
+    """Checks that the back end of a resolved config can do what the config asks of it.
+
+    Raises:
+        ValueError: it can't; one line.
+    """
+    check_tensor_options(config)
+    check_envpool_options(config)
 
 
 def make_envs(

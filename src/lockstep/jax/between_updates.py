@@ -39,9 +39,14 @@ class Duties:
         self._steps, self._total = config.steps_per_iteration, config.num_iterations
         if runner.plot and not can_plot():
             raise ValueError(MISSING_PLOT.format("plot: the picture"))
-        self._folder = None if runner.checkpoint_dir is None else CheckpointFolder(runner, facts_of(training))
         self._evaluator = None if runner.eval_every is None else Evaluator(training.program, runner.eval_episodes)
+        self._folder = None if runner.checkpoint_dir is None else CheckpointFolder(runner, facts_of(training))
         self.marks = [n for n in range(1, self._total) if self._evaluates(n) or self._saves(n)]
+
+    def close(self) -> None:
+        """Leaves the folder of checkpoints to other trainings; called however the training ends."""
+        if self._folder is not None:
+            self._folder.close()
 
     def _crosses(self, updates: int, interval: int | None) -> bool:
         """Returns whether an update passes a multiple of an interval, in steps."""

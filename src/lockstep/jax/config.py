@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from jax.core import Tracer
+
 from lockstep.config.checks import resolve
 from lockstep.config.keys import check_no_booleans, validate
 from lockstep.config.on_off import switch
@@ -234,6 +236,11 @@ def whole_number(name: str, value: Any, least: int) -> int:
     """
     if str(getattr(value, "dtype", "")).startswith("key<"):
         raise ValueError(f"{name}: a key of jax.random was given and must be a whole number, such as {least}")
+    if isinstance(value, Tracer):
+        raise ValueError(
+            f"{name}: a value that JAX traces (vmap, jit, scan, …) and must be a whole number, such as {least}; call "
+            "it outside, once for each"
+        )
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number % 1 or number < least:
         raise ValueError(f"{name}: {' '.join(repr(value).split())} must be a whole number, at least {least}")

@@ -62,6 +62,11 @@ class RewardTermsWrapper(Wrapper):
                 f"reward_terms: {type(env).__name__} resets by itself, and a term must see the state that a step led "
                 "to; leave AutoResetWrapper out, the engine resets"
             )
+        if not isinstance(terms, Mapping):
+            raise ValueError(
+                f"reward_terms: a {type(terms).__name__}, but a dict is needed, of each term's name and its "
+                "(weight, function)"
+            )
         for name, term in terms.items():
             _check(name, term)
         self._terms = {name: (_plain(weight), function) for name, (weight, function) in terms.items()}

@@ -40,8 +40,8 @@ from lockstep.jax_engine.distributed.mesh import check_divisible, check_one_kind
 from lockstep.jax_engine.distributed.placement import gathered, num_local_devices
 from lockstep.jax_engine.envs.adapter import FunctionalAdapter
 from lockstep.jax_engine.envs.default_params import default_params
-from lockstep.jax_engine.nets.custom import custom_net
-from lockstep.jax_engine.nets.custom_trial import check_function
+from lockstep.jax_engine.nets.custom import CustomNet, custom_net
+from lockstep.jax_engine.nets.custom_trial import check_function, check_made_alike
 from lockstep.jax_engine.nets.encoders import encode_rows
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.program.calls import Pending
@@ -82,12 +82,8 @@ class Training:
         if jax.default_backend() == "gpu":
             apply((NO_SWITCH_SUMS,))  # NCCL reads it when devices meet
         config = run_config(ppo, runner, name, devices, jax.default_backend(), customs.synchronize is not None)
-        if devices > 1 and not prepared:
-            say(
-                "JAX had started before Lockstep could settle threads and rounding: other numbers of devices may "
-                "differ in last bits, and many CPU devices may wait for one another; call lockstep.jax.prepare_jax() "
-                "first"
-            )
+        if not prepared and (devices > 1 or jax.default_backend() == "gpu"):
+            say(UNPREPARED)
         self.runner, self.env = runner, env
         self.env_params = default_params(env) if env_params is None else env_params
         mesh = make_mesh(fsdp, devices, customs.axis_name)
@@ -205,17 +201,20 @@ class Training:
         """Trains from the beginning or from a checkpoint; ``look`` sees every update as it is fetched."""
         check_state(given)
         duties = Duties(self, self.runner)
-        found = duties.found()
-        done = 0 if found is None else found.updates
-        rows: list[Metrics] = [] if found is None else found.rows
-        self.begin(given if found is None else found.state, done)
-        for iteration, call in self.iterations(done, duties.marks):
-            rows.append(metrics_of(iteration, self.config))
-            duties.after(rows, iteration.seconds)
-            if look is not None:
-                look(iteration, call, rows[-1])
-        history = history_of(rows)
-        duties.end(history)
+        try:
+            found = duties.found()
+            done = 0 if found is None else found.updates
+            rows: list[Metrics] = [] if found is None else found.rows
+            self.begin(given if found is None else found.state, done)
+            for iteration, call in self.iterations(done, duties.marks):
+                rows.append(metrics_of(iteration, self.config))
+                duties.after(rows, iteration.seconds)
+                if look is not None:
+                    look(iteration, call, rows[-1])
+            history = history_of(rows)
+            duties.end(history)
+        finally:
+            duties.close()
         return self.state(self.device_runner.before + len(rows)), history
 
     def rounding(self) -> contextlib.AbstractContextManager[Any]:
@@ -238,6 +237,13 @@ def devices_of(runner: RunnerConfig) -> tuple[int, int]:
     return devices, runner.fsdp_devices
 
 
+UNPREPARED = (
+    "JAX had started before Lockstep could settle threads and rounding: other numbers of devices may differ in last "
+    "bits, on a GPU the same training again too, and many CPU devices may wait for one another; call "
+    "lockstep.jax.prepare_jax() first"
+)
+
+
 class _NoNetworkError(Exception):
     """A hook ``policy_network`` returned None: networks are those of the settings."""
 
@@ -257,13 +263,17 @@ def _with_policy(net: PolicyNet, policy: Callable[..., Any] | None, config: Conf
             )
         return module
 
+    def made() -> CustomNet:
+        return custom_net("policy_network", trained, net, keyed_seed(config.seed, "init/custom"))
+
     try:
-        custom = custom_net("policy_network", trained, net, keyed_seed(config.seed, "init/custom"))
+        custom = made()
     except ValueError as error:
         if isinstance(error.__cause__, _NoNetworkError):
             return net
         raise
     check_function("policy_network", custom, net)
+    check_made_alike("policy_network", custom, made(), net)
     return dataclasses.replace(net, custom=custom, core=None, shared=False)
 
 

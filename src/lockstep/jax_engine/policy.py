@@ -13,7 +13,7 @@ from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.state import make_net
-from lockstep.networks.checks import check_shapes
+from lockstep.networks.checks import stored_parameters
 from lockstep.runs.checkpoint import POLICY
 
 
@@ -46,8 +46,7 @@ class PolicyFunction:
         with jax.default_device(self._device):
             self._net = make_net(config, self.observation, self.action, custom_class)
         self.state_size = self._net.state_size if self._net.core else 0
-        parameters = {name: arrays[POLICY + name] for name in self._net.shapes()}
-        check_shapes(parameters, self._net.shapes())
+        parameters = stored_parameters(arrays, POLICY, self._net.shapes())
         self._weights = jax.device_put(parameters, self._device)
         self._compile()
 

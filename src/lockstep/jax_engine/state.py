@@ -18,7 +18,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.jax_engine.distributed.mesh import REPLICATED, SHARDED, Mesh, Pytree, Specs, named_sharding
 from lockstep.jax_engine.distributed.placement import gathered, place
 from lockstep.jax_engine.nets.custom import load_custom
-from lockstep.jax_engine.nets.custom_trial import check_function
+from lockstep.jax_engine.nets.custom_trial import check_function, check_made_alike
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.nets.parameters import Held, ParameterLayout
 from lockstep.jax_engine.shards.normalizers import Moments, empty_moments
@@ -97,6 +97,18 @@ def make_net(
     return replace(net, custom=custom, core=None, shared=False)
 
 
+def check_custom(config: Config, net: PolicyNet) -> None:
+    """Checks that a user's own network, if the config has one, can be trained, and is the same each time it is made.
+
+    Raises:
+        ValueError: it can't, or it isn't; the message is one line.
+    """
+    if net.custom is not None:
+        name, again = f"network.custom: {config.network.custom}", make_net(config, net.observation, net.action)
+        check_function(name, net.custom, net)
+        check_made_alike(name, net.custom, again.custom, net)
+
+
 def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
     """Makes the networks of a config, and checks them.
 
@@ -104,8 +116,7 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
         ValueError: if they or the normalisers don't fit the spaces, or they can't be trained; the message is one line.
     """
     net = make_net(config, description.observation, description.action)
-    if net.custom is not None:
-        check_function(f"network.custom: {config.network.custom}", net.custom, net)
+    check_custom(config, net)
     check_initial_std(config, net)
     check_normalizable(config, net, description.id)
     return net

@@ -9,10 +9,9 @@ from typing import Any
 from lockstep.config.engines import check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.user_code.working_directory import keep_working_directory
-from lockstep.envs.batched.envpool import check_envpool_options
 from lockstep.envs.describe import describe
 from lockstep.envs.description import EnvDescription
-from lockstep.envs.tensor import check_tensor_options
+from lockstep.envs.registry import check_environment_options
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import check_trackers
 from lockstep.training.limits import LEARNING_RATE_LIMITS
@@ -82,8 +81,7 @@ def check_machine(
     if config.device != "cpu" and sees_devices:
         engine.check_device(config.device, ranks_here)
     with keep_working_directory():
-        check_tensor_options(config)
-        check_envpool_options(config)
+        check_environment_options(config)
         own_loss = engine.check_own_loss(config, engine.check_networks(config, describe()))
     same_loss(config.ppo.loss, own_loss, before or {})
 

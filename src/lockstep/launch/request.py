@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.config.command_line import Request, base_settings, parse_arguments, parts_of, read_request
 from lockstep.config.engines import engine_module, is_installed
+from lockstep.config.files import layered
 from lockstep.config.presets import defaults_for, for_grpo, has_preset
 from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import SERVICES
@@ -221,6 +222,7 @@ def defaults_by_spaces(description: EnvDescription, request: Request) -> tuple[d
     if request.config.algorithm == "grpo":
         settings = for_grpo(description.id, settings)
     given: Mapping[str, Any] = flattened(request.overrides)
-    taken = {key: value for key, value in flattened(settings).items() if key not in given}
+    used = flattened(layered(settings, request.overrides))
+    taken = {key: value for key, value in flattened(settings).items() if key in used and key not in given}
     listed = ", ".join(f"{key} {value}" for key, value in taken.items())
     return settings, [f"no preset for {description.id}: defaults for {kind}: {listed}"] if taken else []

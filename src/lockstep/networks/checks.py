@@ -39,18 +39,28 @@ def check_normalizable(config: Config, net: PolicyNet, env_id: str) -> None:
         )
 
 
-def check_shapes(parameters: Mapping[str, np.ndarray], shapes: Shapes) -> None:
-    """Checks that a checkpoint's parameters, by name, have the shapes of the networks that compute with them.
+def stored_parameters(arrays: Mapping[str, np.ndarray], prefix: str, shapes: Shapes) -> dict[str, np.ndarray]:
+    """Returns a checkpoint's parameters, whose names begin with ``prefix``, by the names of the networks' own.
 
     Raises:
-        ValueError: one has another shape; one line.
+        KeyError: one isn't there.
+        ValueError: one has another shape than the networks', or they have none of that name; one line.
     """
+    put_back = "put back the settings, or the class, that it was trained with"
+    found = {name: arrays[prefix + name] for name in shapes}
     for name, shape in shapes.items():
-        if (found := parameters[name].shape) != shape:
+        if (stored := found[name].shape) != shape:
             raise ValueError(
-                f"network: {name} has shape {found} in the checkpoint, but {shape} in the networks that the run's "
-                "config describes; put back the settings, or the class, that it was trained with"
+                f"network: {name} has shape {stored} in the checkpoint, but {shape} in the networks that the run's "
+                f"config describes; {put_back}"
             )
+    for name in arrays:
+        if name.startswith(prefix) and name.removeprefix(prefix) not in shapes:
+            raise ValueError(
+                f"network: {name.removeprefix(prefix)} is in the checkpoint, but the networks that the run's config "
+                f"describes have no such parameter; {put_back}"
+            )
+    return found
 
 
 def check_outputs(

@@ -1,4 +1,4 @@
-"""Detects random numbers that a user's own network draws from global generators, which aren't keyed."""
+"""Detects random numbers of a user's own network that aren't keyed, such as those of global generators."""
 
 from __future__ import annotations
 
@@ -19,4 +19,13 @@ def keyed_by_nothing(name: str, instead: str) -> ValueError:
     return ValueError(
         f"{name} draws random numbers of Python's random or of numpy.random when it is called, which nothing keys, so "
         f"that they would differ between ranks and resumes; those of {instead} are keyed"
+    )
+
+
+def made_otherwise(name: str, what: str, instead: str) -> ValueError:
+    """Returns the error for a module whose ``what`` isn't the same when it is made again under the same key."""
+    return ValueError(
+        f"{name} has other numbers ({what}) when it is made again under the same key, so ranks and resumed runs would "
+        f"compute with others; draw with {instead}, which is keyed, instead of random, numpy.random or memory that "
+        "isn't filled"
     )

@@ -64,7 +64,7 @@ def orthogonal_parameters(
             continue
         network = name.partition(".")[0]
         generator = generators.setdefault(network, keyed_generator(seed, f"init/{network}"))
-        gain = output_gains.get(name, 1.0 if ".core." in name else float(np.sqrt(2.0)))
+        gain = output_gains.get(name, 1.0 if name.split(".")[1:2] == ["core"] else float(np.sqrt(2.0)))
         matrix = (shape[0], int(np.prod(shape[1:], dtype=int)))
         out[name] = orthogonal(generator, matrix, gain).reshape(shape)
     return out

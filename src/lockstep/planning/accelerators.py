@@ -30,7 +30,10 @@ BESIDE_DRAWING = ("collectives", "environments", "rollout")
 """Parts of an iteration during which engine torch's host draws minibatch indices. It also draws during optimiser steps
 that are queued on the device, but not while kernels wait for launches: all of them are launched before it draws."""
 GROWING = ("rollout", "activations")
-"""Kinds of memory that grow with a device's environments."""
+"""Kinds of memory that grow with the environments of a shard."""
+BY_SHARDS = {"exact": ("rollout", "gradients"), "fast": ("rollout", "activations")}
+"""Kinds that grow with a device's shards in engine jax: in ``exact`` it computes them one by one, and each has a
+gradient of its own."""
 CUT = ("parameters", "moments")
 """Kinds of memory that FSDP shards over devices. Gradients are whole until they are scattered."""
 
@@ -113,14 +116,15 @@ class Workload:
 
     def memory(self) -> dict[str, float]:
         """Returns a device's memory in bytes, by kind."""
-        ratio = self.shards / self.costs.shards
+        counted = self.costs.fewer.get(self.devices)
+        if counted is not None:
+            return counted | {"runtime": runtime_bytes(self.target.platform)}
+        ratio, growing = self.shards / self.costs.shards, BY_SHARDS[self.config.reduction]
         cut = self.counted / self.devices if self.config.fsdp else 1.0
         grown = {
-            kind: size * (ratio if kind in GROWING else cut if kind in CUT else 1.0)
+            kind: size * (ratio if kind in growing else cut if kind in CUT else 1.0)
             for kind, size in self.costs.memory.items()
         }
-        if self.config.reduction == "exact":  # each shard has a gradient of its own
-            grown["gradients"] *= ratio
         if self.devices == 1:
             grown.pop("gathered", None)
         return grown | {"runtime": runtime_bytes(self.target.platform)}

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.config.engines import engine_module
@@ -26,14 +27,17 @@ def can_compile(engine: str, platform: str) -> bool:
     return engine_module(engine).can_compile(platform) or beside
 
 
-def count_costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
-    """Returns the costs of an iteration on the first of ``devices`` devices, as counted by the config's engine.
+def count_costs(configs: Mapping[int, Config], platform: str, shape: str | None) -> Costs:
+    """Returns the costs of an iteration on the first of the most devices, as counted by the engine.
+
+    ``configs`` are those of one run, resolved for each number of devices.
 
     Raises:
         ValueError: one line, if the engine can't count this config.
         RunError: its process failed in another way, or took half an hour.
     """
-    question = json.dumps([config.model_dump(mode="json"), platform, shape, devices])
+    config = configs[max(configs)]
+    question = json.dumps([{n: x.model_dump(mode="json") for n, x in configs.items()}, platform, shape])
     words = [sys.executable, "-P", "-c", f"from {__name__} import answer; answer()"]
     surroundings = without_launcher()
     if platform == "tpu" and LIBTPU.is_dir():
@@ -56,12 +60,12 @@ def count_costs(config: Config, platform: str, shape: str | None, devices: int) 
 def answer() -> None:
     """Reads a question from standard input and prints the costs as JSON; runs in the separate process."""
     sys.path.insert(0, str(Path.cwd()))  # as the lockstep command does, for the user's environments
-    fields, platform, shape, devices = json.loads(sys.stdin.read())
-    config = Config.model_validate(fields)
-    engine = engine_module(config.engine)
+    fields, platform, shape = json.loads(sys.stdin.read())
+    configs = {int(devices): Config.model_validate(values) for devices, values in fields.items()}
+    engine = engine_module(configs[max(configs)].engine)
     try:
         engine.start_compiler(platform if shape is not None else "cpu")
-        found = engine.costs(config, platform, shape, devices)
+        found = engine.costs(configs, platform, shape)
     except ValueError as error:
         print(json.dumps(" ".join(str(error).split())))
         sys.exit(REFUSED)

@@ -20,7 +20,7 @@ from lockstep.planning.waiting import expected_max_of_sums
 
 SECONDS, MOST_STEPS, WARM_UP, SEED = 1.0, 4000, 20, 0
 MANY = 64
-"""Number of environments in the second measurement, of environments that are stepped as arrays."""
+"""Number of environments in the second measurement, of environments that are stepped together."""
 WORKER_SECONDS = 60e-6
 """Assumed seconds of a step's exchange with all worker processes together."""
 
@@ -30,9 +30,9 @@ class HostSteps:
     """Times of environment steps measured on this machine, in seconds.
 
     Attributes:
-        one: times of single environments' steps, resets included; for environments that are stepped as arrays, the
-            fixed time of a step of all of them.
-        each: additional time per environment that is stepped as part of arrays; None: they are stepped one by one.
+        one: times of single environments' steps, resets included; for environments that are stepped together (arrays,
+            EnvPool), the fixed time of a step of all of them.
+        each: additional time per environment that is stepped together with others; None: they are stepped one by one.
     """
 
     one: tuple[float, ...]
@@ -60,8 +60,9 @@ class HostSteps:
 
 def measure_host_steps(config: EnvConfig, description: EnvDescription) -> HostSteps:
     """Steps environments with random actions for a second or two and returns the times of their steps."""
-    alone = config.model_copy(update={"workers": 0})
-    if not description.is_array:
+    pool = config.backend == "envpool"  # its workers are threads of one call
+    alone = config if pool else config.model_copy(update={"workers": 0})
+    if not (description.is_array or pool):
         return HostSteps(tuple(_times(alone, description, 1)))
     few, many = (float(np.median(_times(alone, description, n))) for n in (1, MANY))
     each = max(0.0, (many - few) / (MANY - 1))

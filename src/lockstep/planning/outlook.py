@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 
 from lockstep.config.run import Config
@@ -57,7 +57,7 @@ def _outlook_on(target: Target, request: PlanRequest, description: EnvDescriptio
     run = request.run_on(target)
     configs = {size: request.sized(run, size) for size in request.sizes_on(target)}
     most = max(configs)
-    costs = _costs(target, configs[most], most, say)
+    costs = _costs(target, configs, say)
     if target.chip is None:
         predicted = _on_this_machine(target, request, description, configs, costs, say)
     else:
@@ -85,13 +85,14 @@ def _outlook_on(target: Target, request: PlanRequest, description: EnvDescriptio
     )
 
 
-def _costs(target: Target, config: Config, devices: int, say: Say) -> Costs:
+def _costs(target: Target, configs: Mapping[int, Config], say: Say) -> Costs:
     """Counts the costs of each of the most devices; compiles for them if their compiler is installed."""
-    shape = target.shape_of(devices) or target.shape_of(1)
-    if shape is not None and not can_compile(config.engine, target.platform):
+    most = max(configs)
+    shape = target.shape_of(most) or target.shape_of(1)
+    if shape is not None and not can_compile(configs[most].engine, target.platform):
         shape = None
     say(f"{target.text}: counting" if shape is None else f"{target.text}: compiling for {shape}")
-    return count_costs(config, target.platform, shape, devices)
+    return count_costs(configs, target.platform, shape)
 
 
 Predicted = tuple[tuple[Prediction, ...], int | None]

@@ -23,8 +23,9 @@ def amount(value: float, unit: str = "") -> str:
 
 def duration(seconds: float) -> str:
     """Formats seconds: ``850 µs``, ``12.3 ms``, ``4.56 s``, ``2.1 h``."""
+    rounded = float(f"{seconds:.3g}")
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (300.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
-        if seconds < limit:
+        if rounded < limit:
             return f"{seconds * factor:.3g} {unit}"
     return f"{seconds / 3600:.3g} h"
 

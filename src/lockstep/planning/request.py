@@ -9,6 +9,7 @@ from lockstep.config.checks import envs_and_shards, resolve
 from lockstep.config.run import Config
 from lockstep.core.shards import uneven
 from lockstep.envs.batched.twins import with_array_twin
+from lockstep.envs.registry import check_environment_options
 from lockstep.planning.hardware import Target
 from lockstep.scaling.plan import parse_world_sizes
 
@@ -59,7 +60,7 @@ class PlanRequest:
                 raise ValueError(f"world-sizes: {target.text} has {target.devices} devices, less than any of {asked}")
             run = self.run_on(target)
             for size in self.sizes_on(target):
-                self.sized(run, size)
+                check_environment_options(self.sized(run, size))
 
     def run_on(self, target: Target) -> Config:
         """Returns the run's config on a target: with its ``device``, and with engine jax on TPUs."""

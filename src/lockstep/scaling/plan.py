@@ -167,7 +167,7 @@ def parse_world_sizes(text: str) -> tuple[int, ...]:
 def source_digest() -> str:
     """Returns a hash of this package's source, because measurements with other code aren't comparable."""
     root, digest = Path(lockstep.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for kind in ("*.py", "*.c") for path in root.rglob(kind)):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -18,10 +18,9 @@ from lockstep.policies.cloning import CloneSettings
 from lockstep.policies.recordings import Recording
 from lockstep.runs.checkpoint import NORMALIZERS, POLICY
 from lockstep.torch_engine.nets import distributions, nets
-from lockstep.torch_engine.nets.custom_trial import check_trainable
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import FlatParameters
-from lockstep.torch_engine.state import initial_parameters, make_net
+from lockstep.torch_engine.state import check_custom, initial_parameters, make_net
 
 MAX_GRAD_NORM = 1.0
 
@@ -52,8 +51,7 @@ def check_recording(config: Config, recording: Recording) -> PolicyNet:
     facts = recording.facts["environment"]
     net = make_net(config, *layouts_from_json(facts["observation"], facts["action"]))
     check_initial_std(config, net)
-    if net.custom is not None:
-        check_trainable(f"network.custom: {config.network.custom}", net.custom, net)
+    check_custom(config, net)
     return net
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
-from lockstep.networks.checks import check_shapes
+from lockstep.networks.checks import stored_parameters
 from lockstep.networks.spec import PolicyNet
 from lockstep.torch_engine.nets import distributions, nets
 from lockstep.torch_engine.state import POLICY, make_net
@@ -114,8 +114,7 @@ class PolicyFunction:
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
         with as_in_training(self._threads):
             self._net = make_net(config, self.observation, self.action, custom_class)
-            parameters = {name: arrays[POLICY + name] for name in self._net.shapes()}
-            check_shapes(parameters, self._net.shapes())
+            parameters = stored_parameters(arrays, POLICY, self._net.shapes())
             self._weights = nets.expand({name: torch.from_numpy(x) for name, x in parameters.items()}, 1)
         self.state_size = self._net.state_size if self._net.core else 0
 

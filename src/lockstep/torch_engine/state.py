@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from lockstep.networks.spec import net_options
 from lockstep.runs.checkpoint import NORMALIZERS, OPTIMIZER, POLICY, below, check_names_and_shapes
 from lockstep.torch_engine.nets.autograd import AutogradFunctions
 from lockstep.torch_engine.nets.custom import load_custom
-from lockstep.torch_engine.nets.custom_trial import check_trainable
+from lockstep.torch_engine.nets.custom_trial import check_made_alike, check_trainable
 from lockstep.torch_engine.nets.functions import PolicyFunctions
 from lockstep.torch_engine.nets.nets import PolicyNet
 from lockstep.torch_engine.nets.parameters import MOMENTS, FlatParameters, Optimizer, WholeAdam, fused_adam
@@ -91,6 +92,18 @@ def make_net(
     return replace(net, custom=custom, core=None, shared=False)
 
 
+def check_custom(config: Config, net: PolicyNet) -> None:
+    """Checks that a user's own network, if the config has one, can be trained, and is the same each time it is made.
+
+    Raises:
+        ValueError: it can't, or it isn't; the message is one line.
+    """
+    if net.custom is not None:
+        name, again = f"network.custom: {config.network.custom}", make_net(config, net.observation, net.action)
+        check_trainable(name, net.custom, net)
+        check_made_alike(name, net.custom, again.custom, net)
+
+
 def optimizer_options(config: Config) -> dict[str, Any]:
     """Returns Adam's settings without the learning rate, by PyTorch's names."""
     return {"betas": config.ppo.adam_betas, "eps": config.ppo.adam_eps}
@@ -104,18 +117,32 @@ def check_networks(config: Config, description: EnvDescription) -> PolicyNet:
             message is one line.
     """
     net = make_net(config, description.observation, description.action)
-    if net.custom is not None:
-        check_trainable(f"network.custom: {config.network.custom}", net.custom, net)
+    check_custom(config, net)
     check_initial_std(config, net)
     check_normalizable(config, net, description.id)
     if config.cuda_graphs is True:
         accelerator.check_accelerator(config.device, 1, graphs=True)
-    compilers = (os.environ.get("CXX", "g++"), "clang++")
-    if config.compile and config.device == "cpu" and not any(shutil.which(name) for name in compilers):
-        raise ValueError(
-            "compile: needs a C++ compiler and there is none (CXX, g++, clang++); install one or leave it out"
-        )
+    if config.compile:
+        _check_compiler(config.device)
     return net
+
+
+def _check_compiler(device: str) -> None:
+    """Checks that the compiler which ``torch.compile`` calls for a device is installed.
+
+    Raises:
+        ValueError: it isn't; one line.
+    """
+    if device == "cpu":
+        variable, names, kind = "CXX", ("clang++" if sys.platform == "darwin" else "g++",), "C++"
+    else:
+        variable, names, kind = "CC", ("gcc", "clang"), "C"
+    names = (os.environ[variable],) if variable in os.environ else names
+    if not any(shutil.which(name) for name in names):
+        raise ValueError(
+            f"compile: needs a {kind} compiler, and PyTorch looks for {' or '.join(names)}, which isn't here; install "
+            f"one, name another in the environment variable {variable} (one word), or leave compile out"
+        )
 
 
 def init_state(config: Config, description: EnvDescription, plan: ShardPlan, device: torch.device) -> TrainState:

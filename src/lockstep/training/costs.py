@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 FLOAT = 4
@@ -103,6 +103,7 @@ class Costs:
     Attributes:
         memory: bytes that the device holds, by kind: ``parameters``, ``moments``, ``gradients``, ``rollout``,
             ``activations``; with FSDP also ``gathered``, the whole parameters that are computed with.
+        fewer: the same on fewer devices, by their number, where the engine counted it.
         collectives: those of a compiled program; empty if none was compiled for this number of devices.
         host_steps: whether environments are stepped on the host.
         source: where the numbers come from, in words.
@@ -112,6 +113,7 @@ class Costs:
     shards: int
     parts: tuple[Part, ...]
     memory: dict[str, float]
+    fewer: dict[int, dict[str, float]] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     host_steps: bool = False
     source: str = "shapes"
@@ -130,7 +132,9 @@ class Costs:
         """Reads what :meth:`to_json` returned."""
         parts = tuple(Part(**p | {"kernels": tuple(Kernel(*k) for k in p["kernels"])}) for p in value["parts"])
         collectives = tuple(Collective(*c) for c in value["collectives"])
-        return cls(**value | {"parts": parts, "collectives": collectives, "notes": tuple(value["notes"])})
+        fewer = {int(devices): memory for devices, memory in value["fewer"].items()}
+        notes = tuple(value["notes"])
+        return cls(**value | {"parts": parts, "fewer": fewer, "collectives": collectives, "notes": notes})
 
 
 def merged(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:

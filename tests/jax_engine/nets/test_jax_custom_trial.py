@@ -27,6 +27,9 @@ def checked(name, kwargs):
 REFUSED = [
     ("Jittery", {}, HOSTS),
     ("JitteryInTraining", {}, HOSTS),
+    ("Features", {}, " has other numbers (basis) when it is made again under the same key, so ranks and resumed runs"),
+    ("Features", {"where": "constant"}, " has other numbers (basis) when it is made again under the same key"),
+    ("Features", {"where": "program"}, " has other numbers (in what it computes) when it is made again under"),
     ("Untrainable", {}, ": in training: AttributeError: "),
     (
         "Squeezed",
@@ -44,6 +47,27 @@ def test_what_cannot_be_trained_as_it_is_written_is_refused(name, kwargs, said):
         checked(name, kwargs)
     assert str(caught.value).startswith(f"network.custom: equinox_nets:{name}{said}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["parameter", "constant"])
+def test_what_a_constructor_draws_with_its_key_is_keyed(where):
+    assert checked("Features", {"where": where, "keyed": True}).custom is not None
+
+
+@pytest.mark.parametrize(("kind", "alike"), [("lambda", True), ("partial", True), ("drawn", False), ("itself", False)])
+def test_modules_that_set_the_same_function_anew_are_alike(kind, alike):
+    """As seeds of one program must be, which differ in their parameters alone."""
+    one, two = (
+        make_net(
+            config_of("Activated", {"kind": kind}).model_copy(update={"seed": seed}), CASE.observation, CASE.action
+        )
+        for seed in (0, 1)
+    )
+    assert (
+        one.custom.initial_parameters()["actor.weight"].tobytes()
+        != two.custom.initial_parameters()["actor.weight"].tobytes()
+    )
+    assert one.custom.alike(two.custom) == alike
 
 
 def test_what_fails_in_training_is_refused_by_its_place():

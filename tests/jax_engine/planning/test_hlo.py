@@ -87,6 +87,20 @@ def test_collectives_are_counted_with_the_bytes_of_their_results():
     assert collectives_of(ran()) == (Collective("all-gather", "gradients", 20.0, 4 * 64),)
 
 
+@pytest.mark.parametrize(
+    ("begun", "shape", "received"),
+    [
+        ("all-gather-start", "(f32[1,16]{1,0}, f32[4,16]{1,0})", 4 * 64),  # operand and result
+        ("all-reduce-start", "(f32[1,16]{1,0}, f32[8]{0})", 4 * 24),  # two results
+        ("all-reduce-start", "f32[1,16]{1,0}", 4 * 16),
+    ],
+)
+def test_what_a_collective_that_is_waited_for_later_receives_are_its_results(begun, shape, received):
+    text = PROGRAM.replace("f32[4,16]{1,0} all-gather(", f"{shape} {begun}(")
+    (found,) = collectives_of(ran(text))
+    assert (found.kind, found.bytes) == (begun.removesuffix("-start"), received)
+
+
 def test_memory_on_the_chip_is_not_the_devices():
     on_chip = PROGRAM.replace("%row = f32[1,8]{1,0} fusion", "%row = f32[1,8]{1,0:T(1,128)S(1)} fusion")
     (product,) = [x for x in ran(on_chip) if x.kernel.kind == "matmul"]

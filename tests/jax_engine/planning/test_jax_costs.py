@@ -24,7 +24,7 @@ PARAMETERS = ACTOR + CRITIC + 2 * (32 + 16) + 3
 def costs():
     """Of the first of two devices, 4 shards of 2 environments, which the program steps itself."""
     config = resolve(Config.model_validate(VALUES | {"env": "lockstep/CartPole-v1"}), 2)
-    return count_costs(config, "cpu", None, 2)
+    return count_costs({2: config}, "cpu", None)
 
 
 def products(found, name):
@@ -56,9 +56,9 @@ def test_the_cpus_program_in_the_place_of_another_computes_what_that_would(reduc
     many = {"env": "lockstep/CartPole-v1", "num_envs": 1024, "num_shards": 2, "reduction": reduction}
     config = resolve(Config.model_validate(VALUES | many), 1)
     whole = 3 * 1024 * 8 * (6 * (ACTOR + CRITIC) - 2 * 2 * 4 * 32)
-    assert products(count_costs(config, "cuda", None, 1), "gradients") == pytest.approx(whole, rel=0.1)
+    assert products(count_costs({1: config}, "cuda", None), "gradients") == pytest.approx(whole, rel=0.1)
     if reduction == "exact":
-        assert products(count_costs(config, "cpu", None, 1), "gradients") < whole / 2
+        assert products(count_costs({1: config}, "cpu", None), "gradients") < whole / 2
 
 
 def test_memory_begins_with_parameters_and_moments(costs):
@@ -80,7 +80,7 @@ def test_what_an_engine_refuses_is_said_in_one_line():
     config = resolve(Config.model_validate(VALUES | {"normalize": {"observations": True}}), 1)
     images = config.model_copy(update={"env": config.env.model_copy(update={"id": "lockstep/GridWorldPixels-v0"})})
     with pytest.raises(ValueError, match=r"^normalize.observations: lockstep/GridWorldPixels-v0 observes no numbers"):
-        count_costs(images, "cpu", None, 1)
+        count_costs({1: images}, "cpu", None)
 
 
 def test_what_a_compiler_says_of_too_large_programs_is_read():
@@ -100,7 +100,7 @@ def test_a_tpus_program_has_the_collectives_of_the_rules():
         pytest.skip("make test-all installs libtpu, XLA's compiler for TPUs")
     assert can_compile("jax", "tpu")
     config = resolve(Config.model_validate(VALUES | {"env": "lockstep/CartPole-v1", "device": "tpu"}), 8)
-    found = count_costs(config, "tpu", "v5e:2x4", 8)
+    found = count_costs({8: config}, "tpu", "v5e:2x4")
     assert found.source == "compiled for 8 x TPU v5 lite"
     steps = [x for x in found.collectives if x.count == 6.0]
     assert [(x.kind, x.bytes) for x in steps] == [("all-gather", 8 * 4 * (PARAMETERS + 5))]
@@ -108,7 +108,7 @@ def test_a_tpus_program_has_the_collectives_of_the_rules():
 
 def test_heads_are_float32_where_the_rest_is_bfloat16():
     config = resolve(Config.model_validate(VALUES | {"env": "lockstep/CartPole-v1", "precision": "bf16"}), 1)
-    found, samples = count_costs(config, "cpu", None, 1), 16 * 8
+    found, samples = count_costs({1: config}, "cpu", None), 16 * 8
     assert products(found, "rollout") == pytest.approx(2 * 16 * 2 * samples, rel=0.05)
     # the gradient by what goes into the value's only column is no product
     assert products(found, "gradients") == pytest.approx(3 * samples * (6 * 16 * 2 + 4 * 16), rel=0.15)

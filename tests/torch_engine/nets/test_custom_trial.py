@@ -25,6 +25,9 @@ HOSTS = "draws random numbers of Python's random or of numpy.random when it is c
         ("AlwaysDropping", {}, "draws random numbers outside of training too, where none are keyed"),
         ("Jittery", {}, HOSTS),
         ("Jittery", {"library": "random"}, HOSTS),
+        ("Features", {"where": "parameter"}, "has other numbers (basis) when it is made again under the same key"),
+        ("Features", {"where": "buffer"}, "has other numbers (basis) when it is made again under the same key"),
+        ("Features", {"where": "attribute"}, "has other numbers (in what it computes) when it is made again under"),
         ("Spectral", {}, "changes its buffer body.0.parametrizations.weight.0._u when it is called"),
         ("Counting", {}, "changes its buffer calls when it is called"),
         ("Counting", {"buffer": False}, "gave other numbers when it was called again with the same observations"),
@@ -44,6 +47,21 @@ def test_what_draws_unkeyed_numbers_or_keeps_some_is_refused(name, kwargs, said)
         checked(name, **kwargs)
     assert str(caught.value).startswith(f"network.custom: users_nets:{name} {said}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["parameter", "buffer", "attribute"])
+def test_what_a_constructor_draws_from_torchs_generator_is_keyed(where):
+    assert checked("Features", where=where, keyed=True).custom is not None
+
+
+def test_making_a_network_draws_nothing_from_the_callers_generators(monkeypatch):
+    def refuse(seed):
+        raise AssertionError("generators of devices aren't restored")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refuse)
+    before = torch.get_rng_state()
+    checked("Features", keyed=True)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_what_fails_in_training_alone_is_refused_by_its_place():

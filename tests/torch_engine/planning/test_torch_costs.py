@@ -18,9 +18,10 @@ CRITIC = 4 * 32 + 32 * 16 + 16 * 1
 PARAMETERS = ACTOR + CRITIC + 2 * (32 + 16) + 3
 
 
-def costs_of(devices=1, platform="cuda", **changes: Any):
+def costs_of(devices=1, platform="cuda", fewer: tuple[int, ...] = (), **changes: Any):
     values = VALUES | {"ppo": PPO, "device": platform} | changes
-    return costs(resolve(Config.model_validate(values), devices), platform, None, devices)
+    run = Config.model_validate(values)
+    return costs({n: resolve(run, n) for n in (*fewer, devices)}, platform, None)
 
 
 def products(found, name):
@@ -65,6 +66,13 @@ IMAGES: dict[str, Any] = {
     "env": "lockstep/GridWorldPixels-v0",
     "network": {"image": {"kind": "simple"}, "hidden_sizes": [8]},
 }
+
+
+@pytest.mark.parametrize("changes", [{}, IMAGES, {"reduction": "fast", "fsdp": True}])
+def test_memory_of_fewer_devices_is_that_of_a_plan_for_so_many(changes):
+    found = costs_of(8, fewer=(1, 2), **changes)
+    assert found.fewer == {n: costs_of(n, **changes).memory for n in (1, 2)}
+    assert Costs.of_json(json.loads(json.dumps(found.to_json()))) == found
 
 
 def test_gradients_of_images_are_taken_shard_by_shard_on_a_gpu():

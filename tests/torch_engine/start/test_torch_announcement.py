@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from small_runs import alone, described_picture, plan_of, small_config, small_state
+from small_runs import alone, described, described_picture, plan_of, small_config, small_state
 
 from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.start import announcement
@@ -50,3 +50,22 @@ def test_images_one_shard_at_a_time_are_told_of_where_several_would_fit(monkeypa
     assert notes_of_images(together=2) == []
     monkeypatch.setattr(choose_mode, "IMAGES_TOGETHER", 1)  # a call of one shard is large enough
     assert notes_of_images(together=1) == []
+
+
+@pytest.mark.parametrize(("threads", "network", "told"), [(1, {}, False), (4, {}, True), (4, {"shared": True}, False)])
+def test_threads_that_plain_networks_do_not_have_are_told_of(threads, network, told):
+    config = small_config(threads=threads, network=network)
+    session = SimpleNamespace(
+        config=config,
+        communicator=alone(config),
+        plan=plan_of(config),
+        state=small_state(config, described()),
+        mode="batched",
+        together=1,
+        topology=SimpleNamespace(on_one_host=True),
+    )
+    notes = announcement._own_notes(session)  # pyright: ignore[reportArgumentType]
+    said = (
+        "threads: 4, but these networks are computed in NumPy, on one; with --threads 1 as many cores hold more ranks"
+    )
+    assert notes == ([said] if told else [])

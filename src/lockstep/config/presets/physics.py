@@ -26,7 +26,6 @@ _WALKING: dict[str, Any] = {
     "engine": "jax",
     "total_steps": 60_000_000,
     "num_envs": 2048,
-    "num_shards": 8,
     "num_steps": 30,
     "env": {"reward_scale": 10.0},
     "normalize": {"observations": True},

@@ -24,7 +24,8 @@ from lockstep.runs.checkpoint import (
     written_by_newer,
 )
 from lockstep.runs.checkpoint_writer import left_aside
-from lockstep.runs.directory import is_writer
+from lockstep.runs.directory import LOCK, is_writer
+from lockstep.runs.lock import RunLock, holder_of
 from lockstep.runs.pruning import remove_checkpoint, sweep
 
 
@@ -39,7 +40,8 @@ class Found(NamedTuple):
 class CheckpointFolder:
     """Manages a runner's ``checkpoint_dir``.
 
-    With ``overwrite`` the checkpoints that it holds are removed when the first new one is saved, not before.
+    It is locked until :meth:`close`, so that no other training writes it. With ``overwrite`` the checkpoints that it
+    holds are removed when the first new one is saved, not before.
 
     Args:
         runner: the runner's settings.
@@ -47,7 +49,7 @@ class CheckpointFolder:
 
     Raises:
         ValueError: it holds checkpoints, and neither ``resume`` nor ``overwrite`` was asked for; one line.
-        CheckpointError: what a crash has left aside can't be restored; one line.
+        CheckpointError: another training writes it, or what a crash has left aside can't be restored; one line.
     """
 
     def __init__(self, runner: RunnerConfig, facts: dict[str, Any]) -> None:
@@ -55,10 +57,22 @@ class CheckpointFolder:
         self._runner, self._facts, self.path = runner, facts, Path(runner.checkpoint_dir)
         self._last = 0
         self._replaced: list[Path] = []
-        problem = None
+        self._lock: RunLock | None = None
         try:
-            for final in left_aside(self.path) if is_writer(this_process()) else ():
-                recover(final)
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        runner, problem = self._runner, None
+        try:
+            if is_writer(this_process()):
+                self._take()
+                for final in left_aside(self.path):
+                    recover(final)
+        except CheckpointError as error:
+            problem = str(error)
         except OSError as error:
             problem = f"{self.path}: what a crash has left aside can't be put back: {error.strerror or error}"
         if problem := next(filter(None, gather_json(problem)), None):  # no process looks into the folder before
@@ -74,6 +88,27 @@ class CheckpointFolder:
             )
         if is_writer(this_process()):
             sweep(self.path)
+
+    def _take(self) -> None:
+        """Locks the folder, as far as its file system has locks and lets us write."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = RunLock(self.path / LOCK)
+            taken = lock.acquire()
+        except OSError:  # if it can't be written, the first checkpoint's error says so
+            return
+        if not taken:
+            raise CheckpointError(
+                f"checkpoint_dir: {self.path} is being written by {holder_of(self.path / LOCK)}; wait for its end, or "
+                "give each training a directory of its own"
+            )
+        self._lock = lock
+
+    def close(self) -> None:
+        """Leaves the folder to other trainings."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def find(self, template: PPOTrainState) -> Found | None:
         """Loads the newest checkpoint, if ``resume`` was asked for and there is one; a collective.
@@ -145,13 +180,15 @@ class CheckpointFolder:
         life.progressed()
         if is_writer(this_process()):
             for path in self._replaced:
-                if path != saved:
-                    _remove(path)
-            self._prune()
+                if path != saved and (path / MANIFEST).is_file() and not others_in(path):  # damaged ones too
+                    remove_checkpoint(path)
+            self._prune(timesteps)
         self._replaced = []
 
-    def _prune(self) -> None:
-        for path in checkpoints_in(self.path)[self._runner.max_checkpoints :]:
+    def _prune(self, newest: int) -> None:
+        """Removes the oldest checkpoints; those after the ``newest`` are damaged, or they would have been resumed."""
+        held = [path for path in checkpoints_in(self.path) if (step_of(path) or 0) <= newest]
+        for path in held[self._runner.max_checkpoints :]:
             try:
                 said = load_metadata(path) or {}
             except CheckpointError:

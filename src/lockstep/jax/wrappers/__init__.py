@@ -1,7 +1,8 @@
 """Wraps functional environments for your own training loops; the engine needs no wrappers.
 
 Each takes an environment (:class:`~lockstep.jax_engine.envs.functional.Environment`, gymnax's own, or another wrapper),
-accepts steps of either form, and returns five values, with ``terminated`` and ``truncated`` in ``info``. They compose::
+accepts steps of either form, and returns five values, with ``terminated`` and ``truncated`` in ``info``. Inside a
+wrapper gymnax's own environments don't reset by themselves; :class:`AutoResetWrapper` does that. They compose::
 
     env, params = make("CartPole-v1")
     env = EpisodeStatisticsWrapper(AutoResetWrapper(env))

@@ -184,7 +184,7 @@ class RewardNormalizationWrapper(_BatchWrapper):
     def step(self, key: Array, state: Tree, action: Array, params: Any = None) -> tuple[Any, ...]:
         """See :meth:`Wrapper.step`; ``key`` are ``n`` keys."""
         result = self._inner(key, state["env"], action, params)
-        returns = state["returns"] * self._gamma + result.reward
+        returns = state["returns"] * self._gamma + jnp.asarray(result.reward, jnp.float32)
         moments = state["moments"].merged(returns, self._axis_name)
         reward = jnp.clip(result.reward / jnp.sqrt(moments.variance + EPSILON), -self._clip, self._clip)
         returns = jnp.where(result.done, 0.0, returns)

@@ -37,7 +37,7 @@ class FunctionalAdapter:
     Args:
         env: an :class:`Environment`, or one of gymnax.
         params: its parameters; None: its ``default_params``.
-        max_episode_steps: time limit; None: the environment's own.
+        max_episode_steps: time limit; None: the environment's own, or that of ``params`` if it is less.
         name: id of the environment in errors; None: its class's name.
 
     Attributes:
@@ -63,7 +63,8 @@ class FunctionalAdapter:
         if max_episode_steps is not None and hasattr(self._params, LIMIT):
             self._params = with_limit(self._params, max_episode_steps, name)
         own = _whole(f"{where}: max_episode_steps", getattr(self._env, "max_episode_steps", None))
-        self.max_episode_steps: int | None = max_episode_steps or own or _limit_among(self._params)
+        limits = [x for x in (own, _limit_among(self._params)) if x]
+        self.max_episode_steps: int | None = max_episode_steps or min(limits, default=None)
         self._autoreset = resets_itself(self._env)
         self._draws = gets_keys(self._env)
         self.observation_space, self.action_space, self._keys, shapes = check_functions(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import equinox as eqx
@@ -47,6 +49,34 @@ def _name(path: tuple[Any, ...]) -> str:
     return ".".join(str(getattr(key, "name", getattr(key, "idx", getattr(key, "key", key)))) for key in path)
 
 
+def host_array(x: Any) -> np.ndarray:
+    """Copies an array to the host; of random keys, their bits."""
+    keys = eqx.is_array(x) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if keys else x)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Returns whether two parts of modules are the same: arrays by content, functions by their code and what it sees.
+
+    A constructor that sets a lambda makes another function each time.
+    """
+    if eqx.is_array(a) and eqx.is_array(b):
+        return bool(np.array_equal(host_array(a), host_array(b)))
+    if isinstance(a, partial) and isinstance(b, partial):
+        return _same(a.func, b.func) and _all_same(a.args, b.args) and _all_same(a.keywords, b.keywords)
+    if isinstance(a, FunctionType) and isinstance(b, FunctionType):
+        seen = [
+            (x.__defaults__, x.__kwdefaults__, [cell.cell_contents for cell in x.__closure__ or ()]) for x in (a, b)
+        ]
+        return a.__code__ == b.__code__ and a.__globals__ is b.__globals__ and _all_same(*seen)
+    return bool(a == b)
+
+
+def _all_same(a: Any, b: Any) -> bool:
+    (mine, my_tree), (theirs, their_tree) = jax.tree.flatten(a), jax.tree.flatten(b)
+    return my_tree == their_tree and all(_same(x, y) for x, y in zip(mine, theirs, strict=True))
+
+
 class CustomNet:
     """Calls a user's module as a function of its parameters by name, which are its floating-point arrays.
 
@@ -75,20 +105,22 @@ class CustomNet:
         """Returns the shape of every parameter by name."""
         return {name: x.shape for name, x in self._initial.items()}
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns copies of all arrays that the module was made with: parameters, and constants by their paths."""
+        paths = jax.tree_util.tree_flatten_with_path(self._rest)[0]
+        return self._initial | {_name(path): host_array(x) for path, x in paths if eqx.is_array_like(x)}
+
     def alike(self, other: CustomNet | None) -> bool:
         """Returns whether two modules differ at most in the values of their parameters."""
         if other is None:
             return False
         (mine, my_tree), (theirs, their_tree) = jax.tree.flatten(self._rest), jax.tree.flatten(other._rest)
-
-        def same(a: Any, b: Any) -> bool:
-            return bool(np.array_equal(a, b)) if eqx.is_array(a) and eqx.is_array(b) else bool(a == b)
-
-        return (
-            self.shapes() == other.shapes()
-            and my_tree == their_tree
-            and all(same(a, b) for a, b in zip(mine, theirs, strict=True))
-        )
+        if self.shapes() != other.shapes() or my_tree != their_tree:
+            return False
+        try:
+            return all(_same(a, b) for a, b in zip(mine, theirs, strict=True))
+        except (RecursionError, ValueError):  # a function that sees itself, or something that isn't set
+            return False
 
     def __eq__(self, other: object) -> bool:
         """Compares what modules compute, so that train states of equal networks are one kind of pytree."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
 from jax import numpy as jnp
 
 from lockstep.core.user_code.errors import one_line, users_line
-from lockstep.jax_engine.nets.custom import CustomNet
+from lockstep.jax_engine.nets.custom import CustomNet, host_array
 from lockstep.jax_engine.shards.keys import seed_key
 from lockstep.networks.checks import check_outputs, other_type
-from lockstep.networks.draws import host_generators, keyed_by_nothing
+from lockstep.networks.draws import host_generators, keyed_by_nothing, made_otherwise
 
 
 def check_function(name: str, custom: CustomNet, net: Any) -> None:
@@ -40,6 +41,29 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
     _check_single_row(name, custom, net)
     if custom.drew or host_generators() != before:
         raise keyed_by_nothing(name, "jax.random, of the key that it is called with,")
+
+
+def check_made_alike(name: str, custom: CustomNet, again: CustomNet, net: Any) -> None:
+    """Compares a user's module with one that was made ``again`` under the same key, and the programs they trace to.
+
+    Raises:
+        ValueError: arrays of the modules or constants of the programs differ; one line that begins with ``name``.
+    """
+    for key, x in custom.arrays().items():
+        other = again.arrays().get(key)
+        if other is None or x.dtype != other.dtype or x.tobytes() != other.tobytes():
+            raise made_otherwise(name, key, "jax.random and the key that it is given")
+    if _traced(custom, net) != _traced(again, net):
+        raise made_otherwise(name, "in what it computes", "jax.random and the key that it is given")
+
+
+def _traced(custom: CustomNet, net: Any) -> tuple[str, list[bytes]]:
+    """Traces what a module computes outside of training; returns the program without addresses, and its constants."""
+    rows = jnp.asarray(net.observation.zeros(2))
+    traced = jax.make_jaxpr(lambda parameters, x: custom(parameters, net.observation, x))(
+        custom.initial_parameters(), rows
+    )
+    return re.sub(r"0x[0-9a-f]+", "", str(traced)), [host_array(x).tobytes() for x in traced.consts]
 
 
 def _check_single_row(name: str, custom: CustomNet, net: Any) -> None:

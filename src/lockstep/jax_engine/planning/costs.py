@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -55,20 +56,21 @@ def start_compiler(platform: str) -> None:
     settle_numbers(platform)
 
 
-def costs(config: Config, platform: str, shape: str | None, devices: int) -> Costs:
-    """Compiles an iteration for ``devices`` devices, and reads what the first of them computes, moves and holds.
+def costs(configs: Mapping[int, Config], platform: str, shape: str | None) -> Costs:
+    """Compiles an iteration for the most devices, and reads what the first of them computes, moves and holds.
 
     Args:
-        config: resolved for that many devices.
+        configs: of one run, resolved for each number of devices; only the most devices' is compiled.
         platform: ``cpu``, ``cuda`` or ``tpu``.
         shape: topology of the devices, as their compiler names it. None: a program for this machine's CPU stands in for
-            the ``platform``'s; it is compiled for one device with as many shards as the first of ``devices`` owns.
-        devices: number of devices in the mesh.
+            the ``platform``'s; it is compiled for one device with as many shards as the first of all devices owns.
 
     Raises:
         ValueError: if the networks don't fit the environment, or there is no such compiler; the message is one line.
     """
-    description, given = describe(config.env), config
+    devices = max(configs)
+    config = configs[devices]
+    description = describe(config.env)
     if shape is None:
         config = _alone_config(config, devices)
         mesh, kind = mesh_of(jax.devices("cpu")[:1]), "the program of this machine's CPU"
@@ -85,14 +87,22 @@ def costs(config: Config, platform: str, shape: str | None, devices: int) -> Cos
         used = needed_bytes(str(error), 3 * FLOAT * program.layout.size)
         if used is None or shape is None:
             raise
-        return _too_large(costs(given, platform, None, devices), used, kind)
+        return _too_large(costs(configs, platform, None), used, kind)
     ran = [list(Reader(x.as_text(), program.blocks.shards, config.precision == "bf16").run()) for x in compiled]
     if len(ran) > 1:  # the policy's own program, called at every step
         ran[1] = [x._replace(part="rollout", kernel=_times(x.kernel, config.num_steps)) for x in ran[1]]
     parts = _parts([x for one in ran for x in one], "count" if program.blocks.exact else "size")
     collectives = collectives_of([x for one in ran for x in one]) if mesh.size > 1 else ()
     memory = _memory(program, [x.memory_analysis() for x in compiled])
-    return Costs(program.blocks.shards, parts, memory, collectives, program.env is None, kind)
+    if config.fsdp and mesh.size < devices:
+        memory = _cut(memory, devices)
+    return Costs(program.blocks.shards, parts, memory, {}, collectives, program.env is None, kind)
+
+
+def _cut(memory: dict[str, float], devices: int) -> dict[str, float]:
+    """Returns what each of ``devices`` devices holds with FSDP, from what one alone holds."""
+    cut = {kind: memory[kind] / devices for kind in ("parameters", "moments")}
+    return memory | cut | {"gathered": memory["parameters"]}
 
 
 def needed_bytes(message: str, held: float) -> float | None:

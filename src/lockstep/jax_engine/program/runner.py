@@ -95,11 +95,13 @@ class DeviceRunner:
 
     def begin(self) -> None:
         """See :meth:`.Runner.begin`."""
+        self._clock = CallClock()  # an interrupted training may have left calls in the old one
         self.state = self._initial(self.state, self.owned)
 
     def begin_with(self, state: TrainState) -> None:
         """Begins from a state of host arrays that includes the environments, by shard."""
         assert state.envs is not None
+        self._clock = CallClock()
         self.state = place_state(state._replace(envs=self._in_rows(state.envs)), self.specs, self.program.mesh)
 
     def replace_environments(self, envs: EnvCarry) -> None:

@@ -69,8 +69,8 @@ def _own_program(config: Config, program: Program) -> Program:
     net = check_networks(config, program.description)
     if net.custom is not None and not net.custom.alike(program.net.custom):
         raise ValueError(
-            f"network.custom: {config.network.custom} makes more than parameters of its key, and seeds of one program "
-            "share all but parameters; start a run for each --seed"
+            f"network.custom: {config.network.custom} makes more than parameters of its key (or another function each "
+            "time, as a static field), and seeds of one program share all but parameters; start a run for each --seed"
         )
     return replace(program, config=config, net=net)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform as machine
 from pathlib import Path
 
 import jax
 
-from lockstep.core.machine import cpu_features
+from lockstep.core.machine import processor_key
 from lockstep.core.private import user_cache
 from lockstep.jax_engine.setup.whole_programs import keep_programs_whole
 
@@ -33,8 +31,7 @@ def cache_directory() -> Path | None:
     Returns:
         None if it can't be made, or if others may write there, whose programs this user would then execute.
     """
-    features = hashlib.sha256(" ".join(cpu_features()).encode()).hexdigest()[:8]
-    directory, usable = user_cache(f"jax/{machine.machine()}-{features}-threads")
+    directory, usable = user_cache(f"jax/{processor_key()}-threads")
     return directory if usable else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform as machine
@@ -161,9 +162,15 @@ def check_numbers() -> None:
 
 def check_not_traced() -> None:
     """Raises a one-line ``ValueError`` if JAX traces the caller's function, where arrays have no numbers."""
-    if isinstance(jnp.zeros(()), Tracer):
+    traced = isinstance(jnp.zeros(()), Tracer)
+    with contextlib.suppress(ImportError):
+        from jax._src.core import trace_state_clean  # under vmap and grad, an array of no argument isn't traced
+
+        traced = traced or not trace_state_clean()
+    if traced:
         raise ValueError(
-            "train: called in a function that JAX traces (jit, scan, …), which has no numbers; call it outside"
+            "train: called in a function that JAX traces (jit, vmap, scan, …), which has no numbers; call it outside, "
+            "once for each seed"
         )
 
 
@@ -256,7 +263,7 @@ def prepare_jax() -> bool:
     threads = roomy_pool(pool_devices(_wanted_cpu_devices()))
     if not has_started():
         os.environ[POOL_VARIABLE] = str(threads)
-        add_xla_flags(ONE_THREAD_FLAGS | GPU_FLAGS)
+        add_xla_flags(ONE_THREAD_FLAGS | gpu_flags())
         return True
     platform, present = jax.default_backend(), os.environ.get("XLA_FLAGS", "").split()
     flags = {"cpu": ONE_THREAD_FLAGS, "gpu": GPU_FLAGS}.get(platform, {})

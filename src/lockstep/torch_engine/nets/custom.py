@@ -194,7 +194,7 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
         raise ValueError(f"network.custom: {path} is no torch.nn.Module class, which the torch engine's networks are")
     sample, module = net.observation.zeros(2), None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # not those of devices, which aren't restored
         try:
             module = kind(observation_tensors(net.observation, torch.from_numpy(sample)), net.outputs, **kwargs)
             custom = CustomNet(module)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.core.user_code.errors import one_line, users_line
-from lockstep.networks.draws import host_generators, keyed_by_nothing
+from lockstep.networks.draws import host_generators, keyed_by_nothing, made_otherwise
 from lockstep.networks.trial_rows import trial_rows
 from lockstep.torch_engine.nets.custom import CustomNet, check_float32, check_outputs_of
 
@@ -25,6 +25,33 @@ def check_trainable(name: str, custom: CustomNet, net: Any) -> None:
     check_float32(name, custom.module)
     check_function(name, custom, net)
     _check_gradient(name, custom, net)
+
+
+def check_made_alike(name: str, custom: CustomNet, again: CustomNet, net: Any) -> None:
+    """Compares a user's module with one that was made ``again`` under the same key.
+
+    Only what the constructor draws from PyTorch's generator is keyed.
+
+    Raises:
+        ValueError: parameters, buffers or what they compute differ; one line that begins with ``name``.
+    """
+    mine, other = (dict(each.module.named_parameters()) for each in (custom, again))
+    mine, other = mine | dict(custom.module.named_buffers()), other | dict(again.module.named_buffers())
+    for key, x in other.items():
+        if key not in mine or not _same(x, mine[key]):
+            raise made_otherwise(name, key, "torch's generator")
+    copied = _copied(custom)
+    if copied is None:
+        return
+    rows = torch.from_numpy(trial_rows(net.observation)[0]).unsqueeze(0)
+    parameters = {key: torch.from_numpy(x).unsqueeze(0) for key, x in custom.initial_parameters().items()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            mine, other = (each(parameters, net.observation, rows) for each in (copied, again))
+    except Exception:  # an environment may be unable to observe such numbers
+        return
+    if not _all_same(mine, other):
+        raise made_otherwise(name, "in what it computes", "torch's generator")
 
 
 def check_function(name: str, custom: CustomNet, net: Any) -> None:

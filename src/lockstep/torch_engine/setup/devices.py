@@ -23,6 +23,7 @@ from lockstep.core.machine import (
     openblas_kernel,
     package_versions,
     processor,
+    processor_key,
 )
 from lockstep.core.private import user_cache
 from lockstep.core.rank_variables import apply, machine_class, settings_of
@@ -79,9 +80,8 @@ def set_up_torch(config: Config, topology: Topology) -> torch.device:
     fix_mkl_mode()
     one_blas_thread()  # for NumPy; PyTorch has its own BLAS, or the number set now
     torch.set_num_threads(config.threads)
-    if config.compile and COMPILER_CACHE not in os.environ:  # PyTorch's own is in /tmp, where others could have made it
-        directory, usable = user_cache("inductor")
-        os.environ[COMPILER_CACHE] = str(directory) if usable else _own_directory()
+    if config.compile and COMPILER_CACHE not in os.environ:
+        os.environ[COMPILER_CACHE] = _compiler_cache()
     return set_up_device(config, topology)
 
 
@@ -92,6 +92,16 @@ def set_up_device(config: Config, topology: Topology) -> torch.device:
         return torch.device("cpu")
     apply(settings_of(config.device, topology, machine_class(topology)))
     return accelerator.take_device(config.device, topology.local_rank)
+
+
+def _compiler_cache() -> str:
+    """Makes the directory of compiled kernels in the user's cache, one for each kind of processor.
+
+    PyTorch's own is in ``/tmp``, where others could have made it. Its keys don't include the width of vectors for which
+    a kernel was written, and another processor computes wrong numbers with it.
+    """
+    directory, usable = user_cache(f"inductor/{processor_key(torch.backends.cpu.get_cpu_capability())}")
+    return str(directory) if usable else _own_directory()
 
 
 def _own_directory() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstep.config.run import RunOptions
+from lockstep.torch_engine.plain.functions import PlainFunctions, RecurrentFunctions
 from lockstep.torch_engine.setup.choose_mode import shards_that_fit
 from lockstep.training import announcement
 from lockstep.training.announcement import quantity, shards_each
@@ -41,6 +42,11 @@ def _own_notes(session: Session) -> list[str]:
         custom = None if net.custom is None else net.custom.one_by_one
         if custom is not None or not net.convolutional or shards_that_fit(net, config) > 1:
             out += loop_notes(session.plan.tree.most_shards, net.convolutional, custom)
+    if config.threads > 1 and isinstance(session.state.policy, PlainFunctions | RecurrentFunctions):
+        out.append(
+            f"threads: {config.threads}, but these networks are computed in NumPy, on one; with --threads 1 as many "
+            "cores hold more ranks"
+        )
     if config.fsdp and not session.communicator.alone:
         out.append("fsdp: each rank keeps a slice of parameters and moments; a whole copy is gathered for each rollout")
     elif config.fsdp:
