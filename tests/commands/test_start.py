@@ -47,6 +47,15 @@ def test_a_resumed_run_keeps_its_custom_networks_arguments(stored, before, after
         resumed_config(path, {"network": {"custom_kwargs": after}}, trust=True)
 
 
+def test_a_run_with_captured_steps_goes_on_with_more_ranks_once_it_captures_none(tmp_path):
+    """Graphs replay what would be launched, so they decide no bits."""
+    begun = resolve(Config.model_validate({"device": "cuda", "cuda_graphs": True}))
+    (tmp_path / "config.json").write_text(begun.model_dump_json())
+    with pytest.raises(ValueError, match=r"^cuda_graphs: true, but .* of 2 ranks .* or resume with --no-cuda-graphs$"):
+        resolve(resumed_config(tmp_path, {"total_steps": 9}, trust=True), 2)
+    assert resolve(resumed_config(tmp_path, {"cuda_graphs": False}, trust=True), 2).cuda_graphs is False
+
+
 SMALL = ("--num-envs", "16", "--num-steps", "8", "--total-steps", "128", "--ppo.num-minibatches", "1", "--quiet")
 GROUPS = ("--algorithm", "grpo", "--num-shards", "2", "--grpo.group-size", "4")
 AGAINST = ("--grpo.kl-coef", "0.1", "--grpo.reference")

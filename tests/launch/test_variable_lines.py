@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.launch.variables import variable_lines
+from lockstep.launch.variables import WITHIN_JAX, variable_lines
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +17,6 @@ def names(engine, device):
     return [line.partition("=")[0] for line in variable_lines(config, RunOptions())]
 
 
-def test_engine_jax_tells_nccl_alone_and_cpus_nothing():
-    assert names("jax", "cuda") == ["# one host", "NCCL_ALGO", "NCCL_SOCKET_IFNAME"]
-    assert names("jax", "cpu") == ["# engine jax: XLA's own, none is set"]
+def test_engine_jax_tells_nccl_alone_and_that_its_processes_set_the_rest():
+    assert names("jax", "cuda") == ["# one host", "NCCL_ALGO", "NCCL_SOCKET_IFNAME", WITHIN_JAX]
+    assert names("jax", "cpu") == [WITHIN_JAX]

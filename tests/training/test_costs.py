@@ -31,5 +31,6 @@ def test_kernels_that_are_alike_are_one():
 
 
 def test_json_keeps_costs():
-    costs = Costs(2, (PART,), {"parameters": 8.0}, (Collective("all-gather", "gradients", 1.0, 2.0),), True, "shapes")
+    sent = (Collective("all-gather", "gradients", 1.0, 2.0),)
+    costs = Costs(2, (PART,), {"parameters": 8.0}, {1: {"parameters": 16.0}}, sent, True, "shapes")
     assert Costs.of_json(json.loads(json.dumps(costs.to_json()))) == costs

@@ -43,6 +43,7 @@ CHANGEABLE = (
     "env.timeout",
     "collectives",
     "collective_timeout",
+    "cuda_graphs",
     "fsdp",
 )
 

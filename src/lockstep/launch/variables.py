@@ -10,6 +10,9 @@ from lockstep.launch.spawn import threads_of
 from lockstep.launch.world import topology_of, world_of
 
 
+WITHIN_JAX = "# engine jax: each process sets PJRT_NPROC and adds to XLA_FLAGS by itself, before JAX starts"
+
+
 def variable_lines(config: Config, options: RunOptions) -> list[str]:
     """Lists the variables of a request's ranks on this machine, as a shell reads them; users' own values stay.
 
@@ -19,7 +22,7 @@ def variable_lines(config: Config, options: RunOptions) -> list[str]:
     if config.engine == "jax":
         kind = machine_class(topology)
         settings = settings_of_xla(config.device, topology, kind)
-        return in_lines(settings, kind) if settings else ["# engine jax: XLA's own, none is set"]
+        return [*(in_lines(settings, kind) if settings else ()), WITHIN_JAX]
     if not topology.launched:
         world = world_of(options, config, topology)
         topology = dataclasses.replace(

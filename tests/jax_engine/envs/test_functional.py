@@ -52,6 +52,16 @@ def test_an_environment_of_ones_own_is_stepped_as_written():
     assert env.max_episode_steps is None
 
 
+def test_a_success_that_is_a_number_is_one_above_a_half():
+    class Graded(corridors.Corridor):
+        def step(self, key, state, action, params):
+            *rest, info = super().step(key, state, action, params)
+            return *rest, info | {"success": 0.3 + 0.4 * (state > 0)}
+
+    _, steps = walked(FunctionalAdapter(Graded()), 2, jnp.array([1, 1, 0]))
+    assert [np.asarray(step.success).tolist() for step in steps] == [[False] * 3, [True, True, False]]
+
+
 def test_six_values_tell_how_an_episode_ended():
     _, steps = walked(FunctionalAdapter(corridors.SixValues()), 4)
     assert [bool(s.truncated[0]) for s in steps] == [False, False, True, False]
@@ -262,7 +272,7 @@ def test_a_wrapper_of_ones_own_gets_keys_unless_it_says_itself_that_it_draws_not
         ("complex", r"step's reward is complex64\[\]; it must be one real number"),
         ("no done", r"step's done is NoneType; it must be one bool"),
         ("info", r"step's info is of type NoneType; it must be a dict"),
-        ({"success": [True]}, r"info\['success'\] is list; it must be one bool"),
+        ({"success": [True]}, r"info\['success'\] is list; it must be one bool, or a number that is above 0.5"),
         ({"success": np.ones(1, bool)}, r"info\['success'\] is bool\[1\]; it must be one bool"),
         ({"truncated": np.ones(3, bool)}, r"info\['truncated'\] is bool\[3\]; it must be one bool"),
         ({"reward_terms": 1.0}, r"info\['reward_terms'\] is float32\[\]; it must be a dict of numbers by name"),

@@ -126,7 +126,7 @@ class FunctionalAdapter:
             jnp.asarray(result.reward, jnp.float32),
             jnp.asarray(result.terminated, bool),
             jnp.asarray(result.truncated, bool),
-            None if success is None else jnp.asarray(success, bool),
+            None if success is None else jnp.asarray(success) > 0.5,
             {term: jnp.asarray(value, jnp.float32) for term, value in result.info.get(TERMS, {}).items()},
         )
 

@@ -218,16 +218,16 @@ def _check_numbers(where: str, values: tuple[Any, ...]) -> None:
 
 def _check_info(where: str, values: tuple[Any, ...]) -> None:
     """Checks the entries of ``info`` that the engine reads."""
-    info = values[-1]
-    entries = [next((name for name in SUCCESS_KEYS if name in info), None)]
+    info, entries = values[-1], list[str | None]()
     if len(values) == 5:
         both = ("terminated", "truncated")
         told = all(name in info for name in both)
         entries += both if told else [next((name for name in TRUNCATED if name in info), None)]
-    for name in filter(None, entries):
-        said = info[name]
+    success = next((name for name in SUCCESS_KEYS if name in info), None)
+    for name in filter(None, (success, *entries)):
+        said, kind = info[name], "bool, or a number that is above 0.5" if name == success else "bool"
         if said is not None and not (_is_real(said) and said.shape == ()):
-            raise ValueError(f"{where}: info[{name!r}] is {_shown(said)}; it must be one bool")
+            raise ValueError(f"{where}: info[{name!r}] is {_shown(said)}; it must be one {kind}")
     terms = info.get(TERMS, {})
     if not isinstance(terms, Mapping):
         raise ValueError(f"{where}: info[{TERMS!r}] is {_shown(terms)}; it must be a dict of numbers by name")
