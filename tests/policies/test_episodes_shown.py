@@ -51,9 +51,9 @@ def assert_shows_what_counts(
 def unseen(monkeypatch):
     """Has environments drawn by nobody, so that no picture needs a package."""
 
-    def made(config: EnvConfig, _: str) -> Any:
+    def made(config: EnvConfig, _: str, device: str) -> Any:
         if config.jax_only:
-            return engine_module("jax").DrawnEnvironment(config, "rgb_array")
+            return engine_module("jax").DrawnEnvironment(config, "rgb_array", device)
         return make_environment(config)
 
     monkeypatch.setattr(videos, "drawn_environment", made)

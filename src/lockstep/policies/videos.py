@@ -93,8 +93,10 @@ def _imageio(key: str) -> Any:
     return imageio
 
 
-def drawn_environment(config: EnvConfig, mode: str) -> Any:
+def drawn_environment(config: EnvConfig, mode: str, device: str = "cpu") -> Any:
     """Makes an environment that renders in a window (``human``), as arrays (``rgb_array``) or as text (``ansi``).
+
+    One that JAX steps is stepped on the ``device``, on which an evaluation steps it too.
 
     Raises:
         ValueError: it can't render so; one line.
@@ -108,7 +110,7 @@ def drawn_environment(config: EnvConfig, mode: str) -> Any:
         kind = ARRAY_ENVIRONMENTS.get(config.id)
         if mode == "ansi" and (kind is None or mode not in render_modes(kind)):
             raise ValueError(NO_TEXT.format(config.id))
-        return engine_module("jax").DrawnEnvironment(config, mode)
+        return engine_module("jax").DrawnEnvironment(config, mode, device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Gymnasium warns of the mode that the error below names
         try:
@@ -239,7 +241,7 @@ def play(
     video = target.resolve() if isinstance(target, Path) else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(keep_working_directory())
-        env = drawn_environment(config.env, mode)
+        env = drawn_environment(config.env, mode, config.device)
         fps, writer, played = frames_per_second(env), None, []
         stack.callback(env.close)
         if isinstance(target, Path) and video is not None:
@@ -290,7 +292,7 @@ def record_evaluation(policy: Policy, video: Path) -> float:
         EnvironmentFailureError: the environment raised.
     """
     prepare_rendering(screen=False)
-    env = drawn_environment(policy.config.env, "rgb_array")
+    env = drawn_environment(policy.config.env, "rgb_array", policy.config.device)
     with (
         contextlib.closing(env),
         draft_of(video) as draft,

@@ -1,5 +1,6 @@
 """Pictures of environments that JAX steps: gymnax's, MuJoCo's, and what has none."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -28,6 +29,25 @@ def test_gymnax_draws_its_states(env_id):
     for _ in range(4):
         env.step(0)
     assert not np.array_equal(env.render(), first)
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "cpu"), ("cuda", None), ("tpu", None)])
+def test_an_environment_is_stepped_where_an_evaluation_steps_it(device, backend, monkeypatch):
+    """A run's own kind of device: another one rounds differently, so that another episode would be shown."""
+    asked, local = [], jax.local_devices
+
+    def devices(**given):
+        asked.append(given["backend"])
+        return local(backend="cpu")
+
+    config = EnvConfig(id="lockstep/CartPole-v1", backend="jax")
+    monkeypatch.setattr(jax, "local_devices", devices)
+    with jax.default_device(local(backend="cpu")[-1]):  # of the caller
+        env = DrawnEnvironment(config, "rgb_array", device)
+        env.reset(seed=0)
+        env.step(1)
+    assert asked == [backend]
+    assert {leaf.devices().pop() for leaf in jax.tree.leaves(env._state)} == {local(backend="cpu")[0]}
 
 
 def test_what_has_no_picture_says_so():

@@ -21,13 +21,14 @@ DEFAULT_FPS = 30
 class DrawnEnvironment:
     """Steps and draws one environment with Gymnasium's interface; an evaluation's k-th episode begins as in ``eval``.
 
-    Array environments can also be shown in a window (mode ``human``), and some as text (``ansi``).
+    It is stepped on the device that ``device`` names (``cpu``, else the first of JAX's default kind). Array environments
+    can also be shown in a window (mode ``human``), and some as text (``ansi``).
 
     Raises:
         ValueError: if it has no picture, or can't be shown in a window that is asked for; the message is one line.
     """
 
-    def __init__(self, config: EnvConfig, mode: str) -> None:
+    def __init__(self, config: EnvConfig, mode: str, device: str = "cpu") -> None:
         self._env = env = make_environment(config)
         if mode not in getattr(env, "render_modes", ["rgb_array"]):
             raise ValueError(
@@ -43,6 +44,7 @@ class DrawnEnvironment:
         entry = "mujoco" if config.id.startswith(MUJOCO_FAMILIES) else ""
         self.spec = SimpleNamespace(id=config.id, entry_point=entry)
         self._dtype = np.float32 if isinstance(env.action_space, gymnasium.spaces.Box) else np.int32
+        self._device = jax.local_devices(backend="cpu" if device == "cpu" else None)[0]
         self._reset = jax.jit(lambda seed: env.reset(reset_draws(env, seed)))
         self._step = jax.jit(lambda state, action, seed, t: env.step(state, action, step_draws(env, seed, t)))
         self._seed, self._elapsed, self._state = np.zeros(1, np.uint32), 0, None
@@ -50,14 +52,16 @@ class DrawnEnvironment:
     def reset(self, *, seed: int) -> tuple[Any, dict[str, Any]]:
         """Begins the episode of a seed; returns its observation and an empty info."""
         self._seed, self._elapsed = np.array([seed], np.uint32), 0
-        self._state, observation = self._reset(self._seed)
+        with jax.default_device(self._device):
+            self._state, observation = self._reset(self._seed)
         self._show()
         return _first(observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes one step; returns Gymnasium's five values."""
         at = np.array([self._elapsed], np.int32)
-        step = self._step(self._state, np.asarray(action, self._dtype)[None], self._seed, at)
+        with jax.default_device(self._device):
+            step = self._step(self._state, np.asarray(action, self._dtype)[None], self._seed, at)
         self._state, self._elapsed = step.state, self._elapsed + 1
         limit = self._env.max_episode_steps
         truncated = bool(step.truncated[0]) or (limit is not None and self._elapsed >= limit)
