@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 import subprocess
 import sys
 import warnings
@@ -28,10 +30,22 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.config.run import EnvConfig
 from lockstep.envs import register_array_environments
-from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, Acrobot, ArrayEnvironment, CartPole, Pendulum, PushCube
+from lockstep.envs.arrays import (
+    ARRAY_ENVIRONMENTS,
+    Acrobot,
+    ArrayEnvironment,
+    CartPole,
+    GridWorld,
+    GridWorldPixels,
+    Pendulum,
+    PushCube,
+    Snake,
+)
 from lockstep.envs.arrays.base import host_array, numbers, side_by_side
 from lockstep.envs.arrays.gymnasium_env import ArrayGymnasiumEnv
+from lockstep.envs.describe import describe
 
 RTOL, ATOL = 1e-6, 1e-6
 ATOLS: dict[type[ArrayEnvironment], float] = {
@@ -254,6 +268,50 @@ def test_wrong_use_is_named() -> None:
         ArrayGymnasiumEnv("lockstep/Carpole-v1")
     with pytest.raises(ValueError, match=r"render_mode: 'ansi' isn't offered; use 'rgb_array', 'human' or None"):
         ArrayGymnasiumEnv("lockstep/CartPole-v1", render_mode="ansi")
+
+
+def arguments() -> list[tuple[str, str, Any]]:
+    """Every argument of every array environment that isn't a text: the id, the name, the default."""
+    found = ((key, inspect.signature(kind).parameters.values()) for key, kind in ARRAY_ENVIRONMENTS.items())
+    return [(key, p.name, p.default) for key, taken in found for p in taken if not isinstance(p.default, str)]
+
+
+@pytest.mark.parametrize(("env_id", "name", "default_value"), arguments(), ids=str)
+def test_an_argument_of_another_type_is_refused_by_name(env_id: str, name: str, default_value: Any) -> None:
+    kind: Any = ARRAY_ENVIRONMENTS[env_id]
+    others = {bool: [1, 0.0], int: [True, 8.5, float("nan"), float("inf")], float: [True, float("nan"), 10**400]}
+    for wrong in (str(default_value), None, [default_value], *others[type(default_value)]):
+        with pytest.raises(ValueError, match=f"^{name}: {re.escape(repr(wrong))} is n[^\n]*; use [^\n]*$"):
+            kind(**{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "says"),
+    [
+        ("lockstep/GridWorld-v0", {"size": 8.5}, "size: 8.5 is no whole number; use 4 to 32"),
+        ("lockstep/GridWorldPixels-v0", {"pixels": "2"}, "pixels: '2' is no whole number; use 1 or more"),
+        ("lockstep/Pendulum-v1", {"g": "9.8"}, "g: '9.8' is no finite number; use one, such as 1.5"),
+        ("lockstep/MountainCar-v0", {"goal_velocity": None}, "goal_velocity: None is no finite number; use one"),
+        ("lockstep/Snake-v0", {"ages": "false"}, "ages: 'false' is neither true nor false; use one of them"),
+    ],
+)
+def test_a_config_with_such_an_argument_is_refused_before_the_run(env_id: str, kwargs: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^env.id: {env_id} can't be made: ValueError: {re.escape(says)}"):
+        describe(EnvConfig(id=env_id, kwargs=kwargs))
+
+
+@pytest.mark.parametrize("size", [8.0, np.int64(8), np.float64(8)])
+@pytest.mark.parametrize("kind", [GridWorld, GridWorldPixels, Snake])
+def test_a_size_without_a_fraction_is_a_whole_number(kind: Any, size: Any) -> None:
+    ours, theirs = kind(size=size), kind(size=8)
+    assert type(ours.size) is int
+    assert ours.reset_draws == theirs.reset_draws
+    assert ours.observation_space == theirs.observation_space
+
+
+def test_hunger_may_be_without_an_end() -> None:
+    patience: Any = Snake(starvation=1e308).patience
+    assert patience == np.iinfo(np.int32).max
 
 
 @on_every_backend

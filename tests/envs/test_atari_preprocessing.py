@@ -69,6 +69,14 @@ def test_an_episode_is_what_gymnasiums_wrappers_make_of_its_seed(game):
     assert quick == ("doesn't" not in game)
 
 
+@pytest.mark.parametrize(("frame_skip", "rate"), [(1, 60), (4, 15), (7, 9), (200, 1)])
+def test_a_video_has_the_games_pace(frame_skip, rate):
+    env = by_us("ALE/Pong-v5", None, frame_skip=frame_skip)
+    assert env.metadata["render_fps"] == rate
+    assert "rgb_array" in env.metadata["render_modes"]
+    assert type(env.unwrapped).metadata["render_fps"] == 30  # of all environments of the class
+
+
 class OtherState:
     """A state as some other version of the emulator might write it down."""
 

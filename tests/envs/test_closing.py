@@ -1,8 +1,9 @@
-"""Closes that never end: left behind with a line, in the thread that made the environment, whoever has a timer too."""
+"""Closes: of what environments started, and those that never end, which are left behind with a line."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -12,9 +13,11 @@ import gymnasium
 import pytest
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.process import STOP_SIGNALS
 from lockstep.envs.describe import describe
 from lockstep.envs.gymnasium import in_process
 from lockstep.envs.gymnasium.keyed import close_environment
+from lockstep.envs.gymnasium.workers import WorkerEnvs
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.registry import make_envs
 
@@ -39,6 +42,29 @@ def begun(timeout: float) -> HostEnvs:
     envs.reset()
     envs.step()
     return envs
+
+
+def test_stop_signals_end_programs_that_an_environment_started_and_no_worker(tmp_path, monkeypatch):
+    codes = tmp_path / "codes"
+    config = EnvConfig(id="odd_factories:Accompanied", workers=1)
+    described = describe(config)
+    monkeypatch.setenv("CODES", str(codes))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, by programs too
+    try:
+        envs = make_envs(config, described, 0, range(1), pytest.fail)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with contextlib.closing(envs):
+        assert isinstance(envs, WorkerEnvs)
+        envs.reset()
+        worker = envs._processes[0].pid
+        envs.begin_step()
+        for number in STOP_SIGNALS:
+            os.kill(worker, number)  # in the middle of a step
+        envs.end_step()
+        envs.step()
+        assert envs.buffers.observations[0, 1] == 2  # steps
+    assert codes.read_text() == str([-number for number in STOP_SIGNALS])
 
 
 def test_a_close_that_hangs_is_left_behind_with_a_line(capsys):

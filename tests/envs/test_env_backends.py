@@ -368,6 +368,14 @@ def test_time_in_which_workers_are_stopped_is_none_that_their_environments_take(
             envs.step()
 
 
+def test_a_worker_may_take_longer_to_make_an_environment_than_a_step_may(monkeypatch):
+    config = EnvConfig(id="slow:SlowlyMade-v0", workers=1, timeout=0.2)
+    described = describe(config)
+    monkeypatch.setenv("MAKING", "1.0")
+    with contextlib.closing(make_envs(config, described, SEED, range(1), pytest.fail)) as envs:
+        assert isinstance(envs, WorkerEnvs)
+
+
 def test_what_a_worker_takes_to_start_is_none_of_its_environments_time():
     config = EnvConfig(id="slow:SlowPendulum-v0", workers=1)
     with contextlib.closing(make_envs(config, describe(config), SEED, range(1), pytest.fail)) as envs:
@@ -385,6 +393,14 @@ def test_what_a_worker_takes_to_start_is_none_of_its_environments_time():
         with pytest.raises(EnvironmentFailureError, match=f"^{line}$"):
             still_for(61.0)
         workers.buffers.heartbeats[0] = 1
+        workers._made = False
+        still_for(59.0)
+        line = (
+            r"environment 0 \(slow:SlowPendulum-v0\), worker process 0, wasn't made within 60 s; a longer env.timeout"
+        )
+        with pytest.raises(EnvironmentFailureError, match=f"^{line} gives it more$"):
+            still_for(61.0)
+        workers._made = True
         with pytest.raises(EnvironmentFailureError, match=r"didn't answer within 2 s \(env.timeout\)"):
             still_for(2.5)
 

@@ -152,7 +152,7 @@ def test_goal_and_hole_terminate_and_only_the_goal_is_a_success():
     [
         (lambda: GridWorld(3), "size: 3 isn't offered; use 4 to 32"),
         (lambda: GridWorldPixels(33), "size: 33 isn't offered"),
-        (lambda: GridWorldPixels(8, 0), "pixels: 0 can't be drawn; use 1 or more"),
+        (lambda: GridWorldPixels(8, 0), "pixels: 0 isn't offered; use 1 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(make, says):

@@ -169,6 +169,18 @@ def test_a_start_is_on_the_table_apart_from_the_goal_and_touches_nothing():
     assert env.observation_space.contains(observation[0])
 
 
+@pytest.mark.parametrize("action", [(-1, -1), (-1, 1), (1, -1), (1, 1)])
+def test_what_is_seen_lies_within_the_space_wherever_the_arm_goes(action):
+    env, rows = PushCube(), 200
+    state, observation = env.reset(np, np.random.default_rng(0).random((rows, env.reset_draws), np.float32))
+    seen, going = [observation], np.ones(rows, bool)
+    for _ in range(env.max_episode_steps):
+        state, observation, _, terminated = env.step(np, state, np.tile(np.float32(action), (rows, 1)), None)
+        seen.append(observation[going])  # an episode's last one too
+        going &= ~terminated
+    assert (np.abs(np.concatenate(seen)).max(0) <= env.observation_space.high).all()
+
+
 def test_success_and_falling_terminate_and_only_success_is_one():
     env = PushCube()
     still = np.zeros((1, 2), np.float32)

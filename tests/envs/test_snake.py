@@ -291,9 +291,10 @@ def test_hunger_truncates_and_does_not_terminate() -> None:
     [
         ({"size": 3}, "size: 3 isn't offered; use 4 to 32"),
         ({"size": 33}, "size: 33 isn't offered"),
+        ({"size": 10.5}, "size: 10.5 is no whole number; use 4 to 32"),
         ({"starvation": 0}, "starvation: 0 boards of steps without food; use a number above 0"),
         ({"gamma": 1.5}, "gamma: 1.5 is no discount; use 0 to 1"),
-        ({"death": float("nan")}, "death: nan is no reward; use a finite number"),
+        ({"death": float("nan")}, "death: nan is no finite number; use one"),
     ],
 )
 def test_what_cannot_be_is_refused(kwargs: dict[str, Any], says: str) -> None:

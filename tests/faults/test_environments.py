@@ -12,7 +12,7 @@ from lockstep.runs.checkpoint import checkpoints_in, problem_with
 ID = "faulty:FaultyCartPole-v0"
 NUMBER = f"environment 5 ({ID})"
 LIMIT = 10
-"""Of seconds, in which workers make their environments, and those that fail wait for a checkpoint to be on the disk."""
+"""Of seconds, in which environments that fail wait for a checkpoint to be on the disk."""
 
 
 def fail(cwd, fault, nproc, workers, *more):

@@ -2,9 +2,14 @@
 
 import itertools
 import os
+import signal
+import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.wrappers import ClipReward, FrameStackObservation, TransformReward
 from hooked import Hooked
 
@@ -62,6 +67,51 @@ class Sworn(gymnasium.Wrapper):
 
 def sworn_walk(**_):
     return Sworn(stacked_walk().env)
+
+
+class Repeated(gymnasium.Wrapper):
+    """Takes each action four times, and answers for the Pendulum inside it and for that one's time limit."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("Pendulum-v1"))
+        self.inside: Any = self.env
+
+    def step(self, action):
+        for _ in range(4):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            if truncated:
+                break
+        return observation, reward, terminated, truncated, info
+
+    def get_env_state(self):
+        return {"state": np.array(self.inside.unwrapped.state), "taken": np.array(self.inside._elapsed_steps)}
+
+    def set_env_state(self, state):
+        self.inside.unwrapped.state, self.inside._elapsed_steps = state["state"], int(state["taken"])
+
+
+def repeated_pendulum(**_):
+    return Repeated()
+
+
+class Accompanied(Hooked):
+    """Starts programs, each of which it ends by another signal in its close; writes down how they ended."""
+
+    ended_by = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.programs = [subprocess.Popen(["sleep", "60"]) for _ in self.ended_by] if "CODES" in os.environ else []
+
+    def step(self, action):
+        time.sleep(0.2 if self.programs else 0.0)
+        return super().step(action)
+
+    def close(self):
+        if self.programs:
+            for program, number in zip(self.programs, self.ended_by, strict=True):
+                program.send_signal(number)
+            Path(os.environ["CODES"]).write_text(str([program.wait() for program in self.programs]))
 
 
 NUMBERS = itertools.count()

@@ -1,4 +1,4 @@
-"""Pendulum that takes ``$SECONDS`` a step."""
+"""Pendulums that take ``$SECONDS`` a step, or ``$MAKING`` seconds to be made."""
 
 import os
 import time
@@ -17,4 +17,13 @@ class SlowPendulum(PendulumEnv):
         return super().step(u)
 
 
+class SlowlyMade(PendulumEnv):
+    """Without ``$MAKING`` it is Pendulum-v1."""
+
+    def __init__(self, **kwargs):
+        time.sleep(float(os.environ.get("MAKING", "0")))
+        super().__init__(**kwargs)
+
+
+gymnasium.register("SlowlyMade-v0", "slow:SlowlyMade", max_episode_steps=200)
 gymnasium.register("SlowPendulum-v0", "slow:SlowPendulum", max_episode_steps=200)

@@ -9,6 +9,7 @@ import numpy as np
 from array_api_compat import device
 from gymnasium.spaces import Box, Discrete
 
+from lockstep.envs.arrays.arguments import whole_number
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, host_array
 from lockstep.envs.arrays.pictures.grid_world import draw, write
 
@@ -33,7 +34,7 @@ class GridWorld(ArrayEnvironment):
         size: rows and columns, 4 to 32.
 
     Raises:
-        ValueError: ``size`` is out of range.
+        ValueError: ``size`` is no whole number, or out of range.
     """
 
     gymnasium_id = None
@@ -47,10 +48,8 @@ class GridWorld(ArrayEnvironment):
     """Probability that it is a hole."""
 
     def __init__(self, size: int = 8) -> None:
-        if not SMALLEST <= size <= LARGEST:
-            raise ValueError(f"size: {size} isn't offered; use {SMALLEST} to {LARGEST}")
-        self.size = size
-        self.reset_draws = 2 + (size // 2) ** 2
+        self.size = whole_number("size", size, SMALLEST, LARGEST)
+        self.reset_draws = 2 + (self.size // 2) ** 2
         high = np.ones(12, np.float32)
         self.observation_space: Box = Box(np.array([0, 0, -1, -1, *[0] * 8], np.float32), high, dtype=np.float32)
         self.action_space = Discrete(4)
@@ -163,17 +162,16 @@ class GridWorldPixels(GridWorld):
         pixels: height and width of a cell.
 
     Raises:
-        ValueError: ``size`` or ``pixels`` is out of range.
+        ValueError: ``size`` or ``pixels`` is no whole number, or out of range.
     """
 
     wall_colour: ClassVar[int] = 128
 
     def __init__(self, size: int = 6, pixels: int = 1) -> None:
         super().__init__(size)
-        if pixels < 1:
-            raise ValueError(f"pixels: {pixels} can't be drawn; use 1 or more")
-        self.pixels = pixels
-        self.observation_space = Box(0, 255, (size * pixels, size * pixels, 3), np.uint8)
+        self.pixels = whole_number("pixels", pixels, 1)
+        side = self.size * self.pixels
+        self.observation_space = Box(0, 255, (side, side, 3), np.uint8)
 
     def _observe(self, xp: Any, state: State) -> Array:
         cells = self._cells(xp, state["agent"])

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from lockstep.envs.arrays.arguments import finite_number
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, side_by_side
 
 
@@ -35,7 +36,7 @@ class _Hill(ArrayEnvironment):
     """A reset draws ``position`` uniformly from between these."""
 
     def __init__(self, goal_velocity: float = 0.0) -> None:
-        self.goal_velocity = goal_velocity
+        self.goal_velocity = finite_number("goal_velocity", goal_velocity)
         low, high = np.array([self.positions, (-self.max_speed, self.max_speed)], np.float32).T
         self.observation_space = Box(low, high, dtype=np.float32)
         self.action_space = self._actions()
@@ -77,6 +78,9 @@ class MountainCar(_Hill):
 
     Args:
         goal_velocity: least velocity at the goal that ends the episode; the name is Gymnasium's.
+
+    Raises:
+        ValueError: ``goal_velocity`` is no finite number.
     """
 
     gymnasium_id = "MountainCar-v0"
@@ -103,6 +107,9 @@ class MountainCarContinuous(_Hill):
 
     Args:
         goal_velocity: least velocity at the goal that ends the episode; the name is Gymnasium's.
+
+    Raises:
+        ValueError: ``goal_velocity`` is no finite number.
     """
 
     gymnasium_id = "MountainCarContinuous-v0"

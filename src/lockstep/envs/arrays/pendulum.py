@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box
 
+from lockstep.envs.arrays.arguments import finite_number
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, side_by_side, wrap_angle
 
 
@@ -21,6 +22,9 @@ class Pendulum(ArrayEnvironment):
 
     Args:
         g: gravity in m/s²; the name is Gymnasium's.
+
+    Raises:
+        ValueError: ``g`` is no finite number.
     """
 
     gymnasium_id = "Pendulum-v1"
@@ -44,7 +48,7 @@ class Pendulum(ArrayEnvironment):
     """A reset draws ``theta_dot`` from ± this, rad/s."""
 
     def __init__(self, g: float = 10.0) -> None:
-        self.gravity = g
+        self.gravity = finite_number("g", g)
         high = np.array([1.0, 1.0, self.max_speed], np.float32)
         self.observation_space = Box(-high, high, dtype=np.float32)
         self.action_space = Box(-self.max_torque, self.max_torque, (1,), np.float32)

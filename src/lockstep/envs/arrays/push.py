@@ -85,7 +85,7 @@ class PushCube(ArrayEnvironment):
         if reward not in REWARDS:
             raise ValueError(f"reward: {reward!r} isn't offered; use 'dense' or 'sparse'")
         self.reward = reward
-        high = np.array([1, 1, 1, 1, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2], np.float32)
+        high = np.array([1, 1, 1, 1, 1, 1, 2, 2, 1, 1, 1, 1, 1, 1, 2.5, 2.5, 2, 2], np.float32)
         self.observation_space = Box(-high, high, dtype=np.float32)
         self.action_space = Box(-1.0, 1.0, (2,), np.float32)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
 from array_api_compat import device
 from gymnasium.spaces import Box, Discrete
 
+from lockstep.envs.arrays.arguments import finite_number, switch, whole_number
 from lockstep.envs.arrays.base import Array, ArrayEnvironment, State, host_array
 from lockstep.envs.arrays.pictures.snake import draw, write
 
 SMALLEST, LARGEST = 4, 32
 START_LENGTH = 3
+LONGEST_HUNGER = 2**31 - 1
+"""Greatest ``hunger`` that a state can hold."""
 
 
 class Snake(ArrayEnvironment):
@@ -43,7 +45,8 @@ class Snake(ArrayEnvironment):
     The board has 4 to 32 rows and columns; ``gamma``, the discount of the shaping, should be the learner's.
 
     Raises:
-        ValueError: ``size``, ``starvation`` or ``gamma`` is out of range, or a reward isn't finite.
+        ValueError: an argument has another type than its default; ``size``, ``starvation`` or ``gamma`` is out of
+            range, or a reward isn't finite.
     """
 
     gymnasium_id = None
@@ -66,20 +69,19 @@ class Snake(ArrayEnvironment):
         starvation: float = 2.0,
         ages: bool = True,
     ) -> None:
-        if not SMALLEST <= size <= LARGEST:
-            raise ValueError(f"size: {size} isn't offered; use {SMALLEST} to {LARGEST}")
-        if not (math.isfinite(starvation) and starvation > 0):
+        self.size = whole_number("size", size, SMALLEST, LARGEST)
+        self.cells = self.size**2
+        patience = finite_number("starvation", starvation) * self.cells
+        if patience <= 0:
             raise ValueError(f"starvation: {starvation} boards of steps without food; use a number above 0")
-        if not 0 <= gamma <= 1:
+        self.patience = int(min(patience, LONGEST_HUNGER))
+        self.gamma = finite_number("gamma", gamma)
+        if not 0 <= self.gamma <= 1:
             raise ValueError(f"gamma: {gamma} is no discount; use 0 to 1")
         rewards = {"food": food, "death": death, "win": win, "step": step, "shaping": shaping}
-        for name, value in rewards.items():
-            if not math.isfinite(value):
-                raise ValueError(f"{name}: {value} is no reward; use a finite number")
-        self.size, self.cells, self.rewards = size, size * size, rewards
-        self.gamma, self.ages = gamma, ages
-        self.patience = int(starvation * self.cells)
-        self.observation_space: Box = Box(0, 255, (size, size, 3), np.uint8)
+        self.rewards = {name: finite_number(name, value) for name, value in rewards.items()}
+        self.ages = switch("ages", ages)
+        self.observation_space: Box = Box(0, 255, (self.size, self.size, 3), np.uint8)
         self.action_space = Discrete(4)
 
     def reset(self, xp: Any, random: Array) -> tuple[State, Array]:

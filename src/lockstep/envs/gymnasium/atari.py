@@ -20,15 +20,21 @@ LIFE_LOST = "lockstep/life_lost"
 UNSEEN_PICTURES = {"obs_type": "ram"}
 """Arguments by which ale-py makes no picture of its own per frame, which :class:`AtariScreens` would ignore."""
 
+FRAMES_PER_SECOND = 60
+"""Of a game."""
 _HEADER = 24
 """Bytes of a serialized state before the length of what follows."""
 
 
 class AtariScreens(wrappers.AtariPreprocessing):
-    """Gymnasium's preprocessing for an environment with any observation space (:data:`UNSEEN_PICTURES`)."""
+    """Gymnasium's preprocessing for an environment with any observation space (:data:`UNSEEN_PICTURES`).
+
+    Its ``render_fps`` counts the frames of a step, because a picture is taken every step; ALE declares 30 for any skip.
+    """
 
     def __init__(self, env: gymnasium.Env, **settings: Any) -> None:
         super().__init__(env, **settings)
+        self.metadata = {**env.metadata, "render_fps": max(1, round(FRAMES_PER_SECOND / self.frame_skip))}
         screen = self.ale.getScreenDims() + (() if self.grayscale_obs else (3,))
         self.obs_buffer = [np.empty(screen, np.uint8) for _ in range(2)]
 

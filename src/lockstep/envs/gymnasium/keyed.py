@@ -271,7 +271,7 @@ class KeyedEnv:
                 hooks.set_env_state({name: value.copy() for name, value in state.items()})  # copies: it may keep them
             except (Exception, SystemExit) as error:
                 raise self.failure("set_env_state", error) from error
-            self._set_elapsed_steps(len(actions))
+            self._set_elapsed_steps(len(actions), hooks)
             return True
         for action, expected in zip(actions, hashes, strict=True):
             reward, ended = self.step(action, current)
@@ -280,10 +280,11 @@ class KeyedEnv:
                 return False
         return bool(np.array_equal(current, row, equal_nan=True))
 
-    def _set_elapsed_steps(self, steps: int) -> None:
+    def _set_elapsed_steps(self, steps: int, hooks: Any) -> None:
+        """Sets the steps that time limits around the object ``hooks`` have counted; those inside it are its own."""
         self.elapsed = steps
         env = self._bare
-        while isinstance(env, gymnasium.Wrapper):
+        while env is not hooks and isinstance(env, gymnasium.Wrapper):
             if isinstance(env, gymnasium.wrappers.TimeLimit):
                 env._elapsed_steps = steps
             env = env.env

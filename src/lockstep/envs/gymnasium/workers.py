@@ -21,8 +21,9 @@ import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
-from lockstep.core.process import EXIT_INTERRUPTED, STOP_SIGNALS, end_with_parent, killed_by
+from lockstep.core.process import EXIT_INTERRUPTED, end_with_parent, killed_by, stop_signals
 from lockstep.core.silence import Stillness
+from lockstep.envs.gymnasium.in_process import MAKE_SECONDS
 from lockstep.envs.gymnasium.sweep import HUNG_SECONDS, Sweep
 from lockstep.envs.host_envs import Buffers, HostEnvs, RowMetrics, WantedEnvs, buffer_layout, cut
 
@@ -71,6 +72,21 @@ def _serve(sweep: Sweep, command: str, arguments: tuple) -> Any:
     return getattr(sweep, command)(*arguments)
 
 
+def _leave_the_end_to_the_rank() -> None:
+    """Has stop signals do nothing in this process.
+
+    By a handler, because a program that an environment starts would inherit ``SIG_IGN`` and couldn't be terminated.
+    System calls that a signal interrupts are taken up again, by the kernel or by Python.
+    """
+    for number in stop_signals():
+        signal.signal(number, _do_nothing)
+        signal.siginterrupt(number, False)
+
+
+def _do_nothing(*_: object) -> None:
+    """Handles a signal."""
+
+
 def _work(
     connection: Connection,
     raw: dict[str, Arena],
@@ -83,12 +99,11 @@ def _work(
     """Runs a worker: makes its environments, answers commands until the rank closes the pipe, closes them."""
     end_with_parent(parent)
     os.environ.pop(_SAFE_PATH, None)
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the rank decides when to stop
+    _leave_the_end_to_the_rank()
     sweep: Sweep | None = None
     try:
         buffers = _views(raw, layout)
-        buffers.heartbeats[slot] += 1  # from here on the time limit is that of the environments
+        buffers.heartbeats[slot] += 1  # from here on the time limits are those of the environments
         sweep = Sweep(wanted, buffers, rows, slot)
         connection.send(("ok", None))
         while True:
@@ -163,7 +178,9 @@ class WorkerEnvs(HostEnvs):
             for name, value in saved.items():
                 os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         atexit.register(self.close)
+        self._made = False
         self._collect(range(workers))
+        self._made = True
 
     def _name(self, slot: int) -> str:
         row = int(self.buffers.stepping[slot])
@@ -202,7 +219,7 @@ class WorkerEnvs(HostEnvs):
         for slot in sorted(waiting):
             heartbeats = int(self.buffers.heartbeats[slot])
             seconds = beats[slot].look((heartbeats, int(self.buffers.stepping[slot])))
-            limit = self._timeout if heartbeats else max(self._timeout, START_SECONDS)
+            limit = self._limit(heartbeats > 0)
             if seconds == 0.0:
                 life.progressed()
             elif seconds > limit:
@@ -213,7 +230,17 @@ class WorkerEnvs(HostEnvs):
                         f"worker process {slot} of {self.description.id} didn't start within {limit:g} s; a longer "
                         "env.timeout gives it more"
                     )
+                if not self._made:
+                    raise EnvironmentFailureError(
+                        f"{name}, wasn't made within {limit:g} s; a longer env.timeout gives it more"
+                    )
                 raise EnvironmentFailureError(f"{name}, didn't answer within {limit:g} s (env.timeout)")
+
+    def _limit(self, started: bool) -> float:
+        """Returns the seconds that a worker may take to start, then to make an environment, then for each answer."""
+        if not started:
+            return max(self._timeout, START_SECONDS)
+        return self._timeout if self._made else max(self._timeout, MAKE_SECONDS)
 
     def _receive(self, slot: int) -> Any:
         try:

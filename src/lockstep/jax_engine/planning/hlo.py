@@ -217,8 +217,7 @@ class Reader:
                 return
             self._chains |= {chain[1]} if chain else set()
             arrays = instruction.arrays
-            begun = instruction.operation.endswith("-start") and operation != "all-reduce"
-            if begun and len(arrays) > 1:  # operands stand before results
+            if instruction.operation != operation != "all-reduce" and len(arrays) > 1:  # operands before results
                 arrays = arrays[len(arrays) // 2 :]
             received = sum(WIDTHS.get(a.dtype, 4) * math.prod(a.shape) for a in arrays)
             yield Ran(part, Kernel(0.0, 0.0, times), operation, received)
