@@ -87,11 +87,16 @@ def test_what_ddp_s_own_reduction_would_spoil_is_refused(ranks, what):
     assert only(ranks, f"{what}, detached", "type") is None
 
 
+def test_no_sync_with_that_of_ddp_reduces_both_passes_once(ranks):
+    mean = sum(range(len(ranks))) / len(ranks)
+    assert only(ranks, "no_sync through ddp", "gradient") == pytest.approx(2 * mean)
+
+
 @pytest.mark.parametrize(
     "what",
     [
         *("accumulate", "accumulate on clipped", "zeroed True", "zeroed False", "no_sync", "no_sync upon reduced"),
-        *("no_sync then zeroed True", "no_sync then zeroed False"),
+        *("no_sync then zeroed True", "no_sync then zeroed False", "no_sync from None then zeroed"),
     ],
 )
 def test_accumulation_reduces_only_what_was_added(ranks, what):
@@ -161,7 +166,10 @@ UNREDUCED = {
     "autograd.grad": "did not come by a backward pass since the last step",
     "autograd.grad after a good step": "did not come by a backward pass since the last step",
     "step before the reduction": "the last one before a step must be outside of no_sync()",
-    "changed before it is reduced": "was changed between a backward pass under no_sync()",
+    "changed before it is reduced": "was changed before it was reduced, by the script",
+    "changed before it is reduced, from None": "was changed before it was reduced, by the script",
+    "replaced before it is reduced, from None": "was changed before it was reduced, by the script",
+    "no_sync through ddp alone": "or DDP outside of its own no_sync(): change gradients after the backward pass",
     "unfrozen": "parameter spare.weight began to require gradients after attach",
     "stepped though added": "steps a parameter of shape (3,) that wasn't there at attach",
     "step inside of backward True": "the last one before a step must be outside of no_sync() and must end",

@@ -1,4 +1,4 @@
-"""What a backward pass added to gradients, if another one before it failed."""
+"""What backward passes added to gradients, if one before failed, or something else changed the gradients."""
 
 from typing import Any
 
@@ -42,3 +42,35 @@ def test_a_gradient_that_is_taken_away_within_its_pass_is_named():
     parameter.grad = None
     with pytest.raises(UnreducedGradientError, match="the gradient of weight was taken away"):
         increments.pass_ends(passes[-1])
+
+
+@pytest.mark.parametrize("first", [None, torch.ones(2)], ids=["from None", "upon reduced"])
+def test_a_gradient_that_holds_what_is_not_reduced_may_be_zeroed_and_not_changed(first):
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = first
+    increments = Increments([parameter], ["weight"], lambda: None)
+    (2.0 * parameter).sum().backward()
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+    for use in (lambda: increments.increment(0), (3.0 * parameter).sum().backward):
+        with pytest.raises(UnreducedGradientError, match="the gradient of weight was changed before it was reduced"):
+            use()
+    parameter.grad.zero_()
+    (3.0 * parameter).sum().backward()
+    assert increments.increment(0).tolist() == [3.0, 3.0]
+    parameter.grad.zero_()
+    assert increments.increment(0).tolist() == [0.0, 0.0]
+
+
+def test_a_hook_that_changes_a_gradient_in_its_own_pass_is_noticed():
+    parameter = nn.Parameter(torch.ones(2))
+    increments = Increments([parameter], ["weight"], lambda: None)
+
+    def clip(p: torch.Tensor) -> None:
+        assert p.grad is not None
+        p.grad.clamp_(max=1.0)
+
+    parameter.register_post_accumulate_grad_hook(clip)
+    (2.0 * parameter).sum().backward()
+    with pytest.raises(UnreducedGradientError, match="by the script, a hook"):
+        increments.increment(0)

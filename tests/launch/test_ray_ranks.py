@@ -123,6 +123,23 @@ def test_the_world_is_as_large_as_the_cluster_and_the_shards_allow():
         world(1, 0, 4)
 
 
+@pytest.mark.parametrize(
+    ("key", "name"), [("env.id", "python:Maze"), ("network.custom", "python:Net"), ("ppo.loss", "python:lambda")]
+)
+def test_an_object_that_was_handed_over_is_refused_where_other_nodes_would_need_it(key, name):
+    section, _, setting = key.partition(".")
+
+    def ranks(nproc, *nodes, own=False):
+        mine = config(num_envs=8, **{section: {setting: name}})
+        return cluster(*nodes, own=own).world(RunOptions(nproc=nproc, launcher="ray"), mine, Topology()).processes
+
+    line = rf"^{key}: {name} was handed over as an object, .* put it into a module that every node can import, or use"
+    for nproc in (2, "auto", "1:4"):
+        with pytest.raises(ValueError, match=line):
+            ranks(nproc, 4, 4)
+    assert [ranks("auto", 4), ranks(3, 4, own=True), ranks(1, 4, 4), ranks(2, 4, 0)] == [4, 3, 1, 2]
+
+
 def test_a_containers_limit_holds_the_number_of_ranks_only_where_nobody_gives_one(monkeypatch):
     monkeypatch.setattr(clusters, "available_cores", lambda: 1)  # of four
 
@@ -217,7 +234,8 @@ def test_a_keeper_tells_how_its_rank_ended_and_leaves_nothing(tmp_path, monkeypa
     assert not directory.exists()
 
 
-SLEEPS = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(3600)"]
+SLEEPS = [sys.executable, "-c", "import time; print('begun', flush=True)\nwhile True: time.sleep(0.1)"]
+"""In short naps: a signal that comes just before one begins is seen after it."""
 
 
 def sleeper(monkeypatch, tmp_path, words=SLEEPS):

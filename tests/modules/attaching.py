@@ -283,6 +283,47 @@ def check_no_sync():
         say_error("changed before it is reduced", s.backward)
 
 
+def check_no_sync_from_none():
+    """The first backward pass since gradients were None doesn't reduce; then the script changes or zeroes them."""
+
+    def clipped(s):
+        nn.utils.clip_grad_norm_(s.agent.parameters(), 1e-3)
+
+    def replaced(s):
+        for p in s.agent.parameters():
+            p.grad = None if p.grad is None else p.grad * 0.5
+
+    for what, change in (("changed", clipped), ("replaced", replaced)):
+        with script() as s:
+            with s.handle.no_sync():
+                s.backward()
+            change(s)
+            say_error(f"{what} before it is reduced, from None", s.backward)
+    with script() as s:
+        with s.handle.no_sync():
+            s.backward()
+        s.optimizer.zero_grad(set_to_none=False)
+        s.backward()
+        say("no_sync from None then zeroed", difference=gap(s.gradients(), whole()))
+
+
+def check_no_sync_through_ddp():
+    net = nn.Linear(4, 1)
+    ddp = DistributedDataParallel(net)
+    handle = lockstep.attach(ddp)
+    x = torch.full((3, 4), float(handle.rank))
+    with handle.no_sync(), ddp.no_sync():
+        ddp(x).mean().backward()
+    ddp(x).mean().backward()
+    assert net.weight.grad is not None
+    say("no_sync through ddp", gradient=net.weight.grad.mean().item())
+    net.zero_grad()
+    with handle.no_sync():
+        ddp(x).mean().backward()
+    say_error("no_sync through ddp alone", ddp(x).mean().backward)
+    handle.detach()
+
+
 def check_unused():
     with script() as s:
         hidden = s.agent.trunk(s.x)

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pickle
-import resource
 import signal
 import socket
 import tempfile
@@ -16,9 +15,13 @@ from typing import Any
 import handed_envs
 import numpy as np
 import pytest
+from command_line import wait_until
+from high_descriptors import high_descriptors
 
 import lockstep
-from lockstep.python.callbacks import BaseCallback, Conversation, _said, checked_callbacks
+from lockstep.python import callbacks as callbacks_module
+from lockstep.python.answers import answer_of
+from lockstep.python.callbacks import BaseCallback, Conversation, checked_callbacks
 
 SMALL = {"num_steps": 16, "total_steps": 2048, "quiet": True, "checkpoint": {"interval": 4}}
 
@@ -107,16 +110,9 @@ def test_observers_are_not_waited_for():
 
 
 def test_a_caller_may_have_opened_more_files_than_select_knows():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard < 4096 and hard != -1 else 4096, hard))
     watching = Watching(last=2)
-    try:
-        with contextlib.ExitStack() as stack:
-            for _ in range(1100):
-                stack.enter_context(open(os.devnull))
-            run = lockstep.train("CartPole-v1", callbacks=watching, **SMALL)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with high_descriptors():
+        run = lockstep.train("CartPole-v1", callbacks=watching, **SMALL)
     assert run.status == "stopped by a callback"
     assert watching.told[-1] == ("end", "stopped by a callback")
 
@@ -212,8 +208,21 @@ def test_what_a_callback_may_not_say_ends_the_run(said, error):
 def test_a_metric_of_the_runs_own_name_is_refused():
     record = {"iteration": 1, "train/value_loss": 0.5}
     with pytest.raises(ValueError, match="metric 'train/value_loss' is one of the run's own; log yours by another"):
-        _said(lambda record: {"mine": 1, "train/value_loss": 3.0}, record)
-    assert _said(lambda record: {"mine": 1}, record) == {"mine": 1.0}
+        answer_of(lambda record: {"mine": 1, "train/value_loss": 3.0}, record)
+    assert answer_of(lambda record: {"mine": 1}, record) == {"mine": 1.0}
+
+
+@pytest.mark.parametrize(
+    "name", ["eval/return_mean", "eval/mine", "rollout/success_rate", "rollout/metrics/height", "time/waited_for"]
+)
+def test_so_is_one_that_the_run_has_not_logged_yet(name):
+    with pytest.raises(ValueError, match=f"metric '{name}' is one of the run's own; log yours by another name"):
+        answer_of(lambda record: {name: 1.0}, {"iteration": 1, "rollout/episodes": 3})
+
+
+def test_names_that_only_resemble_the_runs_own_are_free():
+    mine = {"evaluation": 1.0, "rollout/success": 0.5, "train/mine": 2.0, "time/mine": 3.0}
+    assert answer_of(lambda record: mine, {"iteration": 1}) == mine
 
 
 def test_a_comparison_of_numpy_ends_a_run_too():
@@ -343,6 +352,26 @@ def test_an_observer_that_is_late_hears_of_the_first_checkpoints_of_a_session(tm
     assert [told[1] for told in watching.told if told[0] == "checkpoint"] == ["step_32", "step_48"]
 
 
+def test_the_answers_to_the_last_thousand_iterations_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(callbacks_module, "MOST_ANSWERS", 3)
+    watching, run = Watching(), SimpleNamespace(path=tmp_path, status="finished", checkpoints=[])
+    given: Any = run
+    with Conversation(given, [watching], False, tmp_path) as conversation, socket.socket(socket.AF_UNIX) as rank:
+        rank.connect(conversation.variables["LOCKSTEP_CALLBACKS"])
+        rank.setblocking(False)
+
+        def answered():
+            conversation.listen()
+            with contextlib.suppress(BlockingIOError):
+                return json.loads(rank.recv(1 << 16))
+
+        for iteration in (1, 2, 3, 4, 5, 3, 4, 5, 1):
+            rank.sendall(json.dumps({"iteration": iteration, "global_step": iteration}).encode() + b"\n")
+            answer = wait_until(answered, "no answer comes")
+            assert answer == {"go_on": True, "metrics": {"mine/double": 2.0 * iteration}}
+    assert [told[1] for told in watching.told if told[0] == "iteration"] == [1, 2, 3, 4, 5, 1]
+
+
 def test_several_seeds_have_no_callbacks():
     with pytest.raises(ValueError, match="callbacks: with 2 seeds"):
         lockstep.train("CartPole-v1", engine="jax", num_seeds=2, callbacks=[Watching()], **SMALL)
@@ -405,22 +434,22 @@ def test_one_callback_needs_no_list():
     assert checked_callbacks(None) == checked_callbacks(()) == []
 
 
-def test_what_a_record_lacks_is_said():
+def test_what_a_record_lacks_isanswer_of():
     record = {"iteration": 1, "rollout/episode_return_mean": None, "train/entropy": 0.5}
     with pytest.raises(KeyError) as caught:
-        _said(lambda record: record["rollout/ep_rew_mean"], record)
+        answer_of(lambda record: record["rollout/ep_rew_mean"], record)
     assert "did you mean 'rollout/episode_return_mean'?" in caught.value.__notes__[0]
     with pytest.raises(TypeError) as caught:
-        _said(lambda record: record["rollout/episode_return_mean"] < 100, record)
+        answer_of(lambda record: record["rollout/episode_return_mean"] < 100, record)
     assert caught.value.__notes__ == ["None until an episode has ended: rollout/episode_return_mean"]
     with pytest.raises(KeyError) as caught:
-        _said(lambda record: {}["mine"], {"mine": 1.0})  # of a dict of its own
+        answer_of(lambda record: {}["mine"], {"mine": 1.0})  # of a dict of its own
     assert not hasattr(caught.value, "__notes__")
     with pytest.raises(KeyError) as caught:
-        _said(lambda record: {}["lr"], record)
+        answer_of(lambda record: {}["lr"], record)
     assert not hasattr(caught.value, "__notes__")
     with pytest.raises(KeyError) as caught:
-        _said(lambda record: record[3], record)
+        answer_of(lambda record: record[3], record)
     assert caught.value.__notes__[0].startswith("3 is no key of a record; There are: iteration, ")
 
 
@@ -431,7 +460,7 @@ def test_a_record_is_a_dict_like_any_other():
         seen.append(given)
         given["mine"] = 2
 
-    assert _said(keep, record) is True
+    assert answer_of(keep, record) is True
     (given,) = seen
     assert isinstance(given, dict)
     assert given == record | {"mine": 2}

@@ -132,6 +132,17 @@ def test_refusals_of_strangers_runs_name_an_argument(method):
     assert "--" not in str(refusal.value)
 
 
+def test_a_report_overwrites_no_file_of_another_kind(tmp_path):
+    run = lockstep.load_run(make_run(tmp_path / "a"))
+    config, policy = run.path / "config.json", tmp_path / "policy.pt2"
+    policy.write_text("weights")
+    before = config.read_bytes()
+    for file in (config, policy):
+        with pytest.raises(ValueError, match=rf"^out: \S+{file.name} must end in \.html or \.htm$"):
+            run.report(file)
+    assert (config.read_bytes(), policy.read_text()) == (before, "weights")
+
+
 @pytest.mark.parametrize(
     ("use", "said"),
     [

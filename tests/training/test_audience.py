@@ -5,6 +5,7 @@ import socket
 import threading
 
 import pytest
+from high_descriptors import high_descriptors
 
 from lockstep.core.life import life
 from lockstep.training import audience
@@ -58,6 +59,17 @@ def test_a_rank_that_waits_for_slow_observers_shows_that_it_lives(listener, monk
     reader.start()
     assert lines_read(connection) == [record]
     reader.join()
+
+
+def test_a_rank_may_have_opened_more_files_than_select_knows(listener):
+    with high_descriptors():
+        told = Audience(listener.getsockname(), speaks=True)
+        connection = listener.accept()[0]
+        connection.sendall(b'{"go_on": false, "metrics": {}}\n')
+        assert told.tell({"iteration": 1}).code == CALLBACK
+        told.close()
+        assert lines_read(connection) == [{"iteration": 1}]
+        connection.close()
 
 
 def test_who_cannot_reach_the_listeners_says_so_unless_they_are_gone(tmp_path, capsys):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fake_session import FakeSession
 
+from lockstep import __version__
 from lockstep.core.errors import DesyncError, RunError
 from lockstep.core.fingerprint import sha256_of
 from lockstep.runs import checkpoint_writer
@@ -229,6 +230,8 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
         "missing_rows": [],
         "restarts": [],
         "lengths": [],
+        "first_machine": {"lockstep": __version__},
+        "first_machine_until": None,
         "started": "2026-01-31T12:00:00+00:00",
         "command": ["lockstep", "train"],
         "commit": "0123-dirty",
@@ -260,6 +263,21 @@ def test_a_summary_names_the_best_checkpoint_and_the_evaluations(recorder_of, tm
     resumed = recorder_of(session, {"started": "2030-01-01T00:00:00+00:00"}, checkpoint=checkpoint)
     names = ("started", "best_evaluation", "last_evaluation")
     assert {n: resumed.summarize("finished")[n] for n in names} == {n: summary[n] for n in names}
+
+
+def test_a_summary_keeps_the_machine_and_versions_with_which_the_run_began(recorder_of, tmp_path, monkeypatch):
+    session, began = FakeSession(), {"torch": "2.12.0", "lockstep": __version__}
+    monkeypatch.setattr(session, "facts", lambda: {"world_size": 1, "torch": "2.12.0"})
+    recorder = recorder_of(session)
+    recorder.log(session.advance())
+    assert recorder.finish(FINISHED).summary["first_machine"] == began
+    checkpoint = find_checkpoint(tmp_path / "checkpoints")
+    session.remembered = checkpoint.state
+    monkeypatch.setattr(session, "facts", lambda: {"world_size": 2, "torch": "2.13.0"})
+    recorder = recorder_of(session, checkpoint=checkpoint)
+    recorder.log(session.advance())
+    summary = recorder.finish(FINISHED).summary
+    assert (summary["torch"], summary["first_machine"], summary["first_machine_until"]) == ("2.13.0", began, 128)
 
 
 def evaluated_every_other(recorder_of, returns, **checkpoint):

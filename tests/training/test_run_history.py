@@ -6,7 +6,7 @@ from math import inf, nan
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.training.run_history import RunHistory, utc_date
+from lockstep.training.run_history import RunHistory, utc_date, with_first_machine
 
 
 def test_the_best_evaluation_stays_and_the_newest_wins_among_equals():
@@ -50,6 +50,26 @@ def test_another_length_is_kept_where_a_schedule_follows_it():
         history.record_length(config.model_copy(update={"total_steps": 4096}), 256)
         assert history.lengths == changes
         assert RunHistory.of(history.to_json(), "later").lengths == changes
+
+
+def test_the_first_machine_and_versions_stay_and_the_step_at_which_others_came():
+    first, other = {"torch": "2.12", "cpu": "one"}, {"torch": "2.13", "cpu": "one"}
+    history = RunHistory.of(None, "now")
+    for facts, step, until in ((first, 0, None), (first, 128, None), (other, 256, 256), (other, 384, 256)):
+        history = RunHistory.of(history.to_json() if step else None, "later")
+        history.record_machine(facts | {"world_size": step}, step)  # the number of ranks may change
+        assert (history.first_machine, history.first_machine_until) == (first, until)
+    unknown = RunHistory.of({}, "later")
+    unknown.record_machine(other, 128)
+    assert (unknown.first_machine, unknown.first_machine_until) == (None, None)
+
+
+def test_a_summary_is_read_with_the_first_machine_in_place_of_the_last_sessions():
+    summary = {"status": "finished", "torch": "2.13", "platform version": "CUDA 13"}
+    assert with_first_machine(summary) == summary
+    assert with_first_machine(summary | {"first_machine": None}) == summary | {"first_machine": None}
+    began = {"first_machine": {"torch": "2.12"}}
+    assert with_first_machine(summary | began) == {"status": "finished", "torch": "2.12"} | began
 
 
 @pytest.mark.parametrize("odd", [{}, {"started": 7, "best_evaluation": [1], "last_evaluation": {"return_mean": "x"}}])

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_runs_dir
 from lockstep.report.packages import check_installed
+from lockstep.report.suffixes import check_suffix
 from lockstep.runs.directory import REPORT
 from lockstep.runs.finding import find_run
 from lockstep.runs.listing import printable
-
-SUFFIXES = (".html", ".htm")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,8 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
     add_runs_dir(parser)
     options = parser.parse_args(argv)
-    if options.out.suffix not in SUFFIXES:
-        raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")
+    check_suffix(options.out)
     paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))
     check_installed()
     from lockstep.report.page import write_report  # after the check: it imports optional packages

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import json
 import math
@@ -14,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from lockstep.python.answers import answer_of
 from lockstep.python.command import POLL_SECONDS
 from lockstep.runs.checkpoint import step_of
 from lockstep.training.audience import ADDRESS_VARIABLE, OBSERVERS, lines_of
@@ -24,16 +22,13 @@ if TYPE_CHECKING:
     from lockstep.python.run import Run
 
 MOST_ANSWERS = 1000
-"""Number of the last iterations whose answers are kept, for ranks that are restarted and repeat them."""
+"""Number of the last iterations whose answers are kept, for ranks that are restarted and repeat them.
 
+A restart that goes further back asks callbacks again.
+"""
 
 END: dict[str, Any] = {"go_on": False, "metrics": {}}
 METHODS = ("on_start", "on_iteration", "on_evaluation", "on_checkpoint", "on_end")
-OTHER_WORDS = {
-    "rollout/ep_rew_mean": "rollout/episode_return_mean",
-    "rollout/ep_len_mean": "rollout/episode_length_mean",
-}
-"""Stable-Baselines3's names of metrics, with the names that they have here."""
 
 
 class BaseCallback:
@@ -240,7 +235,7 @@ class Conversation:
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _answer(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Returns the answer to an iteration's record; a repeated iteration gets the same answer again."""
+        """Returns the answer to an iteration's record; one of the last :data:`MOST_ANSWERS` gets its answer again."""
         iteration = int(record["iteration"])
         if iteration not in self._answers:
             self._answers[iteration] = self._ask(record)
@@ -255,7 +250,7 @@ class Conversation:
             for callback in self._callbacks:
                 if self._failure is not None:
                     break
-                said = self._safely(callback, _said, getattr(callback, name, None), record)
+                said = self._safely(callback, answer_of, getattr(callback, name, None), record)
                 if said is False:
                     answer["go_on"] = False
                 elif isinstance(said, dict):
@@ -306,45 +301,3 @@ class Conversation:
             else:
                 self._failure.add_note(f"then {type(callback).__name__} raised {type(error).__name__}: {error}")
             return None
-
-
-class _Record(dict[str, Any]):
-    """A record whose ``KeyError`` has a note that lists its keys and suggests a similar one."""
-
-    def __missing__(self, key: Any) -> Any:
-        error = KeyError(key)
-        close = difflib.get_close_matches(OTHER_WORDS.get(key, key), self, 1, 0.6) if isinstance(key, str) else []
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        error.add_note(f"{key!r} is no key of a record; {meant}There are: {', '.join(self)}")
-        raise error
-
-    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (dict(self),)
-
-
-def _said(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
-    """Calls a callback's method, if it exists, with a record; returns whether to go on, or the numbers to log.
-
-    Raises:
-        TypeError: the method returns neither.
-        ValueError: a number has the name of one of the record's own metrics.
-    """
-    try:
-        said = None if method is None else method(_Record(record))
-    except TypeError as error:
-        unknown = [name for name, value in record.items() if value is None]
-        if unknown:
-            error.add_note(f"None until an episode has ended: {', '.join(unknown)}")
-        raise
-    if said is None or isinstance(said, bool | np.bool):
-        return said is None or bool(said)
-    if not isinstance(said, dict):
-        raise TypeError(f"a callback said {said!r} to an iteration; it says False, True, None or a dict of numbers")
-    for key, value in said.items():
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            raise TypeError(f"a callback's metric {key!r} is {value!r}; a number is logged") from None
-        if key in record:
-            raise ValueError(f"a callback's metric {key!r} is one of the run's own; log yours by another name")
-    return {str(key): float(value) for key, value in said.items()}

@@ -21,6 +21,7 @@ from lockstep.python.handed import Handed, handed_again, variables_for, with_obj
 from lockstep.python.start import start
 from lockstep.python.words import in_callers_words
 from lockstep.report.packages import check_installed
+from lockstep.report.suffixes import check_suffix
 from lockstep.runs.checkpoint import checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY
 from lockstep.runs.finding import seeds_in
@@ -271,15 +272,16 @@ class Run:
         """Writes one HTML page about the run, as ``lockstep report`` does; needs the extra ``report``.
 
         Args:
-            out: the file; None: ``report.html`` in the run's directory.
+            out: the file, ``….html``; None: ``report.html`` in the run's directory.
 
         Returns:
             The file.
 
         Raises:
-            ValueError: ``out`` names no file, a package is missing, or the file can't be written; one line.
+            ValueError: ``out`` names no HTML file, a package is missing, or the file can't be written; one line.
         """
         file = self.path / REPORT if out is None else file_given(out, "out")
+        check_suffix(file)
         check_installed()
         from lockstep.report.page import write_report  # imports packages that may be missing
 

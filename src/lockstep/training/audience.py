@@ -80,8 +80,10 @@ class Audience:
     def _send(self, content: bytes) -> None:
         """Sends a line, and waits for room if observers lag behind."""
         assert self._connection is not None
+        room = select.poll()  # select.select refuses descriptors from 1024 on
+        room.register(self._connection, select.POLLOUT)
         while content:
-            if select.select([], [self._connection], [], LOOK_SECONDS)[1]:
+            if room.poll(LOOK_SECONDS * 1000):
                 content = content[self._connection.send(content, socket.MSG_DONTWAIT) :]
             else:
                 life.progressed()

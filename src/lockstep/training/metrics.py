@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.core.episodes import RecentEpisodes
+from lockstep.core.episodes import STATED, SUCCESS_RATE, RecentEpisodes
 from lockstep.training.losses import LOSS, REFERENCE_KL, LossSettings
 
 LOGGED = ("entropy_coef", "clip_range")
@@ -13,9 +13,20 @@ LOGGED = ("entropy_coef", "clip_range")
 Record = dict[str, float | int | None]
 """A metrics record: numbers by name, in a fixed order; None if a number isn't known for this iteration."""
 
-
 WORLD_SIZE = "time/world_size"
 """Number of ranks; it stands with the times because it depends on the hardware, so it needn't be equal."""
+WAITED_FOR = "time/waited_for"
+"""The rank that others waited for; only records of several ranks have it."""
+EVALUATION = "eval/"
+"""Prefix of what an evaluation found."""
+OCCASIONAL = (SUCCESS_RATE, WAITED_FOR)
+"""Metrics that some of a run's records have and others don't."""
+OCCASIONAL_PREFIXES = (EVALUATION, STATED)
+
+
+def is_own_name(name: str) -> bool:
+    """Returns whether a name is kept for metrics that the run itself logs, even if not with every record."""
+    return name in OCCASIONAL or name.startswith(OCCASIONAL_PREFIXES)
 
 
 def episode_metrics(iteration: int, global_step: int, recent: RecentEpisodes) -> Record:

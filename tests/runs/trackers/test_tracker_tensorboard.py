@@ -21,11 +21,12 @@ from lockstep.runs.trackers.tensorboard import (
 )
 
 
-def test_tensorboard_writes_the_tagged_metrics_at_the_global_step(tmp_path):
+def test_tensorboard_writes_all_metrics_but_no_counters_at_the_global_step(tmp_path):
     tracker = TensorBoardTracker(tmp_path)
-    tracker.log(make_record(0, **{"train/kl": math.nan, "train/loss": None, "train/n": np.int64(3)}))
+    tracker.log(make_record(0, **{"train/kl": math.nan, "train/loss": None, "train/n": np.int64(3), "mine": 0.5}))
     tracker.log(make_record(1, 2.5, **{"train/kl": np.float32(0.25)}))
     expected = {RETURN: [(100, 1.5), (200, 2.5)], "train/kl": [(200, 0.25)], "train/n": [(100, 3.0)]}
+    expected["mine"] = [(100, 0.5)]  # as a callback may call it
     assert read_scalars(tmp_path) == expected  # flushed: readable before the tracker is closed
     tracker.close()
 

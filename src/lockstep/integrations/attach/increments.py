@@ -76,15 +76,16 @@ class Increments:
         """Returns whether the script has zeroed, in place, a gradient that isn't reduced yet.
 
         Raises:
-            UnreducedGradientError: the gradient was changed in another way.
+            UnreducedGradientError: the gradient was changed in another way; clipping each rank's part, for instance,
+                isn't clipping the mean.
         """
         known = self.added[index]
-        if known.base is None or (grad is known.grad and grad._version == known.version):
+        if grad is known.grad and grad._version == known.version:
             return False
         if grad.any():
             raise UnreducedGradientError(
-                f"the gradient of {self.names[index]} was changed between a backward pass under no_sync() and the one "
-                "that would have reduced it: change gradients after they are reduced"
+                f"the gradient of {self.names[index]} was changed before it was reduced, by the script, a hook, or DDP "
+                "outside of its own no_sync(): change gradients after the backward pass that reduces them"
             )
         return True
 

@@ -16,6 +16,7 @@ from typing import Any
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import LOOPBACK_ADDRESS, Topology, available_cores, bound_cores
+from lockstep.core.user_code.handed import is_handed
 from lockstep.launch.world import World, world_of
 
 RAY = "ray"
@@ -148,7 +149,8 @@ class Cluster:
         """Returns the ranks that a request asks for.
 
         Raises:
-            ValueError: the cluster has too few CPUs or GPUs, or this node has none; one line.
+            ValueError: the cluster has too few CPUs or GPUs, or this node has none; or ranks on other nodes would need
+                an object that only this one has; one line.
         """
         needs, nodes = needs_of(config, options), self.nodes()
         most, what = places([node.total for node in nodes], needs), "GPU" if "GPU" in needs else "CPU"
@@ -166,7 +168,20 @@ class Cluster:
                 f"nproc: {world.processes} ranks need {world.processes * needs[what]:g} {what}s, and the Ray cluster "
                 f"has {has:g}; use --nproc {most}{'' if self.own else ', or add nodes'}"
             )
+        if world.processes > 1 and most > here:
+            _check_importable(config)
         return replace(world, processes_here=min(here, world.processes))
+
+
+def _check_importable(config: Config) -> None:
+    """Refuses what was handed to ``lockstep.train`` as an object: only processes on this node can load it."""
+    names = {"env.id": config.env.id, "network.custom": config.network.custom, "ppo.loss": config.ppo.loss}
+    for key, name in names.items():
+        if is_handed(name):
+            raise ValueError(
+                f"{key}: {name} was handed over as an object, which ranks on other nodes of the Ray cluster can't "
+                "load; put it into a module that every node can import, or use --nproc 1"
+            )
 
 
 def check_ray(config: Config, topology: Topology) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import select
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,22 @@ FILE, STORE, PORT = "file", "store", "port"
 """How ranks meet: in a private file, in PyTorch's store inside the server, or at rank 0's port."""
 
 
+def readable(watched: Sequence[Any], seconds: float | None) -> list[Any]:
+    """Waits until something can be read, or has ended; returns what, or nothing after ``seconds`` (None: no limit).
+
+    ``select.select`` refuses descriptors from 1024 on, and a process that has opened many files has only those left.
+
+    Args:
+        watched: descriptors, and objects with a ``fileno``.
+        seconds: how long to wait.
+    """
+    ready = select.poll()
+    for each in watched:
+        ready.register(each, select.POLLIN)
+    found = {number for number, _ in ready.poll(None if seconds is None else seconds * 1000)}
+    return [each for each in watched if (each if isinstance(each, int) else each.fileno()) in found]
+
+
 class Channel:
     """Exchanges JSON values, one per line, over a stream socket, which it owns."""
 
@@ -24,7 +41,7 @@ class Channel:
         self._buffer = b""
 
     def fileno(self) -> int:
-        """Returns the socket's descriptor, for ``select``."""
+        """Returns the socket's descriptor, for :func:`readable`."""
         return self._connection.fileno()
 
     def send(self, value: Any) -> None:
@@ -46,7 +63,7 @@ class Channel:
         """
         while not self.pending:
             try:
-                if not select.select([self._connection], [], [], seconds)[0]:
+                if not readable([self._connection], seconds):
                     raise TimeoutError
                 data = self._connection.recv(1 << 16)
             except TimeoutError:

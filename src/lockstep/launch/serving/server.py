@@ -12,7 +12,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -39,7 +38,7 @@ from lockstep.core.topology import LAUNCHER_VARIABLE, LOOPBACK_ADDRESS, MEMORY_V
 from lockstep.core.user_code.search_path import search_working_directory_last
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import HOLD_SECONDS, NativeErrors
-from lockstep.launch.serving.channel import ONE_THREAD, STORE, Channel, ServerSettings
+from lockstep.launch.serving.channel import ONE_THREAD, STORE, Channel, ServerSettings, readable
 from lockstep.launch.serving.fork import fork, one_thread, spawn
 from lockstep.launch.serving.meeting import Meeting
 
@@ -69,7 +68,7 @@ class Server:
             while os.getppid() == self._settings.parent:
                 watched = [self._channel, self._awake, *self._errors.descriptors]
                 seconds = HOLD_SECONDS / 2 if self._errors.waits else LOOK_SECONDS
-                ready, _, _ = select.select(watched, [], [], seconds)
+                ready = readable(watched, seconds)
                 if self._awake in ready:
                     os.read(self._awake, 1 << 12)
                 self._errors.read(ready)
@@ -155,7 +154,7 @@ class Server:
         said = b""
         while True:
             over = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-            ready, _, _ = select.select([reading, self._channel], [], [], 0 if over else LOOK_SECONDS / 20)
+            ready = readable([reading, self._channel], 0 if over else LOOK_SECONDS / 20)
             if self._channel in ready or os.getppid() != self._settings.parent:
                 raise EOFError
             if reading in ready:

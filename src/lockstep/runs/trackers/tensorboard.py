@@ -22,12 +22,14 @@ from lockstep.runs.trackers.files import PlainRecord, read_through, replacing
 from lockstep.runs.trackers.service import Tracker
 
 EVENT_FILES = "events.out.tfevents.*"
+COUNTERS = frozenset({"iteration", "global_step"})
+"""Entries of a record that are no metrics, but say where it stands."""
 FLOAT32_LIMIT = 2.0**128 - 2.0**103
 """Values from here on round to infinity in float32."""
 
 
 class TensorBoardTracker(Tracker):
-    """Writes every metric whose name has a ``/`` as a scalar, at the record's ``global_step``.
+    """Writes every metric as a scalar, at the record's ``global_step``.
 
     Each tracker starts a new event file after those already in ``directory``: TensorBoard reads them in the order of
     their names, and moves on to the new file if it is running.
@@ -57,7 +59,9 @@ class TensorBoardTracker(Tracker):
             # Makes a TensorBoard that is still open drop what it has read of the steps that were cut.
             yield _serialized(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
             self._continues = False
-        scalars = {tag: x for tag, x in PlainRecord.of(record).items() if "/" in tag and isinstance(x, (int, float))}
+        scalars = {
+            tag: x for tag, x in PlainRecord.of(record).items() if tag not in COUNTERS and isinstance(x, (int, float))
+        }
         tags = tuple(scalars)
         if tags != self._scalars.tags:
             self._scalars = Scalars(tags)
