@@ -37,13 +37,65 @@ def test_a_second_file_of_metrics_is_not_written_again(tmp_path):
     assert train == f"lockstep.train(Reach2D, config='{handed}/config.json', log=dict(jsonl=None))"
 
 
+def on_two_ranks(run):
+    """Has all of a run be trained on two ranks."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row | {"time/world_size": 2}) + "\n" for row in rows))
+    return run
+
+
 def test_a_run_that_has_left_the_promise_is_not_said_to_keep_it(tmp_path):
-    exact, fast = (page(make_run(tmp_path / name, reduction=name)) for name in ("exact", "fast"))
+    exact, fast = (page(on_two_ranks(make_run(tmp_path / name, reduction=name))) for name in ("exact", "fast"))
     for words in ("on any number of ranks it ends with these hashes", "The same agent again, on any number of ranks:"):
         assert words in exact
         assert words not in fast
     assert "on as many ranks it ends with these hashes" in fast
     assert "The same agent again, on as many ranks:" in fast
+
+
+ENDS, AGAIN = "it ends with these hashes", "The same agent again"
+
+
+def test_a_run_whose_environments_began_anew_does_not_come_again(tmp_path):
+    run = make_run(tmp_path / "demo", summary_of(restarted_environments=[3, 5]))
+    text = page(run)
+    assert "not the same again, since environments began new episodes where it was resumed" in text
+    assert "Outside of the promise: environments began new episodes where it was resumed" in text
+    assert not any(words in text for words in (ENDS, AGAIN))
+
+
+def test_nor_does_a_group_with_such_a_seed(tmp_path):
+    group = make_group(tmp_path / "many")
+    summary = json.loads((group / "seed_1" / "summary.json").read_text())
+    assert ENDS in page(group)
+    (group / "seed_1" / "summary.json").write_text(json.dumps(summary | {"restarted_environments": [3]}))
+    text = page(group)
+    assert text.count("Outside of the promise: environments began new episodes") == 1
+    assert not any(words in text for words in (ENDS, AGAIN))
+
+
+@pytest.mark.parametrize(("reduction", "comes"), [("fast", False), ("exact", True)])
+def test_a_run_on_changing_numbers_of_ranks_comes_again_if_they_do_not_matter(tmp_path, reduction, comes):
+    text = page(make_run(tmp_path / "demo", reduction=reduction))
+    assert "world size" in text
+    assert "(iterations 11 to 40)" in text
+    assert [words in text for words in (ENDS, AGAIN)] == [comes] * 2
+    assert ("not the same again, since not all of it was trained on one number of ranks" in text) != comes
+    assert ("Outside of the promise: its number of ranks was changed on the way" in text) != comes
+    assert "on as many" not in text
+
+
+def test_nor_do_seeds_that_were_trained_on_different_numbers_of_ranks_where_these_matter(tmp_path):
+    group = make_group(tmp_path / "many")
+    for path in (group, *group.glob("seed_*")):
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | {"reduction": "fast"}))
+    for seed in group.glob("seed_*"):
+        on_two_ranks(seed)
+    assert again_of(read_run(group, "many")).changed is None
+    text = (group / "seed_1" / "metrics.jsonl").read_text().replace('"time/world_size": 2', '"time/world_size": 4')
+    (group / "seed_1" / "metrics.jsonl").write_text(text)
+    assert again_of(read_run(group, "many")).changed == "not all of it was trained on one number of ranks (see Proof)"
 
 
 def test_seeds_that_stopped_apart_do_not_come_again(tmp_path):

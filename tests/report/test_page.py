@@ -34,6 +34,7 @@ from lockstep.report.reading import read_run
 from lockstep.report.settings import configs_of, differing
 from lockstep.report.videos import ROOM
 from lockstep.runs.curves import METRIC, interquartile_mean
+from lockstep.runs.plot import line_of
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -292,9 +293,55 @@ def test_a_seed_that_failed_is_neither_in_the_result_nor_in_the_curves(tmp_path)
     assert "environment steps 768 … 10,240 of 4 seeds" in Read(text).text
     both = Read(page(group, make_run(tmp_path / "one")))
     assert both.cells("many")[5] == "60interquartile mean over 3 of 4 seeds95 %: 20 … 100"
+    for seed in (1, 3):
+        (group / f"seed_{seed}" / "summary.json").unlink()
     (group / "summary.json").write_text(json.dumps(summary | {"final_return_interval": None, "seeds": listed[:1]}))
     assert "final return 60 of seed_0 (1 of 4 seeds)" in Read(page(group)).text
     assert data_of(page(group))[METRIC]["series"][0]["label"] == "many (1 of 4 seeds)"
+
+
+def listed(group, *seeds):
+    """Has a group's summary list these seeds, as they are now."""
+    summary = json.loads((group / "summary.json").read_text())
+    ends = {seed: json.loads((group / f"seed_{seed}" / "summary.json").read_text()) for seed in seeds}
+    rows = [
+        {"seed": seed, "directory": f"seed_{seed}"} | {key: own[key] for key in ("global_step", "state_sha256")}
+        for seed, own in ends.items()
+    ]
+    (group / "summary.json").write_text(json.dumps(summary | {"seeds": rows}))
+
+
+def trained_further(group, seed, **more):
+    own = json.loads((group / f"seed_{seed}" / "summary.json").read_text())
+    (group / f"seed_{seed}" / "summary.json").write_text(json.dumps(own | {"state_sha256": "c3" * 32} | more))
+
+
+def test_the_result_of_a_group_is_not_that_of_before_a_seed_was_trained_further(tmp_path):
+    group = make_group(tmp_path / "many")
+    summary = json.loads((group / "summary.json").read_text())
+    (group / "summary.json").write_text(json.dumps(summary | {"status": "stopped by signal 15", "global_step": 512}))
+    listed(group, 0, 1, 2)
+    before = Read(page(group)).text
+    assert "final return 60 interquartile mean over 3 seeds, 95 % interval 20 … 100" in before
+    assert "stopped by signal 15" in before
+    for seed in (0, 1, 2):
+        trained_further(group, seed, final_return=10.0 * seed)
+    read = Read(page(group))
+    assert "final return 10 interquartile mean over 3 seeds best evaluation" in read.text
+    assert "environment steps 10,240 of each of 3 seeds" in read.text
+    assert "wall time – – steps/s" in read.text  # the group's is without what they were trained since
+    assert "lockstep train CartPole-v1 --nproc 2" in read.text
+    assert "stopped by signal 15" not in read.text
+
+
+def test_a_seed_that_failed_is_in_the_curves_once_it_was_finished_by_itself(tmp_path):
+    group = make_group(tmp_path / "many")
+    listed(group, 0, 2)
+    own = json.loads((group / "seed_1" / "summary.json").read_text())
+    for step, label in ((512, "many (2 of 3 seeds)"), (own["global_step"], "many (3 seeds)")):
+        (group / "seed_1" / "summary.json").write_text(json.dumps(own | {"global_step": step}))
+        assert data_of(page(group))[METRIC]["series"][0]["label"] == label
+        assert line_of(group, "many", "steps", METRIC).label == label
 
 
 def test_few_episodes_are_not_said_to_be_a_hundred(tmp_path):

@@ -15,6 +15,7 @@ from lockstep.runs.curves import (
     MOST_POINTS,
     bootstrap_interval,
     curve_of,
+    draw_curves,
     interquartile_mean,
     write_curves,
 )
@@ -100,7 +101,7 @@ def test_a_curve_begins_where_every_seed_has_finished_an_episode():
 
 def test_one_seed_has_no_interval(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records([1.0, 2.0])))
-    curve = write_curves(tmp_path, "one seed", {3: tmp_path})
+    curve = write_curves(tmp_path, {3: tmp_path})
     assert curve.band is None
     rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
     assert [(row["iqm"], row["low"], row["high"], row["seed_3"]) for row in rows] == [
@@ -157,7 +158,7 @@ def test_what_is_written_is_the_curve(tmp_path):
         seeds[seed] = tmp_path / f"seed_{seed}"
         seeds[seed].mkdir()
         (seeds[seed] / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records(returns)))
-    write_curves(tmp_path, "two seeds", seeds)
+    draw_curves(tmp_path, "two seeds", write_curves(tmp_path, seeds), "seed_3")
     rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
     assert [(row["iteration"], row["global_step"], row["iqm"]) for row in rows] == [
         ("1", "10", "2.0"),
@@ -179,7 +180,7 @@ def test_who_reads_curves_while_they_are_written_again_sees_them_whole(tmp_path)
         read, written = [], []
         for returns in ([1.0, 2.0], [1.0, 2.0, 8.0]):
             (seeds[3] / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records(returns)))
-            write_curves(tmp_path, "one seed", seeds)
+            draw_curves(tmp_path, "one seed", write_curves(tmp_path, seeds), "seed_3")
             written.append([(tmp_path / name).read_bytes() for name in names])
             read = read or [stack.enter_context((tmp_path / name).open("rb")) for name in names]
         assert [file.read() for file in read] == written[0]
@@ -192,7 +193,7 @@ def test_of_the_rows_of_all_seeds_no_more_is_held_than_a_curve_needs(tmp_path, m
     monkeypatch.setattr(curves, "curve_of", lambda records: given.extend(records) or curve_of(records))
     rows = [{**record, "train/approx_kl": 0.1} for record in [*records([1.0, 2.0]), *records([None])]]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_curves(tmp_path, "one seed", {0: tmp_path})
+    write_curves(tmp_path, {0: tmp_path})
     assert [list(row) for row in given[0]] == [["iteration", "global_step", METRIC]] * 2 + [
         ["iteration", "global_step"]
     ]
@@ -232,4 +233,4 @@ def test_a_curve_of_rows_that_say_no_step_is_refused_in_one_line(tmp_path):
         '{"iteration": 1, "global_step": null}\n{"iteration": 2, "global_step": 8}\n'
     )
     with pytest.raises(ValueError, match=r"metrics\.jsonl: line 1 is no metrics record"):
-        write_curves(tmp_path, "one seed", {0: tmp_path})
+        write_curves(tmp_path, {0: tmp_path})

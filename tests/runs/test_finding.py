@@ -1,6 +1,7 @@
 """A run is found by its name, whatever else is called so; its directory has a name, however it was spelled."""
 
 import json
+import shutil
 
 import pytest
 
@@ -110,6 +111,23 @@ def test_so_it_has_in_a_list(here, monkeypatch, capsys):
     assert list_runs([".", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["name"], row["path"]) == ("demo", str(here / "runs" / "demo"))
+
+
+def test_a_folder_without_runs_hides_no_run_from_a_list(here, capsys):
+    path, source = create(), here / "demo"
+    (source / "src").mkdir(parents=True)
+
+    def listed():
+        assert list_runs(["demo", "--json"]) == 0
+        return [row["path"] for row in json.loads(capsys.readouterr().out)]
+
+    assert listed() == [str(path)]
+    inside = create("demo", "inside")
+    assert listed() == [str(inside)]
+    shutil.rmtree(path)
+    shutil.rmtree(source / "inside")
+    assert list_runs(["demo"]) == 0
+    assert capsys.readouterr().out.startswith("no runs in demo; ")
 
 
 def test_a_tilde_is_the_users_home(here, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from made_runs import make_group, make_run
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config, RunOptions
@@ -63,6 +64,53 @@ def test_so_does_the_list_and_the_report(run):
     link = run / "config.json"
     assert (row.status, row.problem) == (DAMAGED, f"{link} is a link to {link.readlink()}; copy the run with cp -rL")
     assert f"{run / 'metrics.jsonl'} is a link to " in "\n".join(read_run(run, "a").problems)
+
+
+def test_neither_reads_another_run_that_a_seed_is_a_link_to(tmp_path):
+    group, private = make_group(tmp_path / "many"), make_run(tmp_path / "private", scale=1000.0)
+    (group / "summary.json").unlink()
+    shutil.rmtree(group / "seed_0")
+    (group / "seed_0").symlink_to(private)
+    found = read_run(group, "many")
+    problem = f"{group}/seed_0 is a link to {private}; copy the run with cp -rL"
+    assert [seed.name for seed in found.seeds] == [seed.name for seed in found.counted] == ["seed_1", "seed_2"]
+    assert found.problems == [problem]
+    row = row_of(group, "many")
+    assert (row.seeds, row.final_return, row.problem, row) == (3, 40.5, problem, found.row)
+
+
+def test_a_seed_that_leads_back_to_its_group_is_not_read(tmp_path):
+    """Two of them would be 2⁴⁰ runs."""
+    group = make_group(tmp_path / "many", seeds=1)
+    (group / "seed_0" / "seed_7").mkdir()
+    shutil.copy(group / "config.json", group / "seed_0" / "seed_7")
+    (group / "seed_1").symlink_to(".")
+    found = read_run(group, "many")
+    assert [seed.name for seed in found.seeds] == ["seed_0"]
+    assert found.seeds[0].seeds == []
+    assert found.problems == [f"{group}/seed_1 is a link to .; copy the run with cp -rL"]
+
+
+def test_nor_are_checkpoints_that_lie_behind_a_link(run, tmp_path):
+    stranger = make_run(tmp_path / "stranger")
+    (stranger / "checkpoints").symlink_to(run / "checkpoints")
+    for name in ("metrics.jsonl", "summary.json"):
+        (stranger / name).unlink()
+    found = read_run(stranger, "stranger")
+    link = f"{stranger}/checkpoints is a link to {run}/checkpoints; copy the run with cp -rL"
+    assert found.problems[0] == link
+    assert (found.row.steps, found.edited, found.environment) == (None, None, {})
+    (stranger / "config.json").write_text("{")
+    assert read_run(stranger, "stranger").config == {}
+
+
+def test_a_run_of_ones_own_that_is_named_by_a_link_is_read(tmp_path):
+    group = make_group(tmp_path / "disk" / "runs" / "many")
+    (tmp_path / "runs").symlink_to(tmp_path / "disk" / "runs")
+    (tmp_path / "mine").symlink_to(group)
+    for path in (tmp_path / "runs" / "many", tmp_path / "mine"):
+        found = read_run(path, "many")
+        assert (len(found.seeds), found.problems, found.row.final_return) == (3, [], 60.0)
 
 
 def test_a_checkpoint_of_a_newer_version_is_called_that(run):

@@ -106,6 +106,60 @@ def test_seeds_are_one_row(tmp_path):
     assert (row_of(path, "many").final_return, row_of(path, "many").seeds) == (7.5, 2)
 
 
+def end(step, sha, value=1.0, status="finished"):
+    """What a seed's summary says of its end."""
+    return {"status": status, "global_step": step, "state_sha256": sha, "final_return": value, "world_size": 2}
+
+
+STOPPED = end(20, "a", 0.5, "stopped by signal 15")
+
+
+def group_of(path, listed, ends):
+    """A group of which the summary lists the seeds ``listed``, and in which each seed's own tells of ``ends``."""
+    for seed, own in enumerate(ends):
+        make(path / f"seed_{seed}", summary=own, rows=returns(4.0))
+    seeds = [{"seed": seed, "directory": f"seed_{seed}"} | found for seed, found in enumerate(listed)]
+    (path / "config.json").write_text('{"env": {"id": "Game-v0"}, "seed": 0}')
+    (path / "summary.json").write_text(json.dumps(STOPPED | {"final_return": 9.0, "seeds": seeds}))
+    row = row_of(path, path.name)
+    return row.status, row.steps, row.final_return
+
+
+@pytest.mark.parametrize(
+    ("listed", "ends", "told"),
+    [
+        ((STOPPED, STOPPED), (STOPPED, STOPPED), ("stopped by signal 15", 20, 9.0)),  # by the group's summary
+        ((STOPPED, STOPPED), (end(640, "b", 1.0), end(640, "c", 3.0)), ("finished", 640, 2.0)),
+        ((STOPPED, STOPPED), (STOPPED, end(640, "c", 3.5)), ("stopped by signal 15", 20, 2.0)),
+        ((STOPPED, STOPPED), (end(20, "other", 1.0), STOPPED), ("stopped by signal 15", 20, 0.75)),  # of another agent
+        ((STOPPED, STOPPED), (end(640, "b", 2.0), None), ("1 of 2 seeds finished", 10, 3.0)),  # one goes on
+    ],
+)
+def test_a_group_of_which_a_seed_was_trained_further_by_itself_is_what_its_seeds_are(tmp_path, listed, ends, told):
+    assert group_of(tmp_path / "many", listed, ends) == told
+
+
+def test_a_seed_that_failed_counts_once_it_has_caught_up_by_itself(tmp_path):
+    last = end(640, "b", 3.0)
+    assert group_of(tmp_path / "failed", (STOPPED,), (STOPPED, None))[1:] == (20, 9.0)
+    assert group_of(tmp_path / "before", (STOPPED,), (STOPPED, end(10, "z")))[1:] == (20, 9.0)
+    assert group_of(tmp_path / "after", (last,), (last, end(640, "c", 5.0), None)) == (
+        "2 of 3 seeds finished",
+        640,
+        4.0,
+    )
+
+
+def test_a_group_that_was_killed_is_finished_once_each_of_its_seeds_is(tmp_path):
+    for name, ends, status in (
+        ("all", (end(640, "b", 1.0), end(640, "c", 3.0)), "finished"),
+        ("one", (end(640, "b", 1.0), None), NO_SUMMARY),
+    ):
+        group_of(tmp_path / name, (), ends)
+        (tmp_path / name / "summary.json").unlink()
+        assert row_of(tmp_path / name, name).status == status
+
+
 @pytest.mark.parametrize(("rows", "steps"), [((3, 1, 2), 10), ((3, 2, 0), 0), ((0, 0), None)])
 def test_seeds_that_are_not_equally_far_have_the_steps_that_all_have(tmp_path, rows, steps):
     for seed, count in enumerate(rows):

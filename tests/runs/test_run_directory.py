@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from lockstep.runs.checkpoint import CheckpointError, pack, to_files
 from lockstep.runs.checkpoint_writer import CheckpointWriter, commit
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory, is_writer
 from lockstep.runs.finding import find_run
-from lockstep.runs.lock import RunLock
+from lockstep.runs.lock import RunLock, is_held
 from lockstep.runs.making import create_run, default_name
 
 CONFIG = resolve(Config(seed=3))
@@ -248,6 +249,21 @@ def test_a_rank_that_fails_leaves_the_run_to_its_launcher(tmp_path):
     assert (path / ".lock").exists()
     launcher.unlock()
     assert everything_in(path) == ["config.json"]
+
+
+def test_a_run_that_ends_while_it_is_asked_about_is_not_held(tmp_path, monkeypatch):
+    path, is_file = create(tmp_path), Path.is_file
+    (path / ".lock").touch()
+
+    def ends_after(asked):
+        found = is_file(asked)
+        if asked.name == ".lock":
+            asked.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", ends_after)
+    assert not is_held(path / ".lock")
+    assert not is_held(path / ".lock" / "inside")
 
 
 def test_who_lets_go_late_takes_nobody_elses_lock_away(tmp_path):

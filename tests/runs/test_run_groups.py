@@ -165,6 +165,32 @@ def test_incidents_are_said_of_each_seed(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["world_size"] == 2
 
 
+def test_a_group_has_its_summary_whatever_becomes_of_the_picture(tmp_path, monkeypatch, capsys):
+    """matplotlib needn't import, and a ``matplotlibrc`` may ask it for what isn't there."""
+    facts = summary_of(seed=0, environment="CartPole-v1", iteration=40, episodes=9)
+    run, there = make_run(tmp_path / "seed_0", facts), []
+
+    def fail(*_):
+        there.append((tmp_path / "summary.json").exists())
+        raise RuntimeError("no font\nwas found")
+
+    monkeypatch.setattr("lockstep.runs.groups.can_plot", lambda: True)
+    for why, patch in (
+        (
+            "import of matplotlib halted; None in sys.modules",
+            lambda each: each.setitem(sys.modules, "matplotlib", None),
+        ),
+        ("no font was found", lambda each: each.setattr("lockstep.runs.groups.draw_curves", fail)),
+    ):
+        with monkeypatch.context() as patched:
+            patch(patched)
+            summary = finish_group(RunDirectory(tmp_path), {run: facts}, 1, 1.0, lambda line: None)
+        assert json.loads((tmp_path / "summary.json").read_text()) == summary
+        assert capsys.readouterr().err == f"lockstep: warning: {tmp_path / 'curves.png'} isn't written: {why}\n"
+    assert there == [True]
+    assert (tmp_path / "curves.csv").is_file()
+
+
 def test_a_seeds_summary_is_read_as_it_is(tmp_path):
     assert SeedRun(tmp_path).summary() is None
     run = SeedRun(make_run(tmp_path / "seed_0", summary_of(seed=0)))

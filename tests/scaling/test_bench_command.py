@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from command_line import (
@@ -19,6 +20,7 @@ from command_line import (
 )
 
 from lockstep.cli import main
+from lockstep.commands import bench
 
 SHORT = ("--world-sizes", "1,2", "--repeats", 1, "--warmup-iters", 1, "--iters", 3)
 SWEEP = ("bench", "CartPole-v1", *SMALL, *SHORT)
@@ -263,3 +265,13 @@ def test_without_matplotlib_it_says_so_and_goes_on(copy, monkeypatch, capsys):
     assert "note: plots.png needs matplotlib; pip install 'lockstep-rl[plot]'" in capsys.readouterr().out
     assert not (copy / "runs" / "sweep" / "plots.png").exists()
     assert table(copy, "summary")[1]["runs"] == 1
+
+
+def test_a_reference_policy_may_be_named_by_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(Path(__file__).parents[1] / "golden" / "runs" / "torch_cartpole", tmp_path / "kept" / "first")
+    words = ["--algorithm", "grpo", "--grpo.reference", "first", "--grpo.kl-coef", "0.1", "--num-envs", "32"]
+    words += ["--network.hidden-sizes", "[16,16]", "--runs-dir", "kept"]
+    plan, _ = bench._read_plan(["CartPole-v1", *words])
+    named = [plan.sized(world_size).grpo.reference for world_size in (1, 4)]
+    assert named == [str(tmp_path / "kept" / "first" / "checkpoints" / "step_256")] * 2

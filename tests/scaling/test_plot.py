@@ -87,3 +87,11 @@ def test_nothing_to_draw_leaves_no_old_picture(tmp_path, tables):
     rows = rows_of(SPEEDS, failed=SPEEDS)
     assert not write_plots(path, "title", rows, summary_rows(rows, PLAN))
     assert not path.exists()
+
+
+def test_the_picture_needs_no_latex(tmp_path, tables, monkeypatch):
+    """A user's ``matplotlibrc`` may ask for it where it isn't installed."""
+    monkeypatch.setenv("PATH", "")
+    with pytest.importorskip("matplotlib").rc_context({"text.usetex": True}):
+        assert write_plots(tmp_path / "plots.png", "title", *tables)
+    assert (tmp_path / "plots.png").read_bytes().startswith(b"\x89PNG")

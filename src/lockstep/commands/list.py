@@ -54,11 +54,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _place_of(given: str, runs_dir: Path) -> Path:
-    """Returns a directory of runs, or a run's directory, given by its path or its name in ``runs_dir``."""
-    for place in (Path(given), runs_dir / given):
-        if place.is_dir():
-            return place
-    raise ValueError(f"list: {given} is no directory, and no run in {runs_dir}")
+    """Returns a directory of runs, or a run's directory, given by its path or its name in ``runs_dir``.
+
+    If both are there, it is the first that holds a run: a folder of another kind may have a run's name.
+    """
+    there = [place for place in (Path(given), runs_dir / given) if place.is_dir()]
+    if not there:
+        raise ValueError(f"list: {given} is no directory, and no run in {runs_dir}")
+    return next((place for place in there if runs_in([place])), there[0])
 
 
 def print_table(rows: Sequence[Row]) -> None:

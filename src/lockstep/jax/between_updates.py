@@ -14,7 +14,7 @@ from lockstep.jax.history import PPOMetricsHistory
 from lockstep.jax.metrics import Metrics, history_of, say
 from lockstep.jax_engine.distributed.active_mesh import without_callers_context
 from lockstep.jax_engine.distributed.processes import this_process
-from lockstep.runs.curves import MISSING_PLOT, can_plot
+from lockstep.runs.curves import MISSING_PLOT, can_plot, without_latex
 from lockstep.runs.directory import is_writer
 
 if TYPE_CHECKING:
@@ -107,12 +107,13 @@ class Duties:
         if self._runner.plot and self._folder is not None and is_writer(this_process()):
             from matplotlib.figure import Figure
 
-            axes = (figure := Figure(figsize=(8, 5))).subplots()
-            steps = [(n + 1) * self._steps for n in range(len(history["episode_return"]))]
-            axes.plot(steps, history["episode_return"])
-            axes.set(xlabel="environment steps", ylabel="episode_return", title=self._training.config.env.id)
-            self._folder.path.mkdir(parents=True, exist_ok=True)
-            figure.savefig(self._folder.path / PLOT)
+            with without_latex():
+                axes = (figure := Figure(figsize=(8, 5))).subplots()
+                steps = [(n + 1) * self._steps for n in range(len(history["episode_return"]))]
+                axes.plot(steps, history["episode_return"])
+                axes.set(xlabel="environment steps", ylabel="episode_return", title=self._training.config.env.id)
+                self._folder.path.mkdir(parents=True, exist_ok=True)
+                figure.savefig(self._folder.path / PLOT)
 
 
 def progress_line(row: Metrics, updates: int, total: int, steps: int, seconds: float) -> str:

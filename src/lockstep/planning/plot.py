@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.planning.prediction import PARTS, Outlook
 from lockstep.planning.report import amount, duration
+from lockstep.runs.curves import without_latex
 
 COLORS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#8e44ad", "#c0392b", "#16808c")
 PART_COLORS = dict(
@@ -17,7 +18,8 @@ PART_COLORS = dict(
 
 def write_plot(path: Path, title: str, outlooks: Sequence[Outlook]) -> None:
     """Draws the outlooks into an image file."""
-    draw(title, outlooks).savefig(path, dpi=120)
+    with without_latex():
+        draw(title, outlooks).savefig(path, dpi=120)
 
 
 def draw(title: str, outlooks: Sequence[Outlook]) -> Any:

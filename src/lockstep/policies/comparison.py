@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.core.shards import keyed_generator
 from lockstep.policies.evaluated import Evaluated, unlike
 from lockstep.policies.results import edges_of
-from lockstep.runs.curves import interquartile_mean
+from lockstep.runs.curves import interquartile_mean, without_latex
 from lockstep.runs.plot import in_a_picture
 
 CONFIDENCE, REPETITIONS = 0.95, 2000
@@ -219,6 +219,7 @@ def _in_brackets(form: str, value: float, low: float | None, high: float | None)
     return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
+@without_latex()
 def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:
     """Draws each metric's distribution by policy or group, with the means and intervals below; returns the figure."""
     from matplotlib.figure import Figure

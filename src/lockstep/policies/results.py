@@ -19,7 +19,7 @@ from lockstep.envs.description import arguments_of
 from lockstep.policies.baselines import Actor, Baseline
 from lockstep.policies.evaluation import success_of, summarize
 from lockstep.policies.policy import Policy
-from lockstep.runs.curves import CURVES_CSV, CURVES_JSON, CURVES_PNG
+from lockstep.runs.curves import CURVES_CSV, CURVES_JSON, CURVES_PNG, without_latex
 from lockstep.runs.directory import OWN_NAMES
 from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
@@ -225,6 +225,7 @@ def edges_of(values: np.ndarray) -> np.ndarray:
     return np.linspace(low, high if high > low else low + max(1.0, 1e-6 * abs(low)), MOST_BINS + 1)
 
 
+@without_latex()
 def draw_histogram(title: str, table: np.ndarray) -> Any:
     """Draws histograms of returns (scores, if there are any) and lengths, with their means; returns the figure."""
     from matplotlib.figure import Figure
@@ -254,6 +255,6 @@ def draw_histogram(title: str, table: np.ndarray) -> Any:
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a figure in the format of its file's suffix, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with draft_of(path.resolve()) as draft, warnings.catch_warnings():
+    with draft_of(path.resolve()) as draft, warnings.catch_warnings(), without_latex():
         warnings.filterwarnings("ignore", message="Glyph ")  # a name may have letters that the font lacks
         figure.savefig(draft, dpi=120)

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from lockstep.core.user_code.handed import loading, shown_name
-from lockstep.report.lengths import lengths_of
+from lockstep.report.promise import changed
 from lockstep.report.reading import RunFiles
 from lockstep.report.settings import seeds_in_words
 from lockstep.report.words import command
@@ -106,11 +106,8 @@ def _stopped_at(run: RunFiles) -> int | None:
 
 
 def _changed(run: RunFiles) -> str | None:
-    if any(lengths_of(one.path, one.config) for one in run.seeds or [run]):
-        return "its length was changed on the way (see Proof)"
-    if len(_steps(run)) > 1:
-        return "its seeds did not stop at the same step"
-    return None
+    apart = "its seeds did not stop at the same step" if len(_steps(run)) > 1 else None
+    return changed(run) or apart
 
 
 def _names(run: RunFiles) -> tuple[str, str | None, str | None]:

@@ -16,6 +16,7 @@ from lockstep.report.charts import EVALUATION
 from lockstep.report.reading import RunFiles, number
 from lockstep.runs.checkpoint import POLICY, CheckpointError, read_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, OWN_NAMES
+from lockstep.runs.finding import checkpoints_of
 from lockstep.runs.listing import MOST_BYTES, printable
 
 MOST_FILES = 4
@@ -135,7 +136,9 @@ def _has_parameters(run: RunFiles, facts: dict[str, Any]) -> bool | None:
         return True
     if run.summary.get("global_step") == step:
         return False
-    with contextlib.suppress(CheckpointError, OSError):
-        arrays = read_checkpoint(run.path / CHECKPOINTS / f"step_{int(step)}").arrays
-        return evaluated == sha256_of({name: array for name, array in arrays.items() if name.startswith(POLICY)})
+    checkpoint = run.path / CHECKPOINTS / f"step_{int(step)}"
+    if checkpoint in checkpoints_of(run.path):
+        with contextlib.suppress(CheckpointError, OSError):
+            arrays = read_checkpoint(checkpoint).arrays
+            return evaluated == sha256_of({name: array for name, array in arrays.items() if name.startswith(POLICY)})
     return None

@@ -8,22 +8,25 @@ from typing import Any
 
 from lockstep.runs.checkpoint import STATE, checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, SUMMARY
+from lockstep.runs.finding import checkpoints_of
 from lockstep.runs.listing import object_if_any
 
 ROW = ("global_step", "was", "is")
 SCHEDULES = ("schedule", "entropy_schedule", "clip_schedule")
 
 
-def lengths_of(run: Path, config: Mapping[str, Any]) -> list[dict[str, int]]:
+def lengths_of(run: Path, config: Mapping[str, Any], links: bool = True) -> list[dict[str, int]]:
     """Returns at which steps a run's ``total_steps`` changed, with what it ``was`` before and ``is`` since.
 
     A run that goes on, or was killed, has no summary: then its newest checkpoint says so, and for a session without a
-    checkpoint so far the run's ``config`` (as JSON).
+    checkpoint so far the run's ``config`` (as JSON). Without ``links``, a directory of checkpoints that is a link isn't
+    read.
     """
     summary = object_if_any(run / SUMMARY)
     if isinstance(summary.get("lengths"), list):
         return _rows(summary)
-    state = next((object_if_any(checkpoint / STATE) for checkpoint in checkpoints_in(run / CHECKPOINTS)[:1]), {})
+    checkpoints = checkpoints_in(run / CHECKPOINTS) if links else checkpoints_of(run)
+    state = next((object_if_any(checkpoint / STATE) for checkpoint in checkpoints[:1]), {})
     last: dict[str, Any] = {
         "global_step": state.get("global_step"),
         "was": state.get("total_steps"),

@@ -21,7 +21,8 @@ from lockstep.report.again import Again, again_of
 from lockstep.report.charts import Chart, charts_of, extent_of
 from lockstep.report.evaluations import Evaluation, evaluations_of
 from lockstep.report.pictures import chart_svg, histogram_svg
-from lockstep.report.proof import Proof, proof_of, ranks_matter, shared
+from lockstep.report.promise import ranks_matter
+from lockstep.report.proof import Proof, proof_of, shared
 from lockstep.report.reading import RunFiles, objects, read_run
 from lockstep.report.results import Result, result_of
 from lockstep.report.settings import configs_of, differing, own_settings

@@ -25,6 +25,7 @@ SIDE = 0.02
 """Share of a chart's width that is free on either side of its lines."""
 LOOK: Any = {
     "svg.fonttype": "none",
+    "text.usetex": False,
     "font.size": 9,
     "text.color": INK,
     "axes.edgecolor": INK,

@@ -9,10 +9,12 @@ from typing import Any
 from lockstep.launch.resume import may_change
 from lockstep.report.again import is_clone, verifying
 from lockstep.report.lengths import lengths_of
+from lockstep.report.promise import leaves_of, lengthened
 from lockstep.report.reading import RunFiles, number, objects
 from lockstep.report.settings import differing, facts_apart, in_full
 from lockstep.report.timing import world_sizes
 from lockstep.report.words import setting
+from lockstep.training.run_history import with_first_machine
 
 NONE, EQUAL, DIFFERENT, OTHER, UNTRAINED = "none", "equal", "different", "other", "untrained"
 HASHES = ("params_sha256", "state_sha256")
@@ -74,7 +76,7 @@ def proof_of(run: RunFiles) -> Proof:
     facts = [(words, run.summary[name]) for name, words in FACTS.items() if name in run.summary]
     if not run.summary:
         facts = [(words, run.config[name]) for name, words in FACTS.items() if name in run.config]
-    return Proof(hashes, facts, world_sizes(run), [*ranks_matter(run.config), *lengthened(run)], _verified(run))
+    return Proof(hashes, facts, world_sizes(run), leaves_of(run), _verified(run))
 
 
 def shared(proofs: Sequence[tuple[str, Proof]]) -> list[tuple[list[str], Proof]]:
@@ -93,30 +95,9 @@ def shared(proofs: Sequence[tuple[str, Proof]]) -> list[tuple[list[str], Proof]]
     return [(names, first) for names, _, first in found]
 
 
-def ranks_matter(config: Mapping[str, Any]) -> list[str]:
-    """Returns the settings that give up equal bytes for every world size, one line each."""
-    out = []
-    if config.get("reduction") == "fast":
-        out.append("reduction fast: agents of other world sizes are equal up to the order of sums, not in their bytes")
-    if config.get("fsdp"):
-        out.append("fsdp: parameters and gradients are summed by the framework")
-    if (number(config, "sync_period") or 1) > 1:
-        out.append(f"sync_period {config['sync_period']}: ranks take steps by themselves before they are averaged")
-    return out
-
-
-def lengthened(run: RunFiles) -> list[str]:
-    """Returns a line for each change of a run's ``total_steps`` and schedules: its config gives another agent."""
-    return [
-        f"total_steps was {setting(row['was'])} until step {setting(row['global_step'])} and is "
-        f"{setting(row['is'])} since, and schedules follow it: a new run of this config is another run"
-        for row in lengths_of(run.path, run.config)
-    ]
-
-
 def _is_of_its_first_length(run: RunFiles, kept: Mapping[str, Any], iterations: float | None) -> bool:
     """Returns whether a verification trained only what the run did before its ``total_steps`` first changed."""
-    first = next(iter(lengths_of(run.path, run.config)), None)
+    first = next(iter(lengths_of(run.path, run.config, links=False)), None)
     envs, steps = number(kept, "num_envs"), number(kept, "num_steps")
     if first is None or None in (envs, steps, iterations) or kept.get("total_steps") != first["was"]:
         return False
@@ -144,7 +125,7 @@ def _verified(run: RunFiles) -> Verified:
     if apart:
         verdict = OTHER
     elif isinstance(machine := said.get("machine"), dict):
-        apart = tuple(facts_apart(machine, machine, run.summary))
+        apart = tuple(facts_apart(machine, machine, with_first_machine(run.summary)))
     return Verified(verdict, asks, said.get("verified"), said.get("iterations"), rows, apart, _not_compared(said))
 
 

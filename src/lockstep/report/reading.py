@@ -11,10 +11,10 @@ from typing import Any
 from lockstep.config.keys import validate
 from lockstep.config.run import Config
 from lockstep.launch.resume import edited_settings
-from lockstep.runs.checkpoint import STATE, checkpoints_in
+from lockstep.runs.checkpoint import STATE
+from lockstep.runs.curves import counted, is_current
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, SUMMARY, TIMING, VERIFY
-from lockstep.runs.finding import seeds_in
-from lockstep.runs.groups import counted
+from lockstep.runs.finding import checkpoints_of, seeds_in
 from lockstep.runs.links import link_in_words
 from lockstep.runs.listing import MOST_BYTES, Row, UnreadableError, config_of, printable, read_object, row_of
 from lockstep.runs.lock import is_held
@@ -22,6 +22,11 @@ from lockstep.runs.plot import Records, records_of
 from lockstep.runs.trackers import METRICS_JSONL
 
 MOST_WHOLE, LARGEST = 2**63, 1e300
+OF_A_RESULT = (
+    *("status", "iteration", "global_step", "num_seeds", "final_return", "final_return_interval", "seeds"),
+    *("wall_time", "steps_per_second"),
+)
+"""Keys of a group's summary that no longer hold once one of its seeds was trained further by itself."""
 RESPELT = ("grpo.reference",)
 """Settings with several spellings; telling them apart takes more than the run's files."""
 
@@ -34,10 +39,11 @@ class RunFiles:
         name: the run's name on the page.
         row: the run's row in ``lockstep list``.
         config: ``config.json``; empty if it can't be read.
-        summary: ``summary.json``; empty if it can't be read, or while the run goes on.
+        summary: ``summary.json``; empty if it can't be read, or while the run goes on; without :data:`OF_A_RESULT` if
+            a seed was trained further since.
         records: the records of ``metrics.jsonl``, one list for each of ``seeds``.
-        seeds: the files of each seed, if there are several.
-        counted: those of ``seeds`` that the summary is of: failed ones aren't.
+        seeds: the files of each seed, if there are several; seeds that are links are left out.
+        counted: those of ``seeds`` that the result is of: failed ones aren't.
         timing: rows of ``timing.jsonl``.
         verification: ``verify.json``; None if there is none.
         environment: the environment's description in the newest checkpoint, of several seeds the first that has one;
@@ -67,10 +73,13 @@ class RunFiles:
         return next((seed for seed in self.counted if any(seed.records)), next(iter(self.seeds), self))
 
 
-def read_run(path: Path, name: str) -> RunFiles:
-    """Reads a run; if it has several seeds, each of them too."""
+def read_run(path: Path, name: str, is_seed: bool = False) -> RunFiles:
+    """Reads a run; if it has several seeds, each of them too, unless it ``is_seed`` itself."""
     row, problems = row_of(path, name), []
-    seeds = [read_run(seed, seed.name) for seed in seeds_in(path)]
+    found = [] if is_seed else seeds_in(path)
+    links = [entry for entry in (*found, path / CHECKPOINTS) if entry.is_symlink()]  # they may lead to others' runs
+    problems += [printable(link_in_words(link)) for link in links]
+    seeds = [read_run(seed, seed.name, is_seed=True) for seed in found if seed not in links]
     try:
         config = config_of(path)
     except (OSError, UnreadableError) as error:
@@ -80,7 +89,10 @@ def read_run(path: Path, name: str) -> RunFiles:
     if edited is not None:
         problems.append(edited)
     summary = {} if is_held(path / LOCK) else _object(path / SUMMARY, problems) or {}
-    paths = counted(summary, [seed.path for seed in seeds])
+    ends = {seed.path: seed.summary for seed in seeds}
+    paths = counted(summary, ends)
+    if not is_current(summary, ends):
+        summary = {key: value for key, value in summary.items() if key not in OF_A_RESULT}
     own = [] if seeds else _records(path, problems)
     return RunFiles(
         printable(name),
@@ -101,6 +113,8 @@ def read_run(path: Path, name: str) -> RunFiles:
 
 def _edited(path: Path, config: dict[str, Any]) -> str | None:
     """Says which setting was edited since the newest checkpoint was written; None also if a config is invalid."""
+    if (path / CHECKPOINTS).is_symlink():
+        return None
     try:
         stored = validate(Config, config, str(path / CONFIG), stored=True)
         found = (words for key, _, _, words in edited_settings(path, stored) if key not in RESPELT)
@@ -175,7 +189,7 @@ def _rows(path: Path, problems: list[str]) -> Records:
 
 def _environment(path: Path) -> dict[str, Any]:
     """Reads the environment's description from the newest checkpoint."""
-    for checkpoint in checkpoints_in(path / CHECKPOINTS)[:1]:
+    for checkpoint in checkpoints_of(path)[:1]:
         found = (_object(checkpoint / STATE, []) or {}).get("environment")
         return found if isinstance(found, dict) else {}
     return {}

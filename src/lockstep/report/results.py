@@ -20,7 +20,8 @@ class Result:
         seed: the run's seed, or its seeds.
         final_return: the final return.
         mean_of: what the final return is a mean of.
-        interval: 95 % interval of the mean over seeds; empty for a single run or seed.
+        interval: 95 % interval of the mean over seeds; empty for a single run or seed, and once a seed was trained
+            further by itself.
         steps: steps taken; if seeds have taken different numbers, the smallest and the largest.
         steps_of: whose steps these are; empty for a single run.
         speed: steps per second over all sessions, of all seeds together.

@@ -7,11 +7,12 @@ mean over bootstrap samples. The paper stratifies samples by task; here there is
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,12 +22,13 @@ import numpy as np
 
 from lockstep.core.files import draft_of, is_finite, replace_text
 from lockstep.core.shards import keyed_generator
-from lockstep.runs.directory import SEED
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
 
 METRIC = "rollout/episode_return_mean"
 IN_A_CURVE = ("iteration", "global_step", METRIC)
+RESULT = ("global_step", "state_sha256")
+"""Keys of a seed's summary that its group's repeats; they change if the seed is trained further."""
 CONFIDENCE, REPETITIONS = 0.95, 2000
 MOST_POINTS = 500
 CURVES_CSV, CURVES_JSON, CURVES_PNG = "curves.csv", "curves.json", "curves.png"
@@ -143,6 +145,41 @@ def single_seed(name: str, seeds: int) -> str:
     return f"{name} (1 of {seeds} seeds)" if seeds > 1 else "the only seed"
 
 
+def counted(summary: Mapping[str, Any], seeds: Mapping[Path, Mapping[str, Any]]) -> list[Path]:
+    """Returns those of a group's runs that its result is of: failed ones aren't, until they are as far as the others.
+
+    Args:
+        summary: the group's; if it lists none of the runs, the result is of all.
+        seeds: the runs' own summaries, by their directories; empty for one that goes on or was killed.
+    """
+    rows = _rows(summary)
+    if not any(seed.name in rows for seed in seeds):
+        return list(seeds)
+    return [seed for seed, own in seeds.items() if seed.name in rows or (own and _step(own) >= _step(summary))]
+
+
+def is_current(summary: Mapping[str, Any], seeds: Mapping[Path, Mapping[str, Any]]) -> bool:
+    """Tells whether a group's summary is still that of its runs: none was trained by itself since it was written.
+
+    Arguments are as in :func:`counted`. A summary that lists no runs is taken as it is.
+    """
+    rows = _rows(summary)
+    ends = [(rows.get(seed.name), seeds[seed]) for seed in counted(summary, seeds)] if rows else []
+    return all(row is not None and all(own.get(key) == row[key] for key in RESULT if key in row) for row, own in ends)
+
+
+def _rows(summary: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns what a group's summary says of each run, by the name of its directory."""
+    rows = summary.get("seeds")
+    known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {row["directory"]: row for row in known if isinstance(row.get("directory"), str)}
+
+
+def _step(summary: Mapping[str, Any]) -> float:
+    step = summary.get(RESULT[0])
+    return step if is_finite(step) else 0
+
+
 def _known(record: Mapping[str, Any], metric: str) -> bool:
     return is_finite(record.get(metric))
 
@@ -153,14 +190,12 @@ def _read_returns(path: Path) -> list[dict[str, Any]]:
     return [{name: x for name in IN_A_CURVE if (x := record.get(name)) is not None} for record in records]
 
 
-def write_curves(path: Path, title: str, seeds: Mapping[int, Path], count: int | None = None) -> Curve:
-    """Writes ``curves.csv``, ``curves.json`` and, if matplotlib is installed, ``curves.png``.
+def write_curves(path: Path, seeds: Mapping[int, Path]) -> Curve:
+    """Writes the curve of the runs ``seeds`` into a directory, as ``curves.csv`` and ``curves.json``, and returns it.
 
     Args:
         path: directory to write to.
-        title: of the picture.
         seeds: run directories by seed.
-        count: number of seeds in the group, of which some may have no records yet; None: ``len(seeds)``.
     """
     curve = curve_of([_read_returns(directory) for directory in seeds.values()])
     names = ["iteration", "global_step", "iqm", "low", "high", *(f"seed_{seed}" for seed in seeds)]
@@ -174,16 +209,33 @@ def write_curves(path: Path, title: str, seeds: Mapping[int, Path], count: int |
     facts |= {"interval": "percentile bootstrap over seeds", "confidence": CONFIDENCE, "repetitions": REPETITIONS}
     points = [dict(zip(names, row, strict=True)) for row in table]
     replace_text(path / CURVES_JSON, json.dumps(facts | {"points": points}, indent=1) + "\n")
-    if can_plot() and points:
-        alone = single_seed(f"{SEED}{next(iter(seeds))}", count or len(seeds))
-        with draft_of(path / CURVES_PNG) as draft:
-            draw(title, curve, alone).savefig(draft, dpi=120)
     return curve
 
 
 def can_plot() -> bool:
     """Tells whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
+
+
+@contextlib.contextmanager
+def without_latex() -> Iterator[None]:
+    """Lets matplotlib set text by itself, even if the user's ``matplotlibrc`` asks for LaTeX.
+
+    LaTeX may be missing, and it takes an underscore in a name for a command. Needed both while a figure is made and
+    while it is saved; also works as a decorator.
+    """
+    from matplotlib import rc_context
+
+    with rc_context({"text.usetex": False}):
+        yield
+
+
+@without_latex()
+def draw_curves(path: Path, title: str, curve: Curve, alone: str) -> None:
+    """Draws a curve into a directory, as ``curves.png``, unless it has no points; arguments are as in :func:`draw`."""
+    if curve.iterations:
+        with draft_of(path / CURVES_PNG) as draft:
+            draw(title, curve, alone).savefig(draft, dpi=120)
 
 
 def draw(title: str, curve: Curve, alone: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.core.process import say
-from lockstep.runs.checkpoint import PYTREE, manifest_of, newest_manifest
+from lockstep.runs.checkpoint import PYTREE, checkpoints_in, manifest_of, newest_manifest
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, SEED
 
 
@@ -123,3 +123,9 @@ def seeds_in(path: Path) -> list[Path]:
     """Lists the runs of a group, in the order of their seeds."""
     found = {p.parent.name.removeprefix(SEED): p.parent for p in path.glob(f"{SEED}*/{CONFIG}")}
     return [found[seed] for seed in sorted(filter(str.isdecimal, found), key=int)]
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """Lists a run's checkpoints, newest first; none if their directory is a link, which may lead to another run's."""
+    directory = run / CHECKPOINTS
+    return [] if directory.is_symlink() else checkpoints_in(directory)

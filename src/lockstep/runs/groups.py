@@ -15,14 +15,17 @@ from lockstep.runs.curves import (
     CURVES_PNG,
     METRIC,
     MISSING_PLOT,
+    Curve,
     can_plot,
+    draw_curves,
     interquartile_mean,
     seeds_in_a_curve,
+    single_seed,
     write_curves,
 )
 from lockstep.runs.directory import CHECKPOINTS, SEED, SUMMARY, RunDirectory
 from lockstep.runs.finding import seeds_in
-from lockstep.runs.listing import object_if_any
+from lockstep.runs.listing import FINISHED, object_if_any, status_of
 from lockstep.runs.progress import MEASURED
 
 INCIDENTS = ("restarts", "restarted_environments", "missing_rows")
@@ -31,7 +34,6 @@ OWN = (
     *INCIDENTS,
 )
 """Keys that a group's summary has for each seed."""
-FINISHED = "finished"
 DIFFERENT = {*OWN, "final_success_rate", "wall_time", "steps_per_second", "best_evaluation", "last_evaluation"}
 """Keys of a seed's summary that the group's own doesn't copy."""
 OF_A_SESSION = ("command", "wall_time", "steps_per_second")
@@ -133,7 +135,7 @@ def finish_group(
     say: Callable[[str], None],
     before: Before = Before(),
 ) -> dict[str, Any]:
-    """Writes a group's curves and its ``summary.json``, and returns the summary.
+    """Writes a group's curves and its ``summary.json``, and returns the summary; draws the curves after that.
 
     Args:
         group: its directory.
@@ -145,10 +147,7 @@ def finish_group(
     """
     directories = {summary["seed"]: path for path, summary in seeds.items()}
     first = next(iter(seeds.values()))
-    title = f"{first['environment']}, {seeds_in_a_curve(len(seeds), count)}"
-    curve = write_curves(group.path, title, directories, count)
-    if not can_plot():
-        say(MISSING_PLOT.format(CURVES_PNG))
+    curve = write_curves(group.path, directories)
     listed = [{name: each.get(name) for name in OWN} | {"directory": path.name} for path, each in seeds.items()]
     known = bool(curve.iterations)
     steps = sum(max(0, each["global_step"] - before.steps.get(path, 0)) for path, each in seeds.items())
@@ -167,22 +166,20 @@ def finish_group(
     if not steps and before.summary.get("status") == summary["status"] == FINISHED:
         summary |= {name: before.summary[name] for name in OF_A_SESSION if name in before.summary}
     group.write_summary(summary)
+    if can_plot():
+        title = f"{first['environment']}, {seeds_in_a_curve(len(seeds), count)}"
+        _draw(group, title, curve, single_seed(next(iter(seeds)).name, count))
+    else:
+        say(MISSING_PLOT.format(CURVES_PNG))
     return summary
 
 
-def counted(summary: Mapping[str, Any], seeds: Sequence[Path]) -> list[Path]:
-    """Returns those of a group's runs that its summary is of: failed ones aren't. All, if the summary lists none."""
-    rows = summary.get("seeds")
-    names = [row.get("directory") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [seed for seed in seeds if seed.name in names] or list(seeds)
-
-
-def status_of(seeds: Sequence[str], count: int) -> str:
-    """Returns the status of a group of ``count`` runs from the statuses known: finished if all ``count`` are."""
-    others = [status for status in seeds if status != FINISHED]
-    if others:
-        return others[0]
-    return FINISHED if len(seeds) == count else f"{len(seeds)} of {count} seeds finished"
+def _draw(group: RunDirectory, title: str, curve: Curve, alone: str) -> None:
+    """Draws a group's curves; if matplotlib can't, that is only a warning, because the group is done."""
+    try:
+        draw_curves(group.path, title, curve, alone)
+    except Exception as error:
+        group.warn(f"{group.path / CURVES_PNG} isn't written: {' '.join(str(error).split())}")
 
 
 def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

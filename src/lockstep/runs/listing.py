@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.runs.checkpoint import STATE, checkpoints_in, manifest_of, newest_manifest, step_of
-from lockstep.runs.curves import METRIC, interquartile_mean
-from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, SUMMARY
-from lockstep.runs.finding import is_run, seeds_in, with_name
+from lockstep.runs.checkpoint import STATE, manifest_of, step_of
+from lockstep.runs.curves import METRIC, counted, interquartile_mean, is_current
+from lockstep.runs.directory import CONFIG, LOCK, SUMMARY
+from lockstep.runs.finding import checkpoints_of, is_run, seeds_in, with_name
 from lockstep.runs.links import link_in_words
 from lockstep.runs.lock import is_held
 from lockstep.runs.trackers import METRICS_JSONL
@@ -111,17 +111,24 @@ def _read(path: Path, name: str) -> Row:
         pass
     except UnreadableError as error:
         problem = str(error)
-    seeds = seeds_in(path)
-    known = _known(path, summary) if summary or not seeds else _together([_known(seed, {}) for seed in seeds])
+    found = seeds_in(path)
+    seeds, links = ended_seeds(found), [seed for seed in found if seed.is_symlink()]
+    status = _text(summary, "status")
+    if not seeds or (summary and is_current(summary, seeds)):
+        known = _known(path, summary)
+    else:
+        known = _together([_known(seed, seeds[seed]) for seed in counted(summary, seeds)])
+        ends = [end for own in seeds.values() if (end := _text(own, "status")) is not None]
+        status = status_of(ends, len(found)) if summary or len(ends) == len(found) else None
     return Row(
         name,
         str(path),
         environment=_text(config, "env", "id"),
         seed=_whole(config, "seed"),
-        seeds=len(seeds) or 1,
-        status=RUNNING if held else _text(summary, "status") or NO_SUMMARY,
+        seeds=len(found) or 1,
+        status=RUNNING if held else status or NO_SUMMARY,
         size=size_of(path),
-        problem=problem,
+        problem=link_in_words(links[0]) if links and problem is None else problem,
         **{**known, "started": known["started"] or _written(path / CONFIG)},
     )
 
@@ -135,7 +142,8 @@ def config_of(path: Path) -> dict[str, Any]:
     try:
         return read_object(path / CONFIG)
     except (OSError, UnreadableError) as error:
-        kept = (newest_manifest(path / CHECKPOINTS) or {}).get("config")
+        manifests = filter(None, map(manifest_of, checkpoints_of(path)))
+        kept = next(manifests, {}).get("config")
         if isinstance(kept, dict):
             return kept
         if isinstance(error, UnreadableError):
@@ -152,8 +160,8 @@ def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
             "ranks": _whole(summary, "world_size"),
             "started": _date(summary),
         }
-    last, checkpoints = last_record(path / METRICS_JSONL), checkpoints_in(path / CHECKPOINTS)
-    newest = next((each for each in checkpoints if manifest_of(each) is not None), None)
+    last = last_record(path / METRICS_JSONL)
+    newest = next((each for each in checkpoints_of(path) if manifest_of(each) is not None), None)
     steps = _whole(last, "global_step")
     return {
         "steps": steps if steps is not None or newest is None else step_of(newest),
@@ -175,6 +183,25 @@ def _together(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
     taken = [known["steps"] for known in each]
     steps = None if taken == [None] * len(taken) else min(steps or 0 for steps in taken)
     return each[0] | {"steps": steps, "final_return": middle, "started": min(dates, default=None)}
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+FINISHED = "finished"
+
+
+def ended_seeds(seeds: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+    """Reads the summaries of a group's runs, but of links; a run that goes on or was killed has an empty one."""
+    own = [seed for seed in seeds if not seed.is_symlink()]
+    return {seed: {} if is_held(seed / LOCK) else object_if_any(seed / SUMMARY) for seed in own}
+
+
+def status_of(seeds: Sequence[str], count: int) -> str:
+    """Returns the status of a group of ``count`` runs from the statuses known: finished if all ``count`` are."""
+    others = [status for status in seeds if status != FINISHED]
+    if others:
+        return others[0]
+    return FINISHED if len(seeds) == count else f"{len(seeds)} of {count} seeds finished"
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

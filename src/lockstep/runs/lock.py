@@ -176,9 +176,12 @@ def is_held(path: Path) -> bool:
 
     Returns False if the file system can't tell.
     """
-    if path.is_symlink() or not path.is_file():
+    try:
+        status = path.lstat()
+    except OSError:
+        return False  # no process has it, or its last holder has just removed it
+    if not stat.S_ISREG(status.st_mode):
         return False
-    status = path.stat()
     if (os.getpid(), status.st_dev, status.st_ino) in _held:
         return True  # the kernel reports no lock of our own, and closing the file would release it
     asked = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0) if _ON_LINUX else (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.core.files import is_finite
-from lockstep.runs.curves import METRIC, curve_of, seeds_in_a_curve, that_know
+from lockstep.runs.curves import METRIC, counted, curve_of, seeds_in_a_curve, that_know, without_latex
 from lockstep.runs.directory import SUMMARY
 from lockstep.runs.finding import seeds_in
-from lockstep.runs.groups import counted
 from lockstep.runs.listing import object_if_any
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
@@ -54,7 +53,7 @@ def line_of(path: Path, label: str, x: str, y: str) -> Line:
     Raises:
         ValueError: the run has no numbers under that key; one line.
     """
-    seeds = seeds_in(path)
+    seeds = {seed: object_if_any(seed / SUMMARY) for seed in seeds_in(path)}
     begun = [each for each in counted(object_if_any(path / SUMMARY), seeds) if (each / METRICS_JSONL).is_file()]
     records = [records_of(each) for each in begun or [path]]
     drawn = that_know(records, y)
@@ -133,6 +132,7 @@ def in_a_picture(name: str) -> str:
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
+@without_latex()
 def draw(lines: Sequence[Line], x: str, y: str) -> Any:
     """Draws a line for each run, with a band for those of several seeds, as a matplotlib figure."""
     from matplotlib.figure import Figure

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.runs.curves import without_latex
 from lockstep.scaling.summarize import PARTS, Row
 
 MEASURED, CEILING, IDEAL = "#1f5fa8", "#d9822b", "#8a8a8a"
@@ -24,7 +25,8 @@ def write_plots(path: Path, title: str, rows: Sequence[Row], summary: Sequence[R
     if not any(row["runs"] for row in summary):
         path.unlink(missing_ok=True)
         return False
-    draw(title, rows, summary).savefig(path, dpi=120)
+    with without_latex():
+        draw(title, rows, summary).savefig(path, dpi=120)
     return True
 
 
