@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 # XLA's compiler for TPUs, of the version that JAX asks for: in a place of its own, for JAX would look for TPUs by it.
 # It exists for Linux on x86-64; elsewhere its tests are skipped.
 LIBTPU := 0.0.42.*
+TOO_OLD := Lockstep needs Python 3.11 or newer, and $(PYTHON) is %d.%d: \
+	make $(or $(MAKECMDGOALS),train) PYTHON=python3.12
+CHECK := import sys; sys.exit(sys.version_info < (3, 11) and "$(TOO_OLD)" % sys.version_info[:2])
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: train test test-all lint format types layers compiled tests tests-all bench docs clean
@@ -50,14 +53,18 @@ docs: $(VENV)/.docs
 	rm -rf build/docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/_site -d build/doctrees docs build/docs
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+# What can't be made whole is removed, or the next call would take it; an environment of `uv venv` has no pip yet.
+$(BIN)/pip:
+	@$(PYTHON) -c '$(CHECK)'
+	test -e $(VENV) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); false; }
+	test -e $@ || $(BIN)/python -m ensurepip --default-pip || \
+		{ echo '$(VENV) has no pip: make clean removes it' >&2; false; }
 
-$(VENV)/.train: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.train: $(BIN)/pip pyproject.toml constraints.txt
 	$(PIP) --editable '.[torch,classic-control,video,report]'
 	@touch $@
 
-$(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.test: $(BIN)/pip pyproject.toml constraints.txt
 	$(PIP) --editable '.[test]'
 	@touch $@
 
@@ -66,12 +73,12 @@ $(VENV)/.test-all: $(VENV)/.test
 	-$(PIP) --no-deps --upgrade --target $(VENV)/libtpu 'libtpu==$(LIBTPU)'
 	@touch $@
 
-$(VENV)/.bench: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.bench: $(BIN)/pip pyproject.toml constraints.txt
 	$(PIP) --editable '.[torch,jax,classic-control,mujoco,atari,plot]'
 	-$(PIP) --editable '.[envpool]'
 	@touch $@
 
-$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.docs: $(BIN)/pip pyproject.toml constraints.txt
 	$(PIP) --editable '.[docs]'
 	@touch $@
 

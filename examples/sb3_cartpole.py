@@ -1,7 +1,7 @@
 """Stable-Baselines3's tutorial on CartPole, on as many ranks as it is given: only the import of PPO has changed.
 
 ``python examples/sb3_cartpole.py`` is Stable-Baselines3; ``lockstep run --nproc 2 examples/sb3_cartpole.py`` and
-``torchrun --nproc-per-node 2 examples/sb3_cartpole.py`` train the same agent with twice the environments.
+``torchrun --nproc-per-node 2 examples/sb3_cartpole.py`` train one agent in twice as many environments.
 Arguments, both optional: the folder to write to and the device.
 """
 

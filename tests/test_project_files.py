@@ -3,13 +3,14 @@
 import ast
 import hashlib
 import importlib
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,78 @@ def test_hooks_run_the_linters_of_the_tests():
     ids = {hook["id"] for repository in hooks for hook in repository["hooks"]}
     assert ids == {"ruff-check", "ruff-format", "lint-imports", "pyright"}
     assert all(name.partition("-")[0] in lint for name in ids)
+
+
+PYTHON_STUB = """#!/bin/sh
+case "$1 $2" in
+    "-m venv") mkdir -p "$3/bin" && ln -s "$PWD/python" "$3/bin/python" && {venv} ;;
+    "-m ensurepip") touch .venv/bin/pip ;;
+    -c*) exec {python} -c "import sys; sys.version_info = ({version}, 0); $2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Calls ``make`` in a folder of its own, with a Python that only does what making an environment asks of it."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+
+    def call(goal: str, version: str = "3, 11", venv: str = 'touch "$3/bin/pip"') -> subprocess.CompletedProcess[str]:
+        stub = tmp_path / "python"
+        stub.write_text(PYTHON_STUB.format(python=shlex.quote(sys.executable), version=version, venv=venv))
+        stub.chmod(0o755)
+        words = ["make", goal, "PYTHON=./python"]
+        return subprocess.run(words, cwd=tmp_path, env=surroundings, capture_output=True, text=True, timeout=60)
+
+    return call
+
+
+@pytest.mark.parametrize("goal", ["train", "test", "test-all", "lint", "bench", "docs"])
+def test_a_python_that_is_too_old_is_refused_before_anything_is_made(make, tmp_path, goal):
+    made = make(goal, version="3, 10")
+    line = f"Lockstep needs Python 3.11 or newer, and ./python is 3.10: make {goal} PYTHON=python3.12\n"
+    assert (made.returncode, made.stderr.partition("make: ")[0]) == (2, line)
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_an_environment_that_is_half_made_is_removed_and_made_anew(make, tmp_path):
+    assert make(".venv/bin/pip", venv="exit 1").returncode == 2  # as without Debian's python3-venv
+    assert not (tmp_path / ".venv").exists()
+    assert make(".venv/bin/pip").returncode == 0
+    assert (tmp_path / ".venv" / "bin" / "pip").exists()
+
+
+def test_an_environment_without_pip_gets_it_and_keeps_what_it_has(make, tmp_path):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(tmp_path / "python")
+    assert make(".venv/bin/pip", venv="exit 1").returncode == 0
+    assert [path.name for path in sorted((tmp_path / ".venv" / "bin").iterdir())] == ["pip", "python"]
+
+
+def normalized(name: str) -> str:
+    """A package's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def unconstrained(project: Mapping[str, Any], constraints: str) -> list[str]:
+    """Packages that the project or one of its extras asks for, and that no line of the constraints pins."""
+    asked = [*project["dependencies"], *(line for lines in project["optional-dependencies"].values() for line in lines)]
+    names = {normalized(re.split(r"[^\w.-]", line)[0]) for line in asked} - {project["name"]}
+    return sorted(names - {normalized(line.partition("==")[0]) for line in constraints.splitlines() if "==" in line})
+
+
+def test_every_extra_is_constrained_to_the_versions_of_the_tests():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert unconstrained(project, (ROOT / "constraints.txt").read_text()) == []
+
+
+def test_an_extra_that_is_not_constrained_is_found():
+    extras = {"net": ["torch>=2.10", "Tea_Pot[milk]>=1"], "all": ["us[net]", "cup; sys_platform == 'linux'"]}
+    project = {"name": "us", "dependencies": ["numpy>=2.0"], "optional-dependencies": extras}
+    assert unconstrained(project, "# torch==1\nnumpy==2.4\ntorch==2.13\n") == ["cup", "tea-pot"]
 
 
 def missing_files(page: str) -> list[str]:

@@ -1,17 +1,22 @@
-"""The picture of the side-by-side benchmark shows what its file holds."""
+"""The picture of the side-by-side benchmark shows what its file holds, and pages say it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks import bars
 from benchmarks.bars import RESULTS, draw, figure_of, panels
-from benchmarks.cases import ARRAY_CARTPOLE, T1
+from benchmarks.cases import A1, A1_BOTH, ARRAY_CARTPOLE, T1, T2, T2_BOTH, T3, T3_BOTH, Case
+from benchmarks.comparison import Row, ratio
 from benchmarks.learning import digest, texts_of
+from benchmarks.programs import STRONG, WEAK
 from benchmarks.report import Results
 
+ROOT = Path(__file__).parents[2]
 TEXT = (RESULTS / "peers.json").read_text()
 KEPT = json.loads(TEXT)
+ROWS = [Row(**{name: value for name, value in row.items() if name != "median"}) for row in KEPT["rows"]]
 
 
 def test_the_kept_picture_is_of_the_kept_figures():
@@ -32,6 +37,29 @@ def test_bars_are_the_medians_of_the_file():
     assert {drawn[key] for key in of_one_thread} <= set(medians)
     fastest = next(row for row in KEPT["rows"] if (row["case"], row["label"]) == ("T1", "Stable-Baselines3"))
     assert drawn["T1", "Stable-Baselines3"] == fastest["median"]
+
+
+def gain(one: Case, env: str, two: Case, scaling: str | None = None) -> float:
+    """How many times as fast two ranks are as one: the median of the repetitions' ratios."""
+
+    def row(case: Case, label: str, scaling: str | None) -> Row:
+        wanted = (case.name, label, env, scaling)
+        return next(row for row in ROWS if (row.case, row.label, row.env, row.scaling) == wanted)
+
+    label = "Lockstep, exact" if scaling else "Lockstep, exact, 2 ranks"
+    return ratio(row(two, label, scaling), row(one, "Lockstep, exact", None)) or 0.0
+
+
+def test_pages_say_how_much_faster_two_ranks_were():
+    arrays, arrays_each = (gain(T2, ARRAY_CARTPOLE, T2, scaling) for scaling in (STRONG, WEAK))
+    objects, objects_each = gain(T2, T2.env, T2_BOTH), gain(T2, T2.env, T2, WEAK)
+    page = (ROOT / "docs" / "tutorials" / "several-devices.md").read_text()
+    kept = f"([kept figures](../../benchmarks/results/peers.md)) | {arrays:.2f} | {objects:.2f} |\n"
+    assert f"| 64 environments {kept}| 64 environments for each rank | {arrays_each:.2f} | {objects_each:.2f} |" in page
+    cartpole = f"{min(arrays, objects):.1f} to {max(arrays, objects):.1f} times as fast as one on CartPole"
+    others = [gain(T3, T3.env, T3_BOTH), gain(A1, A1.env, A1_BOTH)]
+    said = "two ranks were {} with 64 environments, {:.1f} times on HalfCheetah and {:.1f} times on Breakout frames"
+    assert said.format(cartpole, *others) in (ROOT / "README.md").read_text()
 
 
 def found(*rows) -> dict:

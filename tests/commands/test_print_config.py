@@ -1,6 +1,8 @@
 """``lockstep train --print-config`` prints what a run would have, and nothing where there could be none."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from made_runs import make_group, make_run
@@ -34,6 +36,15 @@ def test_where_nobody_looks_at_the_environment_its_config_is_printed(capsys, tmp
         assert f"  id: {env_id}\n" in text
         assert "total_steps: 4096\n" in text
         assert ("num_steps: 24\n" in text) == bool(words)
+
+
+FOR_CLEANRL = Path(__file__).parents[2] / "docs" / "coming-from" / "cleanrl.md"
+
+
+@pytest.mark.parametrize("words", re.findall(r"`lockstep (train PongNoFrameskip-v4[^`]*)`", FOR_CLEANRL.read_text()))
+def test_what_stands_for_a_file_of_cleanrls_makes_a_config(capsys, words):
+    assert main([*words.split(), "--print-config"]) == 0
+    assert "  num_minibatches: 4\n" in capsys.readouterr().out
 
 
 def test_a_resumed_run_is_not_printed_with_what_it_would_not_take(capsys, tmp_path):

@@ -12,6 +12,13 @@ def test_the_rank_and_what_differs_are_named():
         check_facts_alike([FACTS, FACTS, FACTS | {"numpy": "2.0.0"}])
 
 
+@pytest.mark.parametrize(("first", "second"), [(FACTS, FACTS | {"lockstep": "2"}), (FACTS | {"lockstep": "2"}, FACTS)])
+def test_a_fact_that_only_one_rank_knows_differs(first, second):
+    ours, theirs = second.get("lockstep"), first.get("lockstep")
+    with pytest.raises(RankMismatchError, match=rf"^rank 1 differs from rank 0 in lockstep: {ours} against {theirs}; "):
+        check_facts_alike([first, second])
+
+
 def test_equal_facts_are_fine():
     check_facts_alike([FACTS, dict(FACTS)])
 

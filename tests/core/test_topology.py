@@ -66,9 +66,27 @@ def test_without_local_variables_ranks_are_here_if_they_meet_here_and_else_alone
     assert (topology.local_rank, topology.local_world_size) == place
 
 
-def test_one_local_variable_is_enough_to_be_on_this_host():
-    environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0"}
-    assert from_environment(environ).local_world_size == 2
+def test_the_local_world_size_is_enough_to_be_on_this_host():
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node-0"}
+    assert from_environment(environ) == Topology(1, 2, 1, 2, launched=True, master_addr="node-0")
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_local_rank_alone_does_not_tell_how_many_ranks_are_here_if_they_meet_elsewhere(rank):
+    """Rank 0, whose numbers are alike, must refuse as well, or it would wait for the others."""
+    text = complaint({"RANK": str(rank), "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "node0"})
+    assert "LOCAL_RANK 0 is set without LOCAL_WORLD_SIZE, and MASTER_ADDR 'node0' may be another host's; set" in text
+
+
+@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "127.0.0.1"}])
+def test_a_local_rank_is_enough_where_all_ranks_meet_on_this_host(address):
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"} | address
+    assert from_environment(environ) == Topology(1, 2, 1, 2, launched=True)
+
+
+def test_a_local_rank_is_enough_for_a_rank_alone():
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "node0"}
+    assert from_environment(environ) == Topology(launched=True)
 
 
 TASK_5 = {

@@ -127,6 +127,15 @@ def test_processes_that_hold_unlike_numbers_of_devices_are_told_what_to_give(mon
         processes.check_ranks_alike("")
 
 
+def test_processes_compare_the_version_of_lockstep(monkeypatch):
+    monkeypatch.setattr(processes.jax, "devices", lambda: [types.SimpleNamespace(process_index=0)])
+    monkeypatch.setattr(processes.jax, "process_count", lambda: 1)
+    monkeypatch.setattr(processes, "machine_facts", dict)
+    monkeypatch.setattr(processes, "gather_json", lambda mine: [mine, mine | {"lockstep": "0"}])
+    with pytest.raises(RankMismatchError, match=r"^rank 1 differs from rank 0 in lockstep: 0 against \d"):
+        processes.check_ranks_alike("")
+
+
 def driver(status):
     """CUDA's driver, which shows four GPUs, if it can be begun with."""
 
@@ -209,6 +218,17 @@ def test_the_report_of_the_other_process_is_read(monkeypatch):
         )
 
     monkeypatch.setattr(accelerators.subprocess, "run", run)
+    on_this_machine.cache_clear()
+    assert on_this_machine("cuda") == Accelerators(4, "H100", 9)
+    on_this_machine.cache_clear()
+
+
+def test_a_driver_may_print_any_bytes_beside_the_report(tmp_path, monkeypatch):
+    program = tmp_path / "program"
+    report = '{"count": 4, "kind": "H100", "memory": 9}'
+    program.write_text(f"#!/bin/sh\nprintf 'driver \\377\\n'\necho '{report}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(accelerators.sys, "executable", str(program))
     on_this_machine.cache_clear()
     assert on_this_machine("cuda") == Accelerators(4, "H100", 9)
     on_this_machine.cache_clear()

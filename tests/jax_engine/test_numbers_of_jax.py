@@ -13,7 +13,7 @@ from jax.core import Tracer
 from net_cases import CASES
 
 from lockstep.config.run import Config
-from lockstep.core.machine import KERNEL_VARIABLES
+from lockstep.core.machine import JAX_PACKAGES, KERNEL_VARIABLES, MACHINE_FACTS, device_facts
 from lockstep.jax.pmap import task
 from lockstep.jax_engine.nets import distributions
 from lockstep.jax_engine.planning import costs
@@ -228,6 +228,11 @@ def test_users_hooks_of_a_task_are_given_the_same_keys(name):
     before = given()
     set_otherwise(name)
     np.testing.assert_array_equal(given(), before)
+
+
+def test_verifications_look_at_every_fact_that_processes_compare():
+    facts = set_up.machine_facts() | device_facts("cuda", "13.0", JAX_PACKAGES)
+    assert set(facts) <= set(MACHINE_FACTS)
 
 
 @pytest.mark.parametrize("name", [*KERNEL_VARIABLES, *set_up.JAX_VARIABLES])

@@ -72,7 +72,8 @@ def test_a_pool_is_timed_as_a_whole_with_its_own_threads(monkeypatch):
         return np.full(3, 1e-3 + 1e-6 * envs)
 
     monkeypatch.setattr(host_steps, "_times", times)
-    found = measure_host_steps(EnvConfig(id="Pong-v5", backend="envpool", workers=2), SimpleNamespace(is_array=False))
+    description = describe(EnvConfig(id="CartPole-v1"))  # as EnvPool's, no arrays
+    found = measure_host_steps(EnvConfig(id="Pong-v5", backend="envpool", workers=2), description)
     assert seen == [(2, 1), (2, host_steps.MANY)]
     assert (found.one, found.each) == (pytest.approx((1e-3,)), pytest.approx(1e-6))
 

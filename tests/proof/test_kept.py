@@ -11,14 +11,28 @@ from lockstep.cli import main
 from lockstep.commands import verify as command
 from lockstep.config.run import Config
 from lockstep.proof.kept import keep, run_of
-from lockstep.proof.verify import Comparison, Trace, recorded_config, verify
+from lockstep.proof.verify import Comparison, Trace, compare, recorded_config, verify
 from lockstep.report.lengths import lengths_of
+from lockstep.report.proof import proof_of
+from lockstep.report.reading import read_run
 
 
 def compared(equal=True):
     tensors = [{"iteration": 1, "policy/w": "a", "policy/b": "b"}]
     traces = [Trace(n, None, tensors, [{}], facts={"torch": "2.13", "wall_time": 1.0}) for n in (1, 2)]
     return [Comparison(traces[0], True, ""), Comparison(traces[1], equal, "" if equal else "iteration 1: policy/w")]
+
+
+def ended_early(error, number=1):
+    """Results of which one world size ended with an error before it had trained."""
+    results = compared()
+    trace = replace(results[number].trace, error=error, tensors=[], metrics=[], facts={})
+    results[number] = replace(results[number], trace=trace)
+    return [compare(results[0].trace, result.trace) for result in results]
+
+
+KILLED = "rank 1 of 2 was killed by SIGKILL; out of memory?"
+OUT_OF_SYNC = "ranks are out of sync at the start: rank 1 of 2 holds other bytes than rank 0 in 1 of 2 tensors, first w"
 
 
 def config_of(run):
@@ -56,6 +70,39 @@ def test_what_was_found_is_kept(tmp_path, equal):
     assert rows == [("1", True, 2, ""), ("2", equal, 2, "" if equal else "iteration 1: policy/w")]
     assert said["machine"] == {"torch": "2.13"}
     assert said["config"] == json.loads((run / "config.json").read_text())
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["the reference", "another"])
+def test_a_world_size_that_failed_is_no_difference_and_leaves_what_was_kept(tmp_path, monkeypatch, capsys, number):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "runs" / "demo")
+    before = keep(run, compared(), config_of(run), 5).read_bytes()
+    monkeypatch.setattr(command, "verify", lambda *_: ended_early(KILLED, number))
+    assert main(["verify", "demo", "--world-sizes", "1,2"]) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == f"NOT VERIFIED: world size {number + 1} failed; the table says why"
+    lines = [line.split("│") for line in said.out.splitlines() if line.startswith("│")]
+    rows = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in lines}
+    others = ["yes", "2", ""] if number else ["–", "2", "not compared: the first world size did not end"]
+    assert rows == {str(number + 1): ["failed", "–", KILLED], str(2 - number): others}
+    assert f"nothing is kept of this beside the run: world size {number + 1} failed, which says nothing" in said.err
+    assert (run / "verify.json").read_bytes() == before
+
+
+def test_ranks_out_of_sync_are_kept_with_the_machine_of_those_that_ended(tmp_path, capsys):
+    run = make_run(tmp_path / "demo")
+    results = ended_early(OUT_OF_SYNC)
+    said = json.loads(keep(run, results, config_of(run), 5).read_text())
+    assert (said["equal"], said["machine"]) == (False, {"torch": "2.13"})
+    assert said["world_sizes"][1]["difference"] == OUT_OF_SYNC
+    command.print_table(config_of(run), results, 5)
+    assert "NOT VERIFIED: the run depends on its world size, or a rank left the others" in capsys.readouterr().out
+
+
+def test_the_page_compares_the_machine_of_a_verification_with_that_of_the_runs_first_steps(tmp_path):
+    run = run_here(tmp_path / "demo", HERE | {"torch": "2.12"})
+    keep(run, compared(), config_of(run), 3)
+    assert proof_of(read_run(run, "demo")).verified.apart == ("torch 2.13 there, 2.12 here",)
 
 
 def test_of_another_config_nothing_is_kept(tmp_path):
@@ -268,8 +315,9 @@ def first_rows(**changes):
     return rows
 
 
-def run_here(path, **summary):
-    return make_run(path, summary_of(**HERE | summary))
+def run_here(path, first=HERE, **summary):
+    """A run that began with those facts of machine and versions, and whose last session had those of here."""
+    return make_run(path, summary_of(**HERE | {"first_machine": first} | summary))
 
 
 OTHER_RETURN = {"rollout/episode_return_mean": 99.0}
@@ -297,16 +345,29 @@ def test_what_a_run_has_otherwise_than_rollout_and_train_is_no_difference(tmp_pa
 
 @pytest.mark.parametrize(
     "summary",
-    [{"cpu": "Another"}, {"lockstep": "0.0.9"}, {"torch": None}, {"restarted_environments": [3]}],
-    ids=["machine", "version", "unknown", "environments that began anew"],
+    [
+        *({"first": HERE | other} for other in ({"cpu": "Another"}, {"lockstep": "0.0.9"}, {"torch": None})),
+        {"first": None},
+        {"restarted_environments": [3]},
+        {"first_machine_until": 256},
+    ],
+    ids=["machine", "version", "unknown", "an older version", "environments that began anew", "from iteration 2 on"],
 )
 def test_rows_of_a_run_that_other_things_explain_are_not_compared(tmp_path, summary):
     run = run_here(tmp_path / "demo", **summary)
     assert keep(run, trained_now(first_rows(**OTHER_RETURN)), config_of(run), 3).is_file()
 
 
+@pytest.mark.parametrize("since", [{}, {"first_machine_until": 512, "torch": "2.14.0+cpu", "cpu": "Another"}])
+def test_rows_are_those_of_the_first_machine_and_versions_whatever_the_last_session_had(tmp_path, since):
+    run = run_here(tmp_path / "demo", num_envs=8, **since)
+    assert config_of(run).steps_per_iteration == 256
+    with pytest.raises(ValueError, match=REFUSED.format(run=run)):
+        keep(run, trained_now(first_rows(**OTHER_RETURN)), config_of(run), 3)
+
+
 def test_rows_are_compared_under_exact_alone_and_up_to_a_missing_one(tmp_path):
-    run = make_run(tmp_path / "fast", summary_of(**HERE), reduction="fast")
+    run = make_run(tmp_path / "fast", summary_of(first_machine=HERE), reduction="fast")
     assert keep(run, trained_now(first_rows(**OTHER_RETURN)), config_of(run), 3).is_file()
     run = run_here(tmp_path / "short")
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

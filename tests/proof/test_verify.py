@@ -1,4 +1,6 @@
 import json
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +9,10 @@ from made_runs import config_of
 
 from lockstep.commands.verify import print_table
 from lockstep.config.run import Config
-from lockstep.proof.verify import Comparison, Trace, compare, machines_apart, parse_worlds, recorded_trace
+from lockstep.proof import verify as module
+from lockstep.proof.verify import Comparison, Trace, compare, machines_apart, parse_worlds, recorded_trace, run_trace
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "runs" / "torch_cartpole"
 
 
 def tensors():
@@ -94,6 +99,38 @@ def test_a_run_that_failed_is_not_equal_and_says_why():
     assert (result.equal, result.difference) == (False, "env.id: no such environment")
     failed = trace(1, error="out of memory")
     assert not compare(failed, failed).equal
+
+
+def test_if_the_reference_failed_nothing_is_compared_with_it():
+    failed = trace(1, error="out of memory", tensors=[], metrics=[])
+    result = compare(failed, trace(2))
+    assert (result.equal, result.difference) == (False, "not compared: the first world size did not end")
+
+
+@pytest.mark.parametrize("text", [b"libworld: caf\xe9", b"lockstep: error: env.id: caf\xe9"])
+def test_what_a_run_prints_may_be_any_bytes(tmp_path, monkeypatch, text):
+    code = f"import os; os.write(2, {text!r}); os._exit(1)"
+    monkeypatch.setattr(module, "command_that_ends_with_us", lambda *_: [sys.executable, "-S", "-c", code])
+    config = Config.model_validate(config_of())
+    assert run_trace(config, 2, 1, tmp_path).error == text.decode(errors="replace").removeprefix("lockstep: error: ")
+
+
+def test_a_reference_policy_may_be_named_by_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(GOLDEN, tmp_path / "runs" / "first")
+    asked = []
+
+    def trained(config, world_size, iterations, directory, processes):
+        del iterations, directory, processes
+        asked.append(config.grpo.reference)
+        return trace(world_size)
+
+    monkeypatch.setattr(module, "run_trace", trained)
+    grpo = {"kl_coef": 0.1, "reference": "first"}
+    settings = {"algorithm": "grpo", "grpo": grpo, "network": {"hidden_sizes": [16, 16]}}
+    config = Config.model_validate(settings | {"num_envs": 32, "ppo": {"schedule": "constant"}})
+    assert all(result.equal for result in module.verify(config, [(1, 1), (2, 1)], 3))
+    assert asked == [str(tmp_path / "runs" / "first" / "checkpoints" / "step_256")] * 2
 
 
 def test_nothing_is_no_proof():
@@ -253,6 +290,26 @@ def test_evaluations_by_other_settings_than_a_recorded_run_has_now_are_not_compa
     then = config | {"eval": config["eval"] | eval_then}
     (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {}, "step": 16, "config": then}))
     assert recorded_trace(run, 2).metrics == metrics()[:2]
+
+
+def test_a_recorded_run_has_the_machine_and_versions_with_which_it_began(tmp_path):
+    run = recorded(tmp_path / "run", tensors(), metrics())
+    last = {"world_size": 2, "torch": "2.13.0", "platform version": "CUDA 13"}
+    (run / "summary.json").write_text(json.dumps(last | {"first_machine": {"torch": "2.12.0"}}))
+    here = trace(facts={"torch": "2.13.0", "platform version": "CUDA 13"})
+    assert machines_apart(recorded_trace(run, 2), here) == ["torch 2.12.0 there, 2.13.0 here"]
+    (run / "summary.json").write_text(json.dumps(last))  # of a version that didn't record it
+    assert machines_apart(recorded_trace(run, 2), here) == []
+
+
+def test_environments_of_a_recorded_run_that_began_anew_are_said_if_something_differs(capsys):
+    record = replace(of_a_record(metrics()), facts={"restarted_environments": [3, 5]})
+    print_table(Config(), [compare(record, record), compare(record, trace())], 3)
+    assert "began new episodes" not in capsys.readouterr().out
+    other = trace(metrics=changed(metrics(), 3, **{"train/loss": 9.0}))
+    print_table(Config(), [compare(record, record), compare(record, other)], 3)
+    said = "runs/rec was resumed where 2 of its environments began new episodes: from there on it is another run"
+    assert said in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"world_size": null}', '{"world_size": "two"}', "\0"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +27,7 @@ from lockstep.scaling.plan import MODES, Job, Plan, parse_world_sizes
 from lockstep.scaling.summarize import Row, run_row
 from lockstep.scaling.tables import print_numbers
 from lockstep.training.announcement import quantity
+from lockstep.training.reference_policy import with_reference
 
 
 def main(argv: Sequence[str]) -> int:
@@ -105,6 +107,8 @@ def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
         not options.no_ceiling,
     )
     plan.check()
+    grpo = with_reference(plan.sized(plan.world_sizes[0]), options.runs_dir).grpo  # the runs are made elsewhere
+    plan = replace(plan, config=config.model_copy(update={"grpo": grpo}))
     if config.device != "cpu":
         engine_module(config.engine).check_device(config.device, plan.world_sizes[-1])
     look_with_cpu(config)

@@ -23,7 +23,7 @@ from lockstep.launch.request import described_run, split_target
 from lockstep.proof.kept import keep, run_of
 from lockstep.proof.lengths import first_length, most_iterations
 from lockstep.proof.setup import setup_of
-from lockstep.proof.verify import Comparison, machines_apart, parse_worlds, recorded_config, verify
+from lockstep.proof.verify import Comparison, last_trained, machines_apart, parse_worlds, settled, verify
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.finding import find_run
 from lockstep.runs.stored import stored_config
@@ -70,9 +70,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps([_row(result, config.engine) for result in results]))
     else:
         print_table(config, results, iterations)
-    trained = resolve(config, worlds[0][0])
-    if against is not None:
-        trained = recorded_config(against, trained, iterations)
+    trained = settled(config, worlds[0][0], iterations, against)
     for path in {path.resolve(): path for path in (run, against) if path is not None}.values():
         try:
             keep(path, results, trained, iterations)
@@ -175,10 +173,11 @@ def print_table(config: Config, results: Sequence[Comparison], iterations: int) 
     table.add_column("first difference", overflow="fold")
     for result in results:
         tensors = str(len(result.trace.tensors[0]) - 1) if result.trace.tensors else "–"
-        table.add_row(result.trace.label, "yes" if result.equal else "NO", tensors, escape(result.difference))
+        missing = "failed" if result.trace.failed else "–"
+        equal = "yes" if result.equal else "NO" if _differs(result, results[0]) else missing
+        table.add_row(result.trace.label, equal, tensors, escape(result.difference))
     console.print(table)
-    if results[0].trace.recorded is not None and (apart := machines_apart(results[0].trace, results[-1].trace)):
-        print(f"{results[0].trace.recorded} was recorded elsewhere: {'; '.join(apart)}")
+    _print_recorded(results)
     not_compared = list(dict.fromkeys(name for result in results for name in result.not_compared))
     if not_compared:
         more = f" and {len(not_compared) - SHOWN} more" if len(not_compared) > SHOWN else ""
@@ -187,5 +186,27 @@ def print_table(config: Config, results: Sequence[Comparison], iterations: int) 
     if all(result.equal for result in results):
         every = "every metric that was compared" if not_compared else "every metric"
         print(f"verified: every tensor and {every} has the same bytes at every iteration")
-    else:
+    elif any(_differs(result, results[0]) for result in results):
         print("NOT VERIFIED: the run depends on its world size, or a rank left the others; see the first difference")
+    else:
+        failed = ", ".join(result.trace.label for result in results if result.trace.failed)
+        print(f"NOT VERIFIED: world size {failed} failed; the table says why")
+
+
+def _differs(result: Comparison, reference: Comparison) -> bool:
+    """Returns whether a world size has other bytes, rather than none that were compared."""
+    out_of_sync = result.trace.error is not None and not result.trace.failed
+    return out_of_sync or not (result.equal or result.trace.failed or reference.trace.error is not None)
+
+
+def _print_recorded(results: Sequence[Comparison]) -> None:
+    """Prints what may make a recorded run differ: its machine and versions, and environments that began anew."""
+    reference = results[0].trace
+    if reference.recorded is None:
+        return
+    if apart := machines_apart(reference, last_trained(results)):
+        print(f"{reference.recorded} was recorded elsewhere: {'; '.join(apart)}")
+    restarted = reference.facts.get("restarted_environments")
+    if isinstance(restarted, list) and restarted and not all(result.equal for result in results):
+        began = f"{len(restarted)} of its environments began new episodes"
+        print(f"{reference.recorded} was resumed where {began}: from there on it is another run")

@@ -27,8 +27,8 @@ def resolve(config: Config, world_size: int = 1) -> Config:
     _check_choices(config)
     if config.cuda_graphs is True and world_size > 1:
         raise ValueError(
-            f"cuda_graphs: true, but optimiser steps of {world_size} ranks can't be captured; leave it out, or resume with "
-            "--no-cuda-graphs"
+            f"cuda_graphs: true, but optimiser steps of {world_size} ranks can't be captured; leave it out, or "
+            "resume with --no-cuda-graphs"
         )
     return config.model_copy(update={"num_envs": num_envs, "num_envs_per_rank": None, "num_shards": num_shards})
 

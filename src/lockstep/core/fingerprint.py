@@ -9,6 +9,9 @@ import numpy as np
 
 from lockstep.core.errors import DesyncError
 
+OUT_OF_SYNC = "ranks are out of sync"
+"""Begins the message of a ``DesyncError`` of a run."""
+
 
 def array_digest(array: np.ndarray) -> bytes:
     """Returns eight bytes that depend on every bit of an array, its shape and its dtype."""
@@ -52,7 +55,7 @@ def compare_ranks(names: Sequence[str], rows: np.ndarray, when: str) -> None:
     tensors = np.flatnonzero(differs.any(0)).tolist()
     listed = ", ".join(map(str, ranks))
     raise DesyncError(
-        f"ranks are out of sync {when}: rank{'s' if len(ranks) > 1 else ''} {listed} of {len(rows)} hold"
+        f"{OUT_OF_SYNC} {when}: rank{'s' if len(ranks) > 1 else ''} {listed} of {len(rows)} hold"
         f"{'s' if len(ranks) == 1 else ''} other bytes than rank 0 in {len(tensors)} of {len(names)} tensors, "
         f"first {names[tensors[0]]}"
     )

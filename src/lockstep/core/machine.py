@@ -64,6 +64,13 @@ ENVIRONMENT_PACKAGES = (
 )
 """Packages that users' environments and networks compute with, named as in ``name-version.dist-info``."""
 
+MACHINE_FACTS = (
+    *("machine", "cpu", "cpu capability", "device", "platform", "platform version", "packages of devices"),
+    *("torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium", "mujoco", "python", "lockstep"),
+    *("kernel variables", "openblas kernel", "packages of environments"),
+)
+"""Names of all facts of hardware and software that bits may depend on, of both engines; not every run has each."""
+
 SELDOM = (50_000, 20, 100)
 """Thresholds of Python's garbage collector that shorten the start of the JAX engine."""
 USUAL = gc.get_threshold()
@@ -136,9 +143,12 @@ def peak_resident() -> float:
 
 
 def first_difference(everyone: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """Returns the first rank whose facts differ from those of rank 0, and the key; None if all are equal."""
-    pairs = ((rank, key) for rank in range(len(everyone)) for key in everyone[0])
-    return next(((rank, key) for rank, key in pairs if everyone[rank][key] != everyone[0][key]), None)
+    """Returns the first rank whose facts differ from those of rank 0, and the key; None if all are equal.
+
+    A rank of another version may lack a key, or have one that rank 0 lacks.
+    """
+    pairs = ((rank, key) for rank in range(len(everyone)) for key in {**everyone[0], **everyone[rank]})
+    return next(((rank, key) for rank, key in pairs if everyone[rank].get(key) != everyone[0].get(key)), None)
 
 
 def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
@@ -147,7 +157,7 @@ def check_facts_alike(everyone: Sequence[Mapping[str, str]]) -> None:
     if found is not None:
         rank, key = found
         raise RankMismatchError(
-            f"rank {rank} differs from rank 0 in {key}: {everyone[rank][key]} against {everyone[0][key]}; "
+            f"rank {rank} differs from rank 0 in {key}: {everyone[rank].get(key)} against {everyone[0].get(key)}; "
             "the same agent needs the same kind of machine, versions and config on every rank"
         )
 

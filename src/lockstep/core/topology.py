@@ -161,15 +161,16 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
     for name in ("RANK", "WORLD_SIZE"):
         if name not in environ:
             raise ValueError(f"launcher variables: {name} is not set but the other of RANK and WORLD_SIZE is; unset it")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     try:
-        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        here = _places_here(environ, rank, world_size)
-        local_rank = int(environ.get("LOCAL_RANK", here[0]))
-        local_world_size = int(environ.get("LOCAL_WORLD_SIZE", here[1]))
+        given = {name: int(environ[name]) for name in names if name in environ}
     except ValueError as error:
         raise ValueError(
             f"launcher variables: RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers ({error})"
         ) from None
+    rank, world_size = given["RANK"], given["WORLD_SIZE"]
+    here = _places_here(environ, rank, world_size)
+    local_rank, local_world_size = given.get("LOCAL_RANK", here[0]), given.get("LOCAL_WORLD_SIZE", here[1])
     if not (0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size):
         raise ValueError(
             f"launcher variables: RANK {rank} of WORLD_SIZE {world_size}, LOCAL_RANK {local_rank} of "
@@ -204,16 +205,25 @@ def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
     """Finds local rank and local world size for variables that may leave them out, as a script's own ``export RANK=…``.
 
     If srun or mpirun started the ranks, their variables know. Else this is a guess: ranks that meet on loopback, or
-    that have one of the two, are all here; others have their own hosts, as the pods of a Kubernetes job have.
+    that have the local world size, are all here; others have their own hosts, as the pods of a Kubernetes job have.
+
+    Raises:
+        ValueError: only the local rank is given, and ranks may be on several hosts.
     """
     for by_slurm in (True, False) if STEP in environ else (False,):
         with contextlib.suppress(ValueError):
             place = place_of_task(environ) if by_slurm else place_by_mpi(environ, STEP in environ, True)
             if place is not None and (place.rank, place.world_size) == (rank, world_size):
                 return place.local_rank, place.local_world_size
-    alone = "LOCAL_RANK" not in environ and "LOCAL_WORLD_SIZE" not in environ
-    elsewhere = environ.get("MASTER_ADDR", LOOPBACK_ADDRESS) not in LOOPBACK_HOSTS
-    return (0, 1) if alone and elsewhere else (rank, world_size)
+    master = environ.get("MASTER_ADDR", LOOPBACK_ADDRESS)
+    if master in LOOPBACK_HOSTS or "LOCAL_WORLD_SIZE" in environ:
+        return rank, world_size
+    if "LOCAL_RANK" in environ and world_size > 1:
+        raise ValueError(
+            f"launcher variables: LOCAL_RANK {environ['LOCAL_RANK']} is set without LOCAL_WORLD_SIZE, and MASTER_ADDR "
+            f"{master!r} may be another host's; set LOCAL_WORLD_SIZE to the number of ranks on this host"
+        )
+    return 0, 1
 
 
 def _master(environ: Mapping[str, str], host: str, port: int, alone: bool = False) -> tuple[str, int]:

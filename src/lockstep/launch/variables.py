@@ -9,7 +9,6 @@ from lockstep.core.rank_variables import Setting, in_lines, machine_class, setti
 from lockstep.launch.spawn import threads_of
 from lockstep.launch.world import topology_of, world_of
 
-
 WITHIN_JAX = "# engine jax: each process sets PJRT_NPROC and adds to XLA_FLAGS by itself, before JAX starts"
 
 

@@ -31,9 +31,8 @@ BESIDE_DRAWING = ("collectives", "environments", "rollout")
 that are queued on the device, but not while kernels wait for launches: all of them are launched before it draws."""
 GROWING = ("rollout", "activations")
 """Kinds of memory that grow with the environments of a shard."""
-BY_SHARDS = {"exact": ("rollout", "gradients"), "fast": ("rollout", "activations")}
-"""Kinds that grow with a device's shards in engine jax: in ``exact`` it computes them one by one, and each has a
-gradient of its own."""
+BY_SHARDS = {"exact": ("rollout",), "fast": ("rollout", "activations")}
+"""Kinds that grow with a device's shards in engine jax, which computes them one by one in ``exact``."""
 CUT = ("parameters", "moments")
 """Kinds of memory that FSDP shards over devices. Gradients are whole until they are scattered."""
 
@@ -125,6 +124,8 @@ class Workload:
             kind: size * (ratio if kind in growing else cut if kind in CUT else 1.0)
             for kind, size in self.costs.memory.items()
         }
+        if self.config.reduction == "exact":  # each further shard has a gradient of its own
+            grown["gradients"] += FLOAT * self.parameters * (self.shards - self.costs.shards)
         if self.devices == 1:
             grown.pop("gathered", None)
         return grown | {"runtime": runtime_bytes(self.target.platform)}

@@ -12,10 +12,11 @@ from lockstep.config.presets import has_preset, with_version
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
 from lockstep.core.files import replace_text, why_unwritten
+from lockstep.core.machine import MACHINE_FACTS
 from lockstep.launch.resume import check_unchanged, decisive_differences
 from lockstep.proof.lengths import first_length
 from lockstep.proof.own_rows import check_own_rows
-from lockstep.proof.verify import MACHINE, Comparison
+from lockstep.proof.verify import RUNS, Comparison, last_trained
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, VERIFY
 from lockstep.runs.finding import check_single, is_run, with_name
 from lockstep.runs.stored import stored_config
@@ -37,7 +38,7 @@ def run_of(target: str) -> Path | None:
     """
     target = os.path.expanduser(target)
     path = Path(target)
-    inside = Path("runs", target)
+    inside = Path(RUNS, target)
     for place in (path,) if path.exists() or "/" in target or has_preset(with_version(target)) else (inside,):
         if is_run(place):
             check_single(place)
@@ -57,7 +58,7 @@ def _has_begun(path: Path) -> bool:
 
 def to_json(results: Sequence[Comparison], config: Config, iterations: int) -> dict[str, Any]:
     """Returns the content of ``verify.json``: date, config, machine, and the result of each world size."""
-    facts = results[-1].trace.facts
+    facts = last_trained(results).facts
     return {
         "verified": utc_date(),
         "equal": all(result.equal for result in results),
@@ -76,7 +77,7 @@ def to_json(results: Sequence[Comparison], config: Config, iterations: int) -> d
             }
             for result in results
         ],
-        "machine": {name: facts[name] for name in MACHINE if name in facts},
+        "machine": {name: facts[name] for name in MACHINE_FACTS if name in facts},
         "config": config.model_dump(mode="json"),
     }
 
@@ -85,10 +86,12 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
     """Writes ``verify.json`` into a run's directory, replacing an earlier one, and returns its path.
 
     Raises:
-        ValueError: one line, if the config or the loss isn't the run's, ``config.json`` was edited since the newest
-            checkpoint was written, what was trained has other metrics than the run's first iterations, or the file
-            can't be written.
+        ValueError: one line, if a world size failed, the config or the loss isn't the run's, ``config.json`` was edited
+            since the newest checkpoint was written, what was trained has other metrics than the run's first
+            iterations, or the file can't be written.
     """
+    if failed := [result.trace.label for result in results if result.trace.failed]:
+        raise ValueError(f"world size {', '.join(failed)} failed, which says nothing of its bytes")
     stored = stored_config(run, warn=False)
     check_unchanged(run, stored)
     for key, theirs, ours in decisive_differences(stored, config, run):
@@ -100,7 +103,7 @@ def keep(run: Path, results: Sequence[Comparison], config: Config, iterations: i
             f"total_steps was {length} in these iterations of {run} and {config.total_steps} here, and schedules fall "
             "by it"
         )
-    theirs, ours = fingerprint_in(facts_of_loss(run) or {}), fingerprint_in(results[-1].trace.loss)
+    theirs, ours = fingerprint_in(facts_of_loss(run) or {}), fingerprint_in(last_trained(results).loss)
     if theirs is not None and ours is not None and (found := difference(theirs, ours)) is not None:
         raise ValueError(f"ppo.loss: {config.ppo.loss} isn't what {run} was trained with any more: it {found}")
     check_own_rows(run, results, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,9 +26,11 @@ def setup_of(config: Config, ranks: int, processes: int) -> str:
     Raises:
         ValueError: one line, if this machine has no such devices.
     """
-    arguments = [config.model_dump_json(), *map(str, (ranks, processes, os.getpid()))]
-    command = [sys.executable, "-P", "-m", "lockstep.proof.setup", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
+    command = [sys.executable, "-P", "-m", "lockstep.proof.setup", *map(str, (ranks, processes, os.getpid()))]
+    text = json.dumps(config.model_dump(mode="json"))  # by standard input: others can read a process's arguments
+    done = subprocess.run(
+        command, input=text, capture_output=True, text=True, errors="replace", env=without_launcher(), check=False
+    )
     if done.returncode:
         raise ValueError(failure_line(done.stderr, done.returncode))
     return done.stdout.rstrip()
@@ -59,6 +62,7 @@ def _main(text: str, ranks: int, processes: int) -> int:
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[4]))
-    code = _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    ranks, processes, parent = map(int, sys.argv[1:])
+    end_with_parent(parent)
+    code = _main(sys.stdin.read(), ranks, processes)
     os._exit(code)  # closing a back end is slow

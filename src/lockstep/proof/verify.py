@@ -14,6 +14,8 @@ from lockstep.config.checks import resolve
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, LogConfig
 from lockstep.core.files import same_json
+from lockstep.core.fingerprint import OUT_OF_SYNC
+from lockstep.core.machine import MACHINE_FACTS
 from lockstep.core.process import command_that_ends_with_us, failure_line, say
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import without_launcher
@@ -30,11 +32,12 @@ from lockstep.runs.stored import stored_config
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
 from lockstep.training.own_loss.recorded import facts_of_loss
+from lockstep.training.reference_policy import with_reference
+from lockstep.training.run_history import with_first_machine
 from lockstep.training.schedules import follows_length
 
-MACHINE = ("machine", "cpu", "cpu capability", "device", "torch", "jax", "jaxlib", "xla flags", "numpy", "gymnasium")
-MACHINE += ("mujoco", "python", "lockstep", "kernel variables", "openblas kernel", "packages of environments")
-"""Entries of ``summary.json`` that bits may depend on."""
+RUNS = "runs"
+"""Where runs are looked for by their names."""
 EVALUATION, EPISODES = "eval/", "eval/episodes"
 
 
@@ -49,7 +52,7 @@ class Trace:
         metrics: each iteration's metrics without times.
         processes: number of processes that shared the devices (JAX engine).
         recorded: the run that it was read from; None if it was trained just now.
-        facts: the run's ``summary.json``.
+        facts: the run's ``summary.json``, with the machine and versions of its first steps.
         loss: what the run's checkpoint says of a custom loss.
     """
 
@@ -69,6 +72,11 @@ class Trace:
             return f"{self.recorded.name} ({self.world_size or '?'})"
         return f"{self.processes}x{self.world_size // self.processes}" if self.processes > 1 else str(self.world_size)
 
+    @property
+    def failed(self) -> bool:
+        """Whether the run failed otherwise than by ranks that hold other bytes, which says nothing of its bytes."""
+        return self.error is not None and OUT_OF_SYNC not in self.error
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -77,7 +85,7 @@ class Comparison:
     Attributes:
         trace: of that world size.
         equal: whether both have the same bytes.
-        difference: where they first differ; empty if they don't.
+        difference: where they first differ, or why they weren't compared; empty if they have the same bytes.
         not_compared: metrics that a recorded run and this trace don't both have, and that are left out therefore.
     """
 
@@ -85,6 +93,12 @@ class Comparison:
     equal: bool
     difference: str
     not_compared: tuple[str, ...] = ()
+
+
+def last_trained(results: Sequence[Comparison]) -> Trace:
+    """Returns the last trace that was trained to its end just now; if there is none, the last one."""
+    traces = [result.trace for result in results]
+    return next((each for each in reversed(traces) if each.recorded is None and each.error is None), traces[-1])
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -101,11 +115,13 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     command = command_that_ends_with_us("train", str(source), "--trust", *world_words(config, world_size, processes))
     command += ["--name", name, "--runs-dir", str(directory), "--quiet"]
     command += ["--stop-at-step", str(min(iterations * config.steps_per_iteration, config.total_steps))]
-    done = subprocess.run(command, capture_output=True, text=True, env=without_launcher(), check=False)
+    environment = without_launcher()
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     error = failure_line(done.stderr, done.returncode) if done.returncode else None
     run = directory / name
     tensors, metrics, loss = _lines(run / FINGERPRINTS), metrics_in(run), facts_of_loss(run) or {}
-    return Trace(world_size, error, tensors, metrics, processes, facts=object_if_any(run / SUMMARY), loss=loss)
+    facts = with_first_machine(object_if_any(run / SUMMARY))
+    return Trace(world_size, error, tensors, metrics, processes, facts=facts, loss=loss)
 
 
 def metrics_in(run: Path) -> list[dict[str, Any]]:
@@ -149,7 +165,7 @@ def recorded_trace(run: Path, iterations: int) -> Trace:
 def _summary(run: Path) -> dict[str, Any]:
     """Reads a recorded run's summary, if there is one; prints a line if it is damaged."""
     try:
-        return read_object(run / SUMMARY)
+        return with_first_machine(read_object(run / SUMMARY))
     except FileNotFoundError:
         return {}
     except (OSError, UnreadableError) as error:
@@ -189,7 +205,7 @@ def recorded_config(run: Path, config: Config, iterations: int) -> Config:
 
 def machines_apart(reference: Trace, trace: Trace) -> list[str]:
     """Lists the differences in hardware and software between two traces that bits may depend on."""
-    return facts_apart(MACHINE, reference.facts, trace.facts)
+    return facts_apart(MACHINE_FACTS, reference.facts, trace.facts)
 
 
 def _first_difference(reference: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -226,6 +242,8 @@ def compare(reference: Trace, trace: Trace) -> Comparison:
     """
     if trace.error is not None:
         return Comparison(trace, False, trace.error)
+    if reference.error is not None:
+        return Comparison(trace, False, "not compared: the first world size did not end")
     for kind in ("tensors", "metrics"):
         if len(getattr(trace, kind)) != len(getattr(reference, kind)):
             return Comparison(
@@ -260,11 +278,8 @@ def verify(
         ValueError: before anything is started, if a world size can't share the config's shards, the recorded run has
             another config, or the config's schedules end earlier.
     """
-    config = resolve(config, worlds[0][0])
-    recorded = []
-    if against is not None:
-        recorded = [recorded_trace(against, iterations)]
-        config = recorded_config(against, config, iterations)
+    recorded = [] if against is None else [recorded_trace(against, iterations)]
+    config = settled(config, worlds[0][0], iterations, against)
     for world_size, _ in worlds:
         resolve(config, world_size)
     look_with_cpu(config)
@@ -277,6 +292,18 @@ def verify(
     with temporary_directory() as directory:
         traces = recorded + [run_trace(config, n, iterations, directory, processes) for n, processes in worlds]
     return [compare(traces[0], trace) for trace in traces]
+
+
+def settled(config: Config, world_size: int, iterations: int, against: Path | None) -> Config:
+    """Returns the config that is trained: resolved, with the path of its reference policy, and as a recorded run's.
+
+    The reference policy's name is replaced here because the runs that are compared are made elsewhere.
+
+    Raises:
+        ValueError: one line, if it can't be trained so, or the recorded run has another config.
+    """
+    config = with_reference(resolve(config, world_size), RUNS)
+    return config if against is None else recorded_config(against, config, iterations)
 
 
 def _length_for(config: Config, iterations: int) -> int:

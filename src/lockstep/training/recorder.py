@@ -58,12 +58,14 @@ class Recorder:
         self.config = config
         self.run = run
         self.started = started
-        self.world_size: int = session.facts()["world_size"]
+        facts = session.facts()
+        self.world_size: int = facts["world_size"]
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
         self.history = RunHistory.of(session.remembered, run.facts.started or utc_date(time.monotonic() - started))
         self.history.record_length(config, session.counted.global_step)
         self.history.record_reference(config)
+        self.history.record_machine({"lockstep": __version__, **facts}, session.counted.global_step)
         self.before = before or {}
         if self.before.get("global_step") == self.steps_before:  # otherwise it covers steps that are cut off
             self.history.add_restarts(rows_of(self.before))
@@ -265,6 +267,8 @@ class Recorder:
             "missing_rows": self.missing_rows,
             "restarts": self.history.restarts,
             "lengths": self.history.lengths,
+            "first_machine": self.history.first_machine,
+            "first_machine_until": self.history.first_machine_until,
             "lockstep": __version__,
             **facts,
         }

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.config.run import Config
+from lockstep.core.machine import MACHINE_FACTS
 from lockstep.runs.directory import SUMMARY, RunDirectory
 from lockstep.runs.listing import object_if_any
 from lockstep.training.reference_policy import reference_digest
@@ -34,6 +35,8 @@ class RunHistory:
         best_evaluation: the newest evaluation with the highest mean return; ``last_evaluation`` is the newest one.
         reference_sha256: digest of GRPO's reference policy; None without one.
         restarts: one row for each time a launcher restarted the ranks.
+        first_machine: the facts of hardware and software with which the run began; None if an older version began it.
+        first_machine_until: the ``global_step`` at which it first went on with others; None if it hasn't yet.
     """
 
     started: str | None = None
@@ -44,6 +47,8 @@ class RunHistory:
     last_evaluation: Evaluated | None = None
     reference_sha256: str | None = None
     restarts: list[dict[str, Any]] = field(default_factory=list)
+    first_machine: dict[str, Any] | None = None
+    first_machine_until: int | None = None
 
     @classmethod
     def of(cls, state: Mapping[str, Any] | None, started: str) -> RunHistory:
@@ -54,6 +59,7 @@ class RunHistory:
         date = state.get("started")
         best, last = (found if _is_evaluation(found := state.get(name)) else None for name in evaluations)
         steps, lengths = state.get("total_steps"), state.get("lengths")
+        machine, until = state.get("first_machine"), state.get("first_machine_until")
         return cls(
             date if isinstance(date, str) else None,
             steps if isinstance(steps, int) else None,
@@ -63,6 +69,8 @@ class RunHistory:
             last,
             state.get("reference_sha256"),
             rows_of(state),
+            machine if isinstance(machine, dict) else None,
+            until if isinstance(until, int) else None,
         )
 
     def record_length(self, config: Config, step: int) -> None:
@@ -70,6 +78,17 @@ class RunHistory:
         was, self.total_steps = self.total_steps, config.total_steps
         if step and was not in (None, config.total_steps) and follows_length(config):
             self.lengths = [*self.lengths, {"global_step": step, "was": was, "is": config.total_steps}]
+
+    def record_machine(self, facts: Mapping[str, Any], step: int) -> None:
+        """Records with which machine and versions the run began, and the first step from which they are others.
+
+        They stay unknown of a run that an older version began. ``facts`` are of a session that begins at ``step``.
+        """
+        here = {name: facts[name] for name in MACHINE_FACTS if name in facts}
+        if self.first_machine is None:
+            self.first_machine = None if step else here
+        elif self.first_machine_until is None and self.first_machine != here:
+            self.first_machine_until = step
 
     def record_reference(self, config: Config) -> None:
         """Records the digest of GRPO's reference policy, since its path alone doesn't identify it."""
@@ -112,6 +131,17 @@ def rows_of(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the restarts listed in a ``state.json`` or a ``summary.json``."""
     rows = facts.get("restarts")
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def with_first_machine(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a ``summary.json`` with the machine and versions of the run's first steps, as far as it names them.
+
+    Otherwise it has those of the last session.
+    """
+    first = summary.get("first_machine")
+    if not isinstance(first, dict):
+        return dict(summary)
+    return {name: value for name, value in summary.items() if name not in MACHINE_FACTS} | first
 
 
 def with_rows(known: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

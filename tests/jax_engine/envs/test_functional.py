@@ -104,8 +104,10 @@ def test_a_whole_time_limit_may_be_written_in_any_way(limit):
 
 @pytest.mark.parametrize(("own", "params", "limit"), [(9, 20, 9), (20, 9, 9), (None, 9, 9)])
 def test_of_two_time_limits_the_lower_one_ends_an_episode(own, params, limit):
-    env, params = corridors.with_params(params)
-    env.max_episode_steps = own
+    class Limited(corridors.Corridor):
+        max_episode_steps = own
+
+    env, (_, params) = Limited(), corridors.with_params(params)
     assert FunctionalAdapter(env, params).max_episode_steps == limit
     assert FunctionalAdapter(env, params, max_episode_steps=30).max_episode_steps == 30
 

@@ -4,6 +4,7 @@ import datetime
 import socket
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,13 @@ def test_a_stranger_who_listens_where_ranks_meet_and_never_answers_is_one_line(m
         with pytest.raises(RankMismatchError, match=said) as refusal:
             process_group.meet(place, datetime.timedelta(seconds=0.2))
         assert "\n" not in str(refusal.value)
+
+
+def test_ranks_compare_the_version_of_lockstep():
+    """Hosts with an installation each, of which one was upgraded."""
+    other: Any = SimpleNamespace(device=torch.device("cpu"), gather_json=lambda mine: [mine, mine | {"lockstep": "0"}])
+    with pytest.raises(RankMismatchError, match=r"^rank 1 differs from rank 0 in lockstep: 0 against \d"):
+        communicator_module.check_ranks_alike(other, Config())
 
 
 class Store:

@@ -8,9 +8,14 @@ import pytest
 import torch
 
 from lockstep.core import machine
-from lockstep.core.machine import KERNEL_VARIABLES
+from lockstep.core.machine import KERNEL_VARIABLES, MACHINE_FACTS, TORCH_PACKAGES, device_facts
 from lockstep.torch_engine.setup.devices import _compiler_cache, machine_facts
 from lockstep.torch_engine.state import _check_compiler
+
+
+def test_verifications_look_at_every_fact_that_ranks_compare():
+    facts = machine_facts(torch.device("cpu")) | device_facts("cuda", "13.0", TORCH_PACKAGES)
+    assert set(facts) <= set(MACHINE_FACTS)
 
 
 @pytest.mark.parametrize("name", KERNEL_VARIABLES)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from lockstep import __version__
 from lockstep.config.run import MOST_SILENCE
 from lockstep.core.errors import PeerFailureError, RankMismatchError
 from lockstep.core.host.network import own_address, wait_for_listener
@@ -333,4 +334,4 @@ def check_ranks_alike(config_sha256: str) -> None:
             f"rank {least} holds {held[least]} devices and rank {most} {held[most]}; every process needs as many: use "
             f"--devices {held[least]}"
         )
-    check_facts_alike(gather_json(machine_facts() | {"config": config_sha256}))
+    check_facts_alike(gather_json({"lockstep": __version__, **machine_facts(), "config": config_sha256}))

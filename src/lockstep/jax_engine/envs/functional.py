@@ -85,8 +85,8 @@ class Environment:
         Returns:
             ``(obs, state, reward, done, info)`` or ``(obs, state, reward, terminated, truncated, info)``: the reward is
             a number, the flags are bool. ``info`` may have ``success`` (bool, or a number that is above 0.5),
-            ``reward_terms`` (numbers by name, which are logged), and, with five values, ``truncated``: the episode was ended by the environment's own limit.
-            Without it, no ``done`` bootstraps.
+            ``reward_terms`` (numbers by name, which are logged), and, with five values, ``truncated``: the episode was
+            ended by the environment's own limit. Without it, no ``done`` bootstraps.
         """
         raise TypeError(f"{type(self).__name__} has no step(key, state, action, params)")
 

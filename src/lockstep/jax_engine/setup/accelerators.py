@@ -51,7 +51,7 @@ def on_this_machine(device: str) -> Accelerators:
     """
     environment = without_launcher() | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     command = [sys.executable, "-P", "-m", "lockstep.jax_engine.setup.accelerators", device]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise ValueError(f"device: {device}: JAX can't look for devices here ({said})")

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lockstep import __version__
 from lockstep.config.run import Config
 from lockstep.core.errors import NoSharedMemoryError, PeerFailureError
 from lockstep.core.life import life
@@ -345,6 +346,5 @@ def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futu
 
 def check_ranks_alike(communicator: Communicator, config: Config) -> None:
     """Raises ``RankMismatchError`` on every rank if machines, versions or configs differ."""
-    facts = machine_facts(communicator.device)
-    facts["config"] = config_digest(config)[:16]
+    facts = {"lockstep": __version__, **machine_facts(communicator.device), "config": config_digest(config)[:16]}
     check_facts_alike(communicator.gather_json(facts))
