@@ -21,8 +21,8 @@ DEFAULT_FPS = 30
 class DrawnEnvironment:
     """Steps and draws one environment with Gymnasium's interface; an evaluation's k-th episode begins as in ``eval``.
 
-    It is stepped on the device that ``device`` names: ``cpu``, else the first of JAX's default kind. Array environments can
-    also be shown in a window (mode ``human``), and some as text (``ansi``).
+    It is stepped on the device that ``device`` names: ``cpu``, else the first of JAX's default kind. Array environments
+    can also be shown in a window (mode ``human``), and some as text (``ansi``).
 
     Raises:
         ValueError: if it has no picture, or can't be shown in a window that is asked for; the message is one line.
