@@ -78,6 +78,11 @@ def test_a_local_rank_alone_does_not_tell_how_many_ranks_are_here_if_they_meet_e
     assert "LOCAL_RANK 0 is set without LOCAL_WORLD_SIZE, and MASTER_ADDR 'node0' may be another host's; set" in text
 
 
+def test_ranks_of_a_script_that_have_met_need_no_local_world_size():
+    environ = {"RANK": "4", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "node0"}
+    assert (from_environment(environ, met=True).rank, from_environment(environ, met=True).world_size) == (4, 8)
+
+
 @pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "127.0.0.1"}])
 def test_a_local_rank_is_enough_where_all_ranks_meet_on_this_host(address):
     environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"} | address

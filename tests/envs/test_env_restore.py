@@ -29,6 +29,7 @@ FORGETFUL = {"id": "forgetful:ForgetfulCartPole-v0"}
 ARRAY_IMAGES = {"id": "lockstep/GridWorldPixels-v0"}
 HOOKED = {"id": "hooked:Hooked-v0"}
 OWN_LIMIT = {"id": "odd_factories:repeated_pendulum"}
+UNCOUNTED = {"id": "odd_factories:uncounted_pendulum"}
 
 Shards = dict[int, dict[str, np.ndarray]]
 
@@ -112,7 +113,9 @@ def saved_and_continued(rank: Rank) -> tuple[Shards, list[bytes], EpisodeCounter
 
 
 @pytest.mark.parametrize(
-    "config", [CARTPOLE, ARRAYS, PENDULUM, ARRAY_PENDULUM, ARRAY_IMAGES, HOOKED, OWN_LIMIT], ids=lambda c: c["id"]
+    "config",
+    [CARTPOLE, ARRAYS, PENDULUM, ARRAY_PENDULUM, ARRAY_IMAGES, HOOKED, OWN_LIMIT, UNCOUNTED],
+    ids=lambda c: c["id"],
 )
 def test_a_restored_episode_goes_on_to_the_bit(config):
     first, second = begun(make_rank(config)), make_rank(config)

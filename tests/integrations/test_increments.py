@@ -74,3 +74,13 @@ def test_a_hook_that_changes_a_gradient_in_its_own_pass_is_noticed():
     (2.0 * parameter).sum().backward()
     with pytest.raises(UnreducedGradientError, match="by the script, a hook"):
         increments.increment(0)
+
+
+def test_gradients_that_are_parts_of_one_tensor_are_added_to():
+    """As of a bias that a model concatenates of two parameters: their gradients count each other's changes."""
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    increments = Increments([first, second], ["first", "second"], lambda: None)
+    for _ in range(2):
+        (3.0 * torch.cat((first, second))).sum().backward()
+    for index in range(2):
+        assert increments.increment(index).tolist() == [6.0, 6.0]

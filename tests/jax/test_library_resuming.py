@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import errno
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import lockstep.jax as ljax
 from lockstep.jax_engine.envs.registry import made_of
 from lockstep.runs.checkpoint import MANIFEST
 from lockstep.runs.checkpoint_writer import write_directory
+from lockstep.runs.directory import LOCK
 
 untyped: Any = ljax
 """For what a type checker would refuse as well."""
@@ -121,6 +123,21 @@ def test_a_folder_has_one_training_at_a_time(tmp_path):
         "directory of its own"
     ]
     Walk(runner_of(2, checkpoint_dir=tmp_path, resume=True)).train()
+
+
+def test_where_there_are_no_locks_a_folder_is_written_without_one(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    Walk(runner_of(1, checkpoint_dir=tmp_path)).train()
+    assert [path.name for path in tmp_path.iterdir()] == [f"step_{STEPS}"]
+
+
+def test_a_lock_that_a_kill_has_left_is_no_other_file_of_the_folder(tmp_path):
+    (tmp_path / LOCK).touch()
+    ljax.save_checkpoint(tmp_path, {"w": jnp.ones(2)})
+    assert (tmp_path / MANIFEST).is_file()
 
 
 # --- resuming --------------------------------------------------------------------------------------------------------

@@ -94,6 +94,24 @@ def repeated_pendulum(**_):
     return Repeated()
 
 
+class Uncounted(gymnasium.Wrapper):
+    """Answers for the Pendulum inside it, but not for that one's time limit."""
+
+    def __init__(self):
+        super().__init__(gymnasium.make("Pendulum-v1", max_episode_steps=60))
+        self.inside: Any = self.env
+
+    def get_env_state(self):
+        return {"state": np.array(self.inside.unwrapped.state)}
+
+    def set_env_state(self, state):
+        self.inside.unwrapped.state = state["state"]
+
+
+def uncounted_pendulum(**_):
+    return Uncounted()
+
+
 class Accompanied(Hooked):
     """Starts programs, each of which it ends by another signal in its close; writes down how they ended."""
 

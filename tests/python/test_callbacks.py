@@ -434,7 +434,7 @@ def test_one_callback_needs_no_list():
     assert checked_callbacks(None) == checked_callbacks(()) == []
 
 
-def test_what_a_record_lacks_isanswer_of():
+def test_what_a_record_lacks_is_told():
     record = {"iteration": 1, "rollout/episode_return_mean": None, "train/entropy": 0.5}
     with pytest.raises(KeyError) as caught:
         answer_of(lambda record: record["rollout/ep_rew_mean"], record)

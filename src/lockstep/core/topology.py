@@ -121,13 +121,14 @@ def _address(host: str, port: int) -> str:
 def from_environment(environ: Mapping[str, str] = os.environ, met: bool = False) -> Topology:
     """Reads torchrun's variables, else mpirun's, else those of a Slurm step; a single rank if there are none.
 
-    Of ranks that have ``met`` already, in a user's own process group, mpirun's variables may be incomplete.
+    Of ranks that have ``met`` already, in a user's own process group, mpirun's variables may be incomplete, and the
+    local world size may be missing.
 
     Raises:
         ValueError: variables are missing or contradict one another.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
-        return _from_torchrun(environ)
+        return _from_torchrun(environ, met)
     place = place_by_mpi(environ, STEP in environ, met)
     if place is not None:
         return _from_mpi(environ, place, met)
@@ -157,7 +158,7 @@ def from_flags(
     return replace(place, ends_all=_ends_all(environ), cores=cores_of_task(environ, num_processes))
 
 
-def _from_torchrun(environ: Mapping[str, str]) -> Topology:
+def _from_torchrun(environ: Mapping[str, str], met: bool) -> Topology:
     for name in ("RANK", "WORLD_SIZE"):
         if name not in environ:
             raise ValueError(f"launcher variables: {name} is not set but the other of RANK and WORLD_SIZE is; unset it")
@@ -169,7 +170,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Topology:
             f"launcher variables: RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers ({error})"
         ) from None
     rank, world_size = given["RANK"], given["WORLD_SIZE"]
-    here = _places_here(environ, rank, world_size)
+    here = _places_here(environ, rank, world_size, met)
     local_rank, local_world_size = given.get("LOCAL_RANK", here[0]), given.get("LOCAL_WORLD_SIZE", here[1])
     if not (0 <= rank < world_size and 0 <= local_rank < local_world_size <= world_size):
         raise ValueError(
@@ -201,14 +202,14 @@ def _ends_all(environ: Mapping[str, str]) -> bool:
     return any(name in environ for name in _ENDS_ALL)
 
 
-def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tuple[int, int]:
+def _places_here(environ: Mapping[str, str], rank: int, world_size: int, met: bool) -> tuple[int, int]:
     """Finds local rank and local world size for variables that may leave them out, as a script's own ``export RANK=…``.
 
     If srun or mpirun started the ranks, their variables know. Else this is a guess: ranks that meet on loopback, or
     that have the local world size, are all here; others have their own hosts, as the pods of a Kubernetes job have.
 
     Raises:
-        ValueError: only the local rank is given, and ranks may be on several hosts.
+        ValueError: only the local rank is given, ranks may be on several hosts, and they haven't ``met``.
     """
     for by_slurm in (True, False) if STEP in environ else (False,):
         with contextlib.suppress(ValueError):
@@ -219,6 +220,8 @@ def _places_here(environ: Mapping[str, str], rank: int, world_size: int) -> tupl
     if master in LOOPBACK_HOSTS or "LOCAL_WORLD_SIZE" in environ:
         return rank, world_size
     if "LOCAL_RANK" in environ and world_size > 1:
+        if met:  # what is left to know isn't worth an error
+            return rank, world_size
         raise ValueError(
             f"launcher variables: LOCAL_RANK {environ['LOCAL_RANK']} is set without LOCAL_WORLD_SIZE, and MASTER_ADDR "
             f"{master!r} may be another host's; set LOCAL_WORLD_SIZE to the number of ranks on this host"

@@ -179,6 +179,7 @@ def _draw(group: RunDirectory, title: str, curve: Curve, alone: str) -> None:
     try:
         draw_curves(group.path, title, curve, alone)
     except Exception as error:
+        (group.path / CURVES_PNG).unlink(missing_ok=True)  # of the curves before
         group.warn(f"{group.path / CURVES_PNG} isn't written: {' '.join(str(error).split())}")
 
 

@@ -99,9 +99,9 @@ def check_custom(config: Config, net: PolicyNet) -> None:
         ValueError: it can't, or it isn't; the message is one line.
     """
     if net.custom is not None:
-        name, again = f"network.custom: {config.network.custom}", make_net(config, net.observation, net.action)
+        name = f"network.custom: {config.network.custom}"
         check_trainable(name, net.custom, net)
-        check_made_alike(name, net.custom, again.custom, net)
+        check_made_alike(name, net.custom, make_net(config, net.observation, net.action).custom, net)
 
 
 def optimizer_options(config: Config) -> dict[str, Any]:

@@ -158,7 +158,8 @@ def main() -> None:
     """Runs a watched rank; the entry point of this module."""
     directory, first, interval = json.loads(sys.argv[1])
     end_with_parent()
-    watcher = Watcher(SideWriter(Path(directory), from_environment().rank), Schedule(first, interval))
+    rank = from_environment(met=True).rank  # the script itself meets; only its rank is needed
+    watcher = Watcher(SideWriter(Path(directory), rank), Schedule(first, interval))
     watcher.start()
     if "torch" in sys.modules:  # by sitecustomize, a .pth file, a coverage tool
         watcher.watch_torch()

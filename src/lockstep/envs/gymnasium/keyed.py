@@ -281,11 +281,12 @@ class KeyedEnv:
         return bool(np.array_equal(current, row, equal_nan=True))
 
     def _set_elapsed_steps(self, steps: int, hooks: Any) -> None:
-        """Sets the steps that time limits around the object ``hooks`` have counted; those inside it are its own."""
+        """Sets the steps that time limits have counted, but not those that the object ``hooks`` has set inside it."""
         self.elapsed = steps
-        env = self._bare
-        while env is not hooks and isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, gymnasium.wrappers.TimeLimit):
+        env, inside = self._bare, False
+        while isinstance(env, gymnasium.Wrapper):
+            inside = inside or env is hooks
+            if isinstance(env, gymnasium.wrappers.TimeLimit) and not (inside and env._elapsed_steps):
                 env._elapsed_steps = steps
             env = env.env
 

@@ -76,7 +76,7 @@ def _leave_the_end_to_the_rank() -> None:
     """Has stop signals do nothing in this process.
 
     By a handler, because a program that an environment starts would inherit ``SIG_IGN`` and couldn't be terminated.
-    System calls that a signal interrupts are taken up again, by the kernel or by Python.
+    Most system calls that a signal interrupts are taken up again, by the kernel or by Python.
     """
     for number in stop_signals():
         signal.signal(number, _do_nothing)

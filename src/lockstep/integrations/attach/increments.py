@@ -80,7 +80,7 @@ class Increments:
                 isn't clipping the mean.
         """
         known = self.added[index]
-        if grad is known.grad and grad._version == known.version:
+        if grad is known.grad and (grad._version == known.version or (known.base is None and _is_part(grad))):
             return False
         if grad.any():
             raise UnreducedGradientError(
@@ -149,6 +149,14 @@ class Increments:
         if targets:  # else a backward pass nested in this one has reduced everything
             torch._foreach_copy_(targets, values)  # pyright: ignore[reportPrivateImportUsage]
         self.added.clear()
+
+
+def _is_part(grad: Tensor) -> bool:
+    """Returns whether a gradient is a part of a larger tensor, as of parameters that the model concatenates.
+
+    Its version counts the changes of all parts.
+    """
+    return grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
 
 
 def _after(increments: weakref.ref[Increments], index: int, parameter: Tensor) -> None:

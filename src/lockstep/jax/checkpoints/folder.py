@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from lockstep.runs.checkpoint import (
 )
 from lockstep.runs.checkpoint_writer import left_aside
 from lockstep.runs.directory import LOCK, is_writer
-from lockstep.runs.lock import RunLock, holder_of
+from lockstep.runs.lock import WITHOUT_LOCKS, RunLock, holder_of
 from lockstep.runs.pruning import remove_checkpoint, sweep
 
 
@@ -95,7 +96,10 @@ class CheckpointFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = RunLock(self.path / LOCK)
             taken = lock.acquire()
-        except OSError:  # if it can't be written, the first checkpoint's error says so
+        except OSError as error:  # if it can't be written, the first checkpoint's error says so
+            if error.errno in WITHOUT_LOCKS:
+                with contextlib.suppress(OSError):
+                    (self.path / LOCK).unlink()
             return
         if not taken:
             raise CheckpointError(

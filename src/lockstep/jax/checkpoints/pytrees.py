@@ -29,7 +29,7 @@ from lockstep.runs.checkpoint import (
     unpack,
 )
 from lockstep.runs.checkpoint_writer import aside_of, write_directory
-from lockstep.runs.directory import is_writer
+from lockstep.runs.directory import LOCK, is_writer
 
 Tree = TypeVar("Tree")
 
@@ -128,7 +128,7 @@ def others_in(directory: Path) -> list[str]:
 
 def _may_be_replaced(directory: Path) -> bool:
     """Returns whether a directory is a checkpoint, or holds only checkpoints of steps or files of a damaged one."""
-    others = [directory / name for name in others_in(directory) if not UNFINISHED.match(name)]
+    others = [directory / name for name in others_in(directory) if name != LOCK and not UNFINISHED.match(name)]
     nested = all((path / MANIFEST).is_file() and step_of(path) is not None for path in others)
     damaged = any((directory / name).exists() for name in FILES)
     return (directory / MANIFEST).exists() or (nested and not damaged) or not others

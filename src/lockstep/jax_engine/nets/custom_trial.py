@@ -49,8 +49,9 @@ def check_made_alike(name: str, custom: CustomNet, again: CustomNet, net: Any) -
     Raises:
         ValueError: arrays of the modules or constants of the programs differ; one line that begins with ``name``.
     """
+    others = again.arrays()
     for key, x in custom.arrays().items():
-        other = again.arrays().get(key)
+        other = others.get(key)
         if other is None or x.dtype != other.dtype or x.tobytes() != other.tobytes():
             raise made_otherwise(name, key, "jax.random and the key that it is given")
     if _traced(custom, net) != _traced(again, net):

@@ -36,6 +36,8 @@ def check_made_alike(name: str, custom: CustomNet, again: CustomNet, net: Any) -
         ValueError: parameters, buffers or what they compute differ; one line that begins with ``name``.
     """
     mine, other = (dict(each.module.named_parameters()) for each in (custom, again))
+    if key := next((key for key in mine if key not in other), None):
+        raise made_otherwise(name, key, "torch's generator")
     mine, other = mine | dict(custom.module.named_buffers()), other | dict(again.module.named_buffers())
     for key, x in other.items():
         if key not in mine or not _same(x, mine[key]):
