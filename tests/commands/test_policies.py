@@ -63,7 +63,7 @@ LANTERN = ("small_worlds:Lantern-v0", *SMALL, "--normalize.observations", "--sto
 
 @pytest.mark.parametrize("words", [LSTM, DOORS, LANTERN], ids=["LSTM", "masked MultiDiscrete", "Dict with an image"])
 def test_evaluating_and_playing_are_what_a_plain_loop_finds(trained, capsys, monkeypatch, words):
-    monkeypatch.setattr(videos, "drawn_environment", lambda config, _: make_environment(config))
+    monkeypatch.setattr(videos, "drawn_environment", lambda config, *_: make_environment(config))
     run, returns = trained(*words), []
     policy, env = load_policy(run.path), gymnasium.make(words[0])
     for episode in range(4):

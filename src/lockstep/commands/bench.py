@@ -112,9 +112,9 @@ def _read_plan(argv: Sequence[str]) -> tuple[Plan, argparse.Namespace]:
     if config.device != "cpu":
         engine_module(config.engine).check_device(config.device, plan.world_sizes[-1])
     look_with_cpu(config)
-    describe(config.env)
     for world_size in plan.world_sizes:
         check_environment_options(plan.sized(world_size))
+    describe(config.env)
     return plan, options
 
 
