@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 from small_runs import alone, described, described_picture, plan_of, small_config, small_state
 
+from lockstep.config.run import Config
+from lockstep.envs.description import EnvDescription
 from lockstep.torch_engine.setup import choose_mode
 from lockstep.torch_engine.start import announcement
 from lockstep.torch_engine.start.announcement import loop_notes
@@ -29,19 +31,23 @@ def test_one_shard_on_a_rank_costs_nothing():
     assert loop_notes(1, False) == loop_notes(1, True, "sees images") == []
 
 
-def notes_of_images(together: int) -> list[str]:
-    """What a run on small images says whose gradients are of so many shards at a time."""
-    config = small_config()
+def notes_of(config: Config, description: EnvDescription, mode: str, together: int) -> list[str]:
+    """What a run of one rank says of itself."""
     session = SimpleNamespace(
         config=config,
         communicator=alone(config),
         plan=plan_of(config),
-        state=small_state(config, described_picture()),
-        mode="loop",
+        state=small_state(config, description),
+        mode=mode,
         together=together,
         topology=SimpleNamespace(on_one_host=True),
     )
     return announcement._own_notes(session)  # pyright: ignore[reportArgumentType]
+
+
+def notes_of_images(together: int) -> list[str]:
+    """What a run on small images says whose gradients are of so many shards at a time."""
+    return notes_of(small_config(), described_picture(), "loop", together)
 
 
 def test_images_one_shard_at_a_time_are_told_of_where_several_would_fit(monkeypatch):
@@ -54,17 +60,7 @@ def test_images_one_shard_at_a_time_are_told_of_where_several_would_fit(monkeypa
 
 @pytest.mark.parametrize(("threads", "network", "told"), [(1, {}, False), (4, {}, True), (4, {"shared": True}, False)])
 def test_threads_that_plain_networks_do_not_have_are_told_of(threads, network, told):
-    config = small_config(threads=threads, network=network)
-    session = SimpleNamespace(
-        config=config,
-        communicator=alone(config),
-        plan=plan_of(config),
-        state=small_state(config, described()),
-        mode="batched",
-        together=1,
-        topology=SimpleNamespace(on_one_host=True),
-    )
-    notes = announcement._own_notes(session)  # pyright: ignore[reportArgumentType]
+    notes = notes_of(small_config(threads=threads, network=network), described(), "batched", 1)
     said = (
         "threads: 4, but these networks are computed in NumPy, on one; with --threads 1 as many cores hold more ranks"
     )
