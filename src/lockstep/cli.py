@@ -23,6 +23,7 @@ from lockstep.core.process import (
     EXIT_USER_ERROR,
     STOP_SIGNALS,
     flush_output,
+    heed_signals,
     interrupted_at_once,
     leave_at_once,
     open_closed_streams,
@@ -150,6 +151,8 @@ def _may_lack_signs(out: io.TextIOWrapper) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit status: 0, 1 (failed), 2 (bad input), 128 + n (stopped by signal n)."""
     open_closed_streams()
+    if argv is None:
+        heed_signals()
     with _showing_every_sign(), _ended_by_signals(argv is not None):
         code = _main(list(sys.argv[1:] if argv is None else argv))
     if argv is None and interrupted_at_once.is_set():

@@ -2,7 +2,9 @@
 
 import csv
 import os
+import shutil
 import signal
+from contextlib import suppress
 
 import pytest
 from command_line import (
@@ -17,6 +19,7 @@ from command_line import (
     ending,
     error_line,
     lockstep,
+    marked,
     metrics_of,
     ranks_of,
     resume,
@@ -24,6 +27,7 @@ from command_line import (
     same,
     wait_until,
 )
+from mirror_places import content_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from variants import variants
 
@@ -84,6 +88,43 @@ def test_the_same_command_line_starts_a_run_and_goes_on_with_it(trained, tmp_pat
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["run"]
 
 
+def without_checkpoints(run, cwd):
+    """A copy of a run, of which the checkpoints were removed, and its files."""
+    path = copy_of(run, cwd / "runs" / "run")
+    shutil.rmtree(path / "checkpoints")
+    return path, content_of(path)
+
+
+def test_a_run_that_has_lost_its_checkpoints_does_not_begin_again(trained, tmp_path):
+    """Its records would be cut."""
+    path, before = without_checkpoints(trained(*EVALUATED, "--stop-at-step", 512, "--nproc", 2), tmp_path)
+    gone = "lockstep: error: resume: runs/run has done 512 steps and its checkpoints are gone; "
+    auto = ("train", *EVALUATED, "--resume", "auto", "--name", "run")
+    for words in (("train", "--resume", "run"), auto):
+        ended = lockstep(*words, cwd=tmp_path)
+        assert error_line(ended) == f"{gone}put them back, or give another --name for a new run"
+        assert ended.code == 2
+    place = f"file://{tmp_path}/mirror"
+    brings = f"--resume {place}/run brings what its mirror has of them, another --name starts a new run"
+    assert error_line(lockstep(*auto, "--checkpoint.mirror", place, cwd=tmp_path)) == gone + brings
+    assert content_of(path) == before
+
+
+def test_if_it_is_done_the_command_to_repeat_has_nothing_left_to_do(trained, tmp_path):
+    path, before = without_checkpoints(trained(*CARTPOLE), tmp_path)
+    words, said = (
+        ("train", *CARTPOLE, "--resume", "auto", "--name", "run"),
+        "run runs/run has done 1,024 of 1,024 steps",
+    )
+    ended = lockstep(*words, cwd=tmp_path)
+    assert (ended.code, ended.stdout, ended.stderr) == (0, f"{said}; its checkpoints are gone\n", "")
+    for more in (("train", "--resume", "run"), (*words, "--total-steps", 2048)):
+        assert "runs/run has done 1,024 steps and its checkpoints are gone; " in error_line(
+            lockstep(*more, cwd=tmp_path)
+        )
+    assert content_of(path) == before
+
+
 @NEEDS_PROC
 def test_a_killed_rank_ends_the_run_and_the_run_can_go_on(trained, tmp_path):
     gate, path = tmp_path / "gate", tmp_path / "runs" / "killed"
@@ -127,6 +168,28 @@ def test_a_signal_stops_all_ranks_with_a_checkpoint(trained, tmp_path, name, ran
     assert problem_with(path / "checkpoints" / f"step_{step}") is None
     same(trained(*CARTPOLE), resume(path, "--nproc", 1))
     each_step_stands_once(path)
+
+
+@NEEDS_PROC
+@pytest.mark.skipif(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, reason="nohup: a closed terminal is ignored")
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGHUP), (signal.SIGINT,)], ids=["logout", "SIGINT"])
+def test_signals_to_every_process_stop_a_run_with_a_checkpoint(tmp_path, numbers):
+    """As systemd and Slurm may send them; the launcher passes them on to ranks once more."""
+    gate, path = tmp_path / "gate", tmp_path / "runs" / "stopped"
+    gate.touch()
+    with running("train", *GATED, "--nproc", 2, "--name", path.name, cwd=tmp_path, GATE=str(gate)) as (process, mark):
+        wait_until(lambda: len(metrics_of(path)) == 4, "the run doesn't reach the gate")
+        pids = marked(mark)
+        for number in numbers:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        gate.unlink()
+        ended = ending(process, mark)
+    assert len(pids) >= 4  # the launcher, the server of ranks, and the ranks
+    assert (ended.code, ended.stderr) == (128 + numbers[0], "lockstep: stopped by a signal, with a checkpoint\n")
+    step = Run(path, ended).summary["global_step"]
+    assert problem_with(path / "checkpoints" / f"step_{step}") is None
 
 
 def test_a_resumed_run_cannot_change_what_it_is_a_function_of(trained, capsys):

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from command_line import (
     NEEDS_PROC,
     SMALL,
     assert_no_orphans,
+    command,
     copy_of,
     ending,
     error_line,
     lockstep,
     marked,
     metrics_of,
+    run_words,
     running,
     wait_until,
 )
@@ -130,16 +133,20 @@ def test_jax_trains_in_turn_what_is_stepped_on_the_host(trained):
     assert state_of(run.path / "seed_5") == alone(trained, 5, *words, "--stop-at-step", 256)
 
 
-def test_a_signal_stops_all_with_checkpoints(tmp_path):
+@NEEDS_PROC
+@pytest.mark.parametrize("everyone", [False, True], ids=["SIGTERM to the group", "SIGINT to every process"])
+def test_a_signal_stops_all_with_checkpoints(tmp_path, everyone):
+    number = signal.SIGINT if everyone else signal.SIGTERM
     words = ("CartPole-v1", *SEEDS, "--total-steps", 10**8, "--seeds-at-once", 2, "--name", "group")
     rows = [tmp_path / "runs" / "group" / f"seed_{seed}" / "metrics.jsonl" for seed in (3, 5)]
     with running("train", *words, cwd=tmp_path) as (process, mark):
         wait_until(lambda: all(file.exists() and file.stat().st_size for file in rows), "rows of both seeds")
-        process.send_signal(signal.SIGTERM)
-        assert ending(process, mark).code == 143
+        for pid in marked(mark) if everyone else [process.pid]:
+            os.kill(pid, number)
+        assert ending(process, mark).code == 128 + number
     summaries = [json.loads((file.parent / "summary.json").read_text()) for file in rows]
-    assert [summary["status"] for summary in summaries] == ["stopped by signal 15"] * 2
-    assert json.loads((tmp_path / "runs/group/summary.json").read_text())["status"] == "stopped by signal 15"
+    assert [summary["status"] for summary in summaries] == [f"stopped by signal {number:d}"] * 2
+    assert json.loads((tmp_path / "runs/group/summary.json").read_text())["status"] == f"stopped by signal {number:d}"
 
 
 def test_what_no_seed_can_be_is_one_line_and_leaves_nothing(tmp_path):
@@ -157,6 +164,16 @@ def test_a_seed_that_fails_leaves_the_others_to_finish(tmp_path):
     assert "the third seed" in error_line(ended)
     assert json.loads((group / "seed_5" / "summary.json").read_text())["status"] == "finished"
     assert [seed["seed"] for seed in json.loads((group / "summary.json").read_text())["seeds"]] == [5]
+
+
+IGNORING = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def test_a_seed_that_fails_is_told_where_the_caller_ignores_the_ends_of_children(tmp_path):
+    words = command("train", "failing_seed:FailingSeed", *SMALL, *SEEDS, "--name", "group")
+    ended = run_words([sys.executable, "-c", IGNORING, *words], tmp_path)
+    assert ended.code == 1
+    assert "seed_3: " in error_line(ended)
 
 
 @NEEDS_PROC

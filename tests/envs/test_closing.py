@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import os
 import signal
 import threading
@@ -65,6 +66,25 @@ def test_stop_signals_end_programs_that_an_environment_started_and_no_worker(tmp
         envs.step()
         assert envs.buffers.observations[0, 1] == 2  # steps
     assert codes.read_text() == str([-number for number in STOP_SIGNALS])
+
+
+@pytest.mark.skipif(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, reason="nohup: a closed terminal is ignored")
+def test_stop_signals_end_no_worker_that_has_just_been_started(monkeypatch):
+    start = multiprocessing.process.BaseProcess.start
+
+    def stopped(process):
+        start(process)
+        for number in STOP_SIGNALS:
+            os.kill(process.pid, number)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", stopped)
+    config, before = EnvConfig(id=LINGERING, workers=2), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with contextlib.closing(make_envs(config, describe(config), 0, range(2), pytest.fail)) as envs:
+        assert isinstance(envs, WorkerEnvs)
+        envs.reset()
+        codes = [process.exitcode for process in envs._processes]
+    assert codes == [None, None]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_a_close_that_hangs_is_left_behind_with_a_line(capsys):

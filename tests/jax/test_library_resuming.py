@@ -276,6 +276,15 @@ def test_a_checkpoint_from_before_tasks_were_compared_is_gone_on_with(tmp_path):
     assert (settings["reward_terms"], settings["env_params"]) == ({"a": 100.0}, {"the parameters": "1"})
 
 
+def test_a_setting_that_came_after_a_checkpoint_had_its_default_then(tmp_path):
+    from lockstep.jax.checkpoints.facts import check_facts
+
+    check_facts({"seed": 3, "ppo.clip_schedule": "constant"}, {"seed": 3}, tmp_path)
+    said = error_of(check_facts, {"seed": 3, "ppo.clip_schedule": "linear"}, {"seed": 3}, tmp_path)
+    assert "clip_schedule: linear, but" in said
+    assert "was trained with constant" in said
+
+
 def test_a_parameter_that_an_edited_environment_has_more_is_no_other_task(tmp_path):
     from lockstep.jax.checkpoints.facts import check_facts
 

@@ -307,9 +307,10 @@ def test_a_check_runs_in_a_child_of_the_server_and_says_what_is_wrong(server):
     server.check("checking", "fine", value=3)
 
 
-def test_a_server_that_is_gone_is_said_so(server):
-    server._process.kill()
-    with pytest.raises(KilledError, match="the process that starts the ranks was killed by SIGKILL"):
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGKILL, KilledError), (signal.SIGABRT, RunError)])
+def test_a_server_that_is_gone_is_said_so(server, number, error):
+    server._process.send_signal(number)
+    with pytest.raises(error, match=f"the process that starts the ranks was killed by {number.name}"):
         server.check("checking", "fine", value=3)
 
 

@@ -8,12 +8,14 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lockstep.core.done import STOPPED, UNSTOPPED, DoneFile
+from lockstep.core.process import REPEAT_SECONDS, started_by_command
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import NativeErrors
 from lockstep.launch.supervise import NOT_BEGUN, Outcome, StopSignals, exit_code, failure_message, forwarding, watch
@@ -212,6 +214,23 @@ def test_the_second_interrupt_kills_wherever_it_comes():
     others, heard = listeners()
     signals.go_to(others)  # they get what came before them, too
     assert heard == [signal.SIGINT, "kill", signal.SIGINT]
+
+
+def test_an_interrupt_that_is_passed_on_as_well_kills_no_rank(monkeypatch):
+    now, (ranks, sent) = [1000.0], listeners()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    started_by_command.set()
+    try:
+        with forwarding() as signals:
+            signals.go_to(ranks)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert sent == [signal.SIGINT]
+            now[0] += 2 * REPEAT_SECONDS
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        started_by_command.clear()
+    assert sent == [signal.SIGINT, "kill", signal.SIGINT]
 
 
 def interrupt_twice():

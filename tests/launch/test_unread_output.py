@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shlex
 import subprocess
 import uuid
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_line import CARTPOLE, SMALL, command, surroundings
+from command_line import CARTPOLE, SMALL, TIMEOUT, command, surroundings
 
 from lockstep.commands import doctor
 from lockstep.launch.script import Script
@@ -108,6 +109,27 @@ def test_what_only_prints_fails_where_the_disk_is_full(tmp_path, words):
 def test_a_run_trains_to_its_end_with_closed_streams(tmp_path, words, streams):
     ended = closed("train", *CARTPOLE, *words, "--name", "run", cwd=tmp_path, streams=streams)
     assert (ended.returncode, ended.stderr) == (0, "")
+    assert summary(tmp_path)["status"] == "finished"
+
+
+@pytest.mark.parametrize("words", [("--log.console", "full"), ("--eval.interval", 2, "--eval.episodes", 2)])
+def test_a_run_trains_to_its_end_though_its_terminal_is_closed(tmp_path, words):
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("train", *CARTPOLE, *words, "--name", "run"),
+        cwd=tmp_path,
+        env=surroundings(uuid.uuid4().hex, {"TERM": "xterm"}),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    os.read(ours, 1)  # the bar has begun
+    os.close(ours)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, err) == (0, "")
     assert summary(tmp_path)["status"] == "finished"
 
 

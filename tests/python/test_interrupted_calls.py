@@ -45,13 +45,18 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def alarm():
-    """Has :class:`TooLateError` raised in this process, half a second after it is called."""
+    """Has an error raised in this process, half a second after it is called: :class:`TooLateError`, or another."""
+    kinds: list[type[BaseException]] = [TooLateError]
 
     def handler(_number, _frame):
-        raise TooLateError("time is up")
+        raise kinds[-1]("time is up")
+
+    def begin(*others):
+        kinds.extend(others)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
 
     previous = signal.signal(signal.SIGALRM, handler)
-    yield lambda: signal.setitimer(signal.ITIMER_REAL, 0.5)
+    yield begin
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, previous)
 
@@ -85,6 +90,22 @@ def test_a_coroutine_is_interrupted_by_the_first_ctrl_c():
     assert len(caught) == 1
     assert acting.told == [run.checkpoints[0].name, run.status]
     assert run.status == f"stopped by signal {signal.SIGINT:d}"
+
+
+@pytest.mark.started
+@pytest.mark.parametrize(
+    ("error", "number"), [(KeyboardInterrupt, signal.SIGINT), (SystemExit, signal.SIGTERM)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_caller_that_blocks_signals_ends_its_run_all_the_same(alarm, error, number):
+    """As Ray does in its tasks, and programs that wait for signals: a process inherits it."""
+    acting = Acting(lambda: alarm(error))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        with pytest.raises(error):
+            lockstep.train("CartPole-v1", callbacks=acting, name="deaf", **{**SETTINGS, "total_steps": 2**17})
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert lockstep.load_run("deaf").status == f"stopped by signal {number:d}"
 
 
 IN_A_TASK = """

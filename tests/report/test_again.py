@@ -64,6 +64,31 @@ def test_a_run_whose_environments_began_anew_does_not_come_again(tmp_path):
     assert not any(words in text for words in (ENDS, AGAIN))
 
 
+@pytest.mark.parametrize(
+    ("facts", "why", "line"),
+    [
+        (
+            {"first_machine_until": 5120},
+            "not all of it was trained with the same hardware and versions (see Proof)",
+            "from step 5120 on its hardware or versions are others than those it began with",
+        ),
+        (
+            {"orders": [{"global_step": 5120, "setting": "collectives", "was": "auto", "is": "backend"}]},
+            "its sums were added in another order from a resume on (see Proof)",
+            "collectives was auto until step 5120 and is backend since, and with reduction fast the order of sums",
+        ),
+    ],
+)
+def test_nor_does_a_run_that_went_on_elsewhere_or_in_another_way(tmp_path, facts, why, line):
+    text = page(make_run(tmp_path / "demo", summary_of(**facts)))
+    assert f"not the same again, since {why}" in text
+    assert f"Outside of the promise: {line}" in text
+    assert not any(words in text for words in (ENDS, AGAIN))
+    text = page(make_run(tmp_path / "whole", summary_of(first_machine_until=None, orders=[])))
+    assert "Outside of the promise" not in text
+    assert all(words in text for words in (ENDS, AGAIN))
+
+
 def test_nor_does_a_group_with_such_a_seed(tmp_path):
     group = make_group(tmp_path / "many")
     summary = json.loads((group / "seed_1" / "summary.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 from mirror_places import CONFIG, MemoryPlace, add_step, content_of, make_run, mirror_of
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.launch.mirrored import Mirrors, _check_same, bring, newest_here
+from lockstep.launch.mirrored import Mirrors, _check_same, bring, mirrors, newest_here
 from lockstep.runs.checkpoint import find_checkpoint, problem_with
 from lockstep.runs.directory import RunDirectory
 from lockstep.runs.mirror.fetch import fetch_config, fetch_run, has_run, steps_on
@@ -394,6 +394,20 @@ def test_a_directory_of_another_run_is_left_as_it_is(tmp_path, mirror, held):
         assert content_of(run.path) == before
 
 
+@pytest.mark.parametrize("steps", [(1, 2), (1, 2, 3)])
+def test_a_place_means_no_other_run_that_is_here_and_as_far(tmp_path, mirror, held, steps):
+    """Nothing is brought then, and the run here has no mirror by which it would be compared when it goes on."""
+    run, _ = mirrored(tmp_path, mirror, 1, 2)
+    shutil.rmtree(run.path)
+    make_run(tmp_path / "runs", *steps, config=CONFIG.model_copy(update={"seed": 4}))
+    before = content_of(run.path)
+    assert message_of(held.resolved, options_of(tmp_path, f"{mirror}/run", None), None, True) == (
+        f"resume: {run.path} is another run than {mirror}/run: seed is 4 here and 3 there; give another "
+        "--runs-dir, --name or --checkpoint.mirror"
+    )
+    assert content_of(run.path) == before
+
+
 def test_a_resumed_run_takes_no_other_runs_place_on_a_mirror(tmp_path, mirror, held):
     """It had none before: what lies there by its name is another's."""
     run, config = mirrored(tmp_path, mirror, 1, 2)
@@ -415,6 +429,28 @@ def test_however_a_run_is_spelled_its_place_has_its_name(tmp_path, mirror, held,
     monkeypatch.chdir(run.path if spelled == "." else tmp_path)
     goes_on(held, config, RunDirectory(Path(spelled)), "latest")
     assert {path.name for path in (tmp_path / "mirror").iterdir()} == {"run"}
+
+
+def test_a_run_whose_directory_is_a_link_is_copied_to_where_other_hosts_look_for_it(tmp_path, mirror):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "runs" / "run").symlink_to(tmp_path / "scratch")
+    config = CONFIG.model_copy(update={"checkpoint": CONFIG.checkpoint.model_copy(update={"mirror": mirror})})
+    with mirrors() as held:
+        assert held.resolved(options_of(tmp_path), mirror, True) == options_of(tmp_path)
+        run = make_run(tmp_path / "runs", 1, config=config)
+        new = held.open(config, run, None, is_new=True)
+        assert new is not None
+        new.finish()
+    for step, options in enumerate((options_of(tmp_path), options_of(tmp_path, f"{mirror}/run", None)), 2):
+        add_step(run.path, step)
+        with mirrors() as held:
+            held.resolved(options, mirror, True)
+            goes_on(held, config, run, "latest")
+    assert {path.name for path in (tmp_path / "mirror").iterdir()} == {"run"}
+    with mirrors() as held:
+        held.resolved(options_of(tmp_path).model_copy(update={"runs_dir": str(tmp_path / "other")}), mirror, True)
+    assert newest_here(tmp_path / "other" / "run") == 3
 
 
 def test_a_name_that_a_mirror_has_is_no_new_run(tmp_path, mirror, held):

@@ -1,6 +1,9 @@
 import math
+import os
+import pty
 import re
 import sys
+from contextlib import suppress
 from io import StringIO
 
 import pytest
@@ -280,6 +283,29 @@ def test_a_bar_elsewhere_leaves_stdout_and_stderr_alone(clock):
     _, progress = make_terminal(clock)
     assert (sys.stdout, sys.stderr) == (stdout, stderr)
     progress.close()
+
+
+def test_the_bar_falls_silent_when_its_terminal_is_closed(monkeypatch):
+    ours, theirs = pty.openpty()
+    stream = open(theirs, "w")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", stream)
+    progress = make_progress(TOTAL, quiet=False)
+    assert sys.stdout is not stream  # what is printed goes above the bar
+    progress.message("hello")
+    os.close(ours)
+    with pytest.raises(OSError, match="Input/output"):
+        os.write(theirs, b"x")
+    progress.message("still here")
+    assert sys.stdout is stream
+    progress.update(make_record(1))
+    progress.message("still here")
+    progress.close()
+    later = make_progress(TOTAL, quiet=False)
+    later.update(make_record(1))
+    later.close()
+    assert sys.stdout is stream
+    with suppress(OSError):
+        stream.close()
 
 
 # ---- the choice between them

@@ -114,6 +114,14 @@ def test_a_run_that_never_got_anywhere_may_be_started_again(tmp_path):
     assert json.loads((path / "config.json").read_text())["seed"] == 4
 
 
+def test_a_new_run_is_not_the_failed_one_at_a_service(tmp_path):
+    path = create(tmp_path)
+    (path / "metrics.jsonl").touch()
+    (path / "trackers.json").write_text('{"mlflow": {"id": "of the failed run"}}')
+    assert create(tmp_path) == path
+    assert not (path / "trackers.json").exists()
+
+
 @pytest.mark.parametrize("torn", [".config.json.tmp", ".group.json.tmp"])
 def test_a_run_whose_beginning_was_killed_while_it_was_written_may_be_started_again(tmp_path, torn):
     """By its name, or by a supervisor's words; a run that is no group keeps nothing of one."""

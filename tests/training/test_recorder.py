@@ -230,6 +230,7 @@ def test_a_summary_says_what_the_run_is_and_how_it_ended(recorder_of, tmp_path):
         "missing_rows": [],
         "restarts": [],
         "lengths": [],
+        "orders": [],
         "first_machine": {"lockstep": __version__},
         "first_machine_until": None,
         "started": "2026-01-31T12:00:00+00:00",
@@ -443,12 +444,14 @@ def test_closing_never_hides_what_the_run_failed_of(recorder_of, monkeypatch):
         raise OSError(errno.EIO, "broken")
 
     closed = []
+    monkeypatch.setattr(recorder.progress, "close", fails)
+    monkeypatch.setattr(recorder.audience, "close", lambda: closed.append("audience"))
     monkeypatch.setattr(recorder.checkpoints, "wait", fails)
     monkeypatch.setattr(recorder.trackers, "close", fails)
     monkeypatch.setattr(recorder.fingerprints, "close", fails)
     monkeypatch.setattr(recorder.timing, "close", lambda: closed.append("timing"))
     recorder.close()
-    assert closed == ["timing"]
+    assert closed == ["audience", "timing"]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,20 @@ def test_another_length_is_kept_where_a_schedule_follows_it():
         assert RunHistory.of(history.to_json(), "later").lengths == changes
 
 
+def test_a_change_of_the_order_of_sums_is_kept_where_the_agent_depends_on_it():
+    row = {"global_step": 256, "setting": "collectives", "was": "auto", "is": "backend"}
+    for reduction, orders in (("fast", [row]), ("exact", [])):
+        config = Config.model_validate({"reduction": reduction})
+        history = RunHistory.of(None, "now")
+        for collectives, step in (("auto", 0), ("auto", 128), ("backend", 256), ("backend", 384)):
+            history = RunHistory.of(history.to_json() if step else None, "later")
+            history.record_settings(config.model_copy(update={"collectives": collectives}), step)
+        assert history.orders == history.departures()["orders"] == orders
+    unknown = RunHistory.of({}, "later")  # a version that didn't record them began the run
+    unknown.record_settings(Config.model_validate({"reduction": "fast", "collectives": "backend"}), 128)
+    assert unknown.orders == []
+
+
 def test_the_first_machine_and_versions_stay_and_the_step_at_which_others_came():
     first, other = {"torch": "2.12", "cpu": "one"}, {"torch": "2.13", "cpu": "one"}
     history = RunHistory.of(None, "now")

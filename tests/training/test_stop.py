@@ -7,6 +7,8 @@ import time
 import pytest
 
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.process import REPEAT_SECONDS, started_by_command
+from lockstep.core.topology import LAUNCHER_VARIABLE
 from lockstep.training.stop import (
     FINISHED,
     RUNNING,
@@ -75,6 +77,30 @@ def test_the_second_interrupt_ends_at_once():
         assert request.signal == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_rank_leaves_it_to_its_launcher_to_end_it_at_once(monkeypatch):
+    monkeypatch.setenv(LAUNCHER_VARIABLE, "1")
+    with stop_requests() as request:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert request.signal == signal.SIGINT
+
+
+def test_an_interrupt_that_is_passed_on_is_not_a_second_one(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    started_by_command.set()
+    try:
+        with stop_requests() as request:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert request.signal == signal.SIGINT
+            now[0] += 2 * REPEAT_SECONDS
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        started_by_command.clear()
 
 
 def test_handlers_are_given_back():

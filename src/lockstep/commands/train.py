@@ -18,7 +18,7 @@ from lockstep.config.files import config_text
 from lockstep.config.help import train_help
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.machine import slow_down_gc
-from lockstep.core.process import end_with_parent, exempt_present_children, say
+from lockstep.core.process import end_with_parent, exempt_present_children, say, started_by_command
 from lockstep.core.topology import started_by_torchrun
 from lockstep.launch.mirrored import Mirrors, mirrors
 from lockstep.launch.request import RunRequest, request_of
@@ -48,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
         slow_down_gc()  # while engine jax may be loaded and traced; see run_rank
         with mirrors() as held:
             said = os.environ.pop(COMMAND_VARIABLE, None)
+            if said is not None:
+                started_by_command.set()
             command = ["train", *argv] if said is None else json.loads(said)
             audience = os.environ.pop(ADDRESS_VARIABLE, None)  # environments' own processes must not inherit it
             bring = functools.partial(_brought, held)

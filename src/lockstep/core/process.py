@@ -31,6 +31,10 @@ at_failure: list[Callable[[], None]] = []
 """Short clean-ups that :func:`fail_now` runs before it ends the process."""
 interrupted_at_once = threading.Event()
 """Is set where a second Ctrl-C has left compilations of XLA under way, whose threads crash in libraries' clean-ups."""
+started_by_command = threading.Event()
+"""Is set in a command that another of our processes started, which passes on signals that this one may get as well."""
+REPEAT_SECONDS = 0.5
+"""Seconds within which a second Ctrl-C may be the first one, passed on."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _PARENT, _SESSION = 1, 3
 
@@ -121,6 +125,22 @@ def adopt_orphans() -> None:
 def stop_signals() -> list[signal.Signals]:
     """Returns the signals that ask for an end, without SIGHUP if it is ignored (``nohup``)."""
     return [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
+def heed_signals(*others: signal.Signals) -> None:
+    """Unblocks stop signals and ``others``, and stops ignoring SIGCHLD: a process inherits both from its caller.
+
+    ``Popen`` says 0 for every child's exit status if SIGCHLD is ignored.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS, *others})
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def is_passed_on(first: float) -> bool:
+    """Tells whether a second Ctrl-C may be the one of the monotonic time ``first``, which our caller passes on."""
+    return started_by_command.is_set() and time.monotonic() - first < REPEAT_SECONDS
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from lockstep.core.temporary import temporary_directory
 from lockstep.launch.resume import decisive_differences
 from lockstep.runs.checkpoint import checkpoints_in, problem_with, step_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, RunDirectory
+from lockstep.runs.finding import with_name
 from lockstep.runs.links import odd_entry
 from lockstep.runs.making import has_begun
 from lockstep.runs.mirror.copier import Mirror
@@ -87,10 +88,10 @@ class Mirrors:
             self.named.add(mirror)
         if url is None or name is None or mirror is None or not (url == AUTO or is_url(url)):
             return options
-        asked = f"{mirror}/{name}" if url == AUTO else url.rstrip("/")
         if not writer:
-            return self._config_alone(options, asked) if url != AUTO else options
+            return self._config_alone(options, url.rstrip("/")) if url != AUTO else options
         path = Path(options.runs_dir) / name
+        asked = _place_of(path, mirror, not has_begun(path)) if url == AUTO else url.rstrip("/")
         place, _ = self.hold(asked, path)
         names = place.names()
         if not has_run(names):
@@ -101,6 +102,8 @@ class Mirrors:
         if not has_begun(path) or not (path / CONFIG).is_file() or there > here:
             bring(place, path, options.quiet, options.trust)
             self._brought.add(asked)
+        elif url != AUTO:  # what is here may name another mirror, or none, and be compared with nothing later
+            _compare(path, stored_config(path, warn=False), place)
         return options if url == AUTO else options.model_copy(update={"resume": str(path), "name": None})
 
     def _config_alone(self, options: RunOptions, url: str) -> RunOptions:
@@ -133,7 +136,7 @@ class Mirrors:
         return made
 
     def _made(self, config: Config, mirror: str, run: RunDirectory, which: str | None, is_new: bool) -> Mirror:
-        url = f"{mirror.rstrip('/')}/{run.path.resolve().name}"  # resolved, because it may be given as ``.`` or a link
+        url = _place_of(run.path, mirror, is_new)
         place, lease = self.hold(url, run.path)
         names = place.names()
         there, here = max(steps_on(names), default=-1), newest_here(run.path)
@@ -141,9 +144,7 @@ class Mirrors:
             goes_on = f"--resume {quoted(place.url)} continues it"
             raise MirrorError(f"name: {place.url} exists already; {goes_on}, another --name starts a new one")
         if has_run(names) and url not in self._brought:
-            with temporary_directory() as look:
-                fetch_config(place, look)
-                _check_same(run.path, config, stored_config(look), place.url)
+            _compare(run.path, config, place)
         if there > here and which in (None, "latest") and url not in self._brought:
             has = f"has step {here:,}" if here >= 0 else "has no checkpoint"
             newest = quoted(run.path / CHECKPOINTS / f"step_{here}")
@@ -171,12 +172,8 @@ def bring(place: Place, path: Path, quiet: bool, trust: bool = False) -> None:
     if not trust and (odd := odd_entry(path)) is not None:
         raise MirrorError(f"run {path}: {odd}; if that is yours, give --trust")
     check_none_newer_there(place)
-    began = has_begun(path)
-    if began:
-        with contextlib.ExitStack() as stack:
-            look = stack.enter_context(temporary_directory())
-            fetch_config(place, look)
-            _check_same(path, stored_config(path, warn=False), stored_config(look), place.url)
+    if has_begun(path):
+        _compare(path, stored_config(path, warn=False), place)
     path.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(path)
     run.lock()
@@ -188,6 +185,25 @@ def bring(place: Place, path: Path, quiet: bool, trust: bool = False) -> None:
     if not quiet:
         what = "its beginning" if step is None else f"step {step:,}"
         say(f"brought {place.url} here, at {what}: {path}")
+
+
+def _place_of(run: Path, mirror: str, is_new: bool) -> str:
+    """Returns the URL of a run's place: by its name, even if that is a link, because other hosts have only the name.
+
+    A run that exists may be named by a link to it. It keeps the place by the name of its directory if ``mirror`` has it
+    there, and nothing by the link's name.
+    """
+    given, own = (f"{mirror.rstrip('/')}/{name}" for name in (with_name(run).name, run.resolve().name))
+    if is_new or given == own or has_run(Place(given).names()) or not has_run(Place(own).names()):
+        return given
+    return own
+
+
+def _compare(path: Path, here: Config, place: Place) -> None:
+    """Raises a ``MirrorError`` if the run at ``path``, with the config ``here``, isn't the one at ``place``."""
+    with temporary_directory() as look:
+        fetch_config(place, look)
+        _check_same(path, here, stored_config(look), place.url)
 
 
 def _check_same(path: Path, here: Config, there: Config, url: str) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 from lockstep.config.checks import in_steps_and_minibatches
 from lockstep.config.files import merge
 from lockstep.config.keys import validate
-from lockstep.config.redact import shown_value
+from lockstep.config.redact import shown_url, shown_value
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.files import check_writable
+from lockstep.core.files import check_writable, quoted
 from lockstep.core.process import say
 from lockstep.envs.batched.twins import with_array_twin
 from lockstep.runs.checkpoint import check_none_newer, checkpoints_in, find_training_state
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, SUMMARY, RunDirectory, open_run
-from lockstep.runs.finding import seeds_in
+from lockstep.runs.finding import seeds_in, with_name
 from lockstep.runs.groups import remember_seeds
+from lockstep.runs.listing import object_if_any
 from lockstep.runs.making import create_run
 from lockstep.runs.stored import differences, edit_in_words, stored_config, written_config
 from lockstep.runs.trackers import METRICS_CSV, METRICS_JSONL
@@ -172,6 +173,7 @@ def open_directory(
         writer: whether this process writes the run; then it locks it.
 
     Raises:
+        LostCheckpointsError: the run has trained, and its checkpoints are gone.
         ValueError: the run can't be made, or can't be resumed with this config; one line.
     """
     if path is None:
@@ -186,6 +188,7 @@ def open_directory(
     stored = stored_config(path, warn=False)
     length = stored.total_steps
     if begins := not checkpoints_in(path / CHECKPOINTS):
+        _check_none_lost(path, config, says=writer and not options.quiet)
         which = None
     else:
         found = find_training_state(path / CHECKPOINTS, which or "latest", warn=False)
@@ -217,13 +220,41 @@ def open_directory(
 
 
 class FinishedError(Exception):
-    """Raised if a run that can't be written has nothing left to do, which ``resume: auto`` doesn't call an error."""
+    """Raised if a run that can't go on has nothing left to do, which ``resume: auto`` doesn't call an error."""
+
+
+class LostCheckpointsError(ValueError):
+    """Raised if a run has trained, and its checkpoints were removed; it would begin again, and cut all its records."""
+
+
+def _check_none_lost(run: Path, config: Config, says: bool) -> None:
+    """Raises a :class:`LostCheckpointsError` if a run without checkpoints has had some: a session that ends saves one.
+
+    ``says``: whether to say before that the run has done all steps of ``config``.
+    """
+    if (done := _steps_by_summary(run)) <= 0:
+        return
+    if says and done >= config.total_steps:
+        say(f"run {run} has done {done:,} of {config.total_steps:,} steps; its checkpoints are gone", sys.stdout)
+    mirror, advice = config.checkpoint.mirror, "put them back, or give another --name for a new run"
+    if mirror is not None:
+        place = quoted(f"{shown_url(mirror.rstrip('/'))}/{with_name(run).name}")
+        advice = f"--resume {place} brings what its mirror has of them, another --name starts a new run"
+    raise LostCheckpointsError(f"resume: {run} has done {done:,} steps and its checkpoints are gone; {advice}")
+
+
+def _steps_by_summary(run: Path) -> int:
+    """Returns the steps that a run had done at the end of its last session; 0 if it has no summary."""
+    done = object_if_any(run / SUMMARY).get("global_step")
+    return done if isinstance(done, int) else 0
 
 
 def is_finished(path: Path, config: Config) -> bool:
     """Tells whether a run has done all steps of ``config`` and has its summary: a resume would change nothing."""
-    if not checkpoints_in(path / CHECKPOINTS) or not (path / SUMMARY).is_file():
+    if not (path / SUMMARY).is_file():
         return False
+    if not checkpoints_in(path / CHECKPOINTS):
+        return _steps_by_summary(path) >= config.total_steps
     found = find_training_state(path / CHECKPOINTS, "latest", warn=False)
     return bool(found.state["global_step"] >= config.total_steps)
 

@@ -126,7 +126,7 @@ class RankServer:
     def ended(self) -> tuple[int, str]:
         """Returns the exit code of the server, which has left its channel, and how it ended, in words."""
         code = self._process.wait()
-        how = killed_by(signal.SIGKILL) if code == KILLED else f"ended with exit code {code}"
+        how = killed_by(-code) if code < 0 else f"ended with exit code {code}"
         return code, f"the process that starts the ranks {how}"
 
     def end_ranks(self) -> bool:

@@ -28,7 +28,7 @@ from lockstep.launch.ray.cluster import RAY, Cluster, check_ray, connected, with
 from lockstep.launch.ray.ranks import RayServer
 from lockstep.launch.request import RunRequest
 from lockstep.launch.restart import Restarts
-from lockstep.launch.resume import FinishedError, facts_of_own_loss, is_finished, open_directory
+from lockstep.launch.resume import FinishedError, LostCheckpointsError, facts_of_own_loss, is_finished, open_directory
 from lockstep.launch.seeds.checks import check_resumed_seeds, check_seeds
 from lockstep.launch.seeds.group import GroupStart, start_group
 from lockstep.launch.seeds.places import resumed_run, say_move
@@ -194,7 +194,7 @@ def prepare(
 
     Raises:
         ValueError: something is wrong with the request; one line.
-        FinishedError: nothing is left to do for ``resume: auto``, and the run can't be written.
+        FinishedError: nothing is left to do for ``resume: auto``, and the run can't be written or has no checkpoints.
     """
     options, writer = request.options, is_writer(topology)
     path, which = (None, None) if options.resume is None else find_run(options.resume, options.runs_dir)
@@ -220,7 +220,7 @@ def prepare(
     server = _check_machine(config, world, server, check, description, facts_of_own_loss(config, path, which))
     try:
         run, which = open_directory(config, options, path, which, writer)
-    except UnwritableError as error:
+    except (UnwritableError, LostCheckpointsError) as error:
         if path is None or not request.begun or topology.launched or not is_finished(path, config):
             raise
         raise FinishedError from error

@@ -16,6 +16,7 @@ from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
     UNDONE,
+    is_passed_on,
     killed_by,
     read_failure,
     say,
@@ -110,7 +111,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received: list[int] = []
         self._ranks: Ranks | None = None
-        self._sent = 0
+        self._sent, self._interrupted = 0, 0.0
         self._sends = self._may_interrupt = False
 
     def go_to(self, ranks: Ranks) -> None:
@@ -156,6 +157,11 @@ class StopSignals:
 
     def __call__(self, number: int, _frame: object) -> None:
         """Handles a signal."""
+        if number == signal.SIGINT:
+            if number not in self.received:
+                self._interrupted = time.monotonic()
+            elif is_passed_on(self._interrupted):
+                return
         self.received.append(number)
         if not self._sends:
             self._pass_on()

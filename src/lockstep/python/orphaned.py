@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from lockstep.core.process import end_with_parent, kill_children, kill_session
+from lockstep.core.process import end_with_parent, heed_signals, kill_children, kill_session
 
 CALLER_ENDED = signal.SIGUSR2
 """The kernel sends it when the caller ends (Linux), if possible before the command prints to a closed terminal."""
@@ -33,6 +33,7 @@ def end_with_caller(caller: int) -> None:
     readers = _own_readers()  # before the caller can be gone
     # Others may send this signal too: a scheduler does before a job ends.
     signal.signal(CALLER_ENDED, lambda _number, _frame: os.getppid() != caller and _print_nowhere())
+    heed_signals(CALLER_ENDED)
     end_with_parent(caller, CALLER_ENDED)
     threading.Thread(target=_watch, args=(caller, readers), name="lockstep-caller", daemon=True).start()
 

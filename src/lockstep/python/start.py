@@ -57,7 +57,7 @@ def start(
     """
     callbacks, observes = checked_callbacks(callbacks), switch("observe_only", observe_only)
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(temporary_directory(in_memory=True))  # short: a socket's path has 107 bytes
+        directory = stack.enter_context(temporary_directory())
         variables = stack.enter_context(variables_for(given))
         file = directory / SETTINGS
         with _in_callers_words(file):
@@ -73,7 +73,9 @@ def start(
             file.write_text(json.dumps({k: x for k, x in asked.items() if x is not None or k != "name"}))
             run = run_at(path, names_in(request.config), request.options.trust)
         from_python = {**variables, **handed_over(named), COMMAND_VARIABLE: "null"}
-        with Conversation(run, callbacks, observes, directory) as talk, _in_callers_words(file, talk):
+        # In memory the path is short, as a socket's must be (107 bytes); but there may be no room for files.
+        place = stack.enter_context(temporary_directory(in_memory=True)) if callbacks else directory
+        with Conversation(run, callbacks, observes, place) as talk, _in_callers_words(file, talk):
             told, quiet = from_python | talk.variables, request.options.quiet
             run_command(["train", str(file)], told, quiet, talk.listen, talk.break_off)
     talk.raise_failure()

@@ -13,7 +13,14 @@ from lockstep.report.words import setting
 
 def leaves_of(run: RunFiles) -> list[str]:
     """Returns why a run, or one of several seeds, is outside the promise of equal bytes, one line each."""
-    return [*ranks_matter(run.config), *_regrouped(run), *_restarted(run), *lengthened(run)]
+    return [
+        *ranks_matter(run.config),
+        *_regrouped(run),
+        *_restarted(run),
+        *lengthened(run),
+        *_moved(run),
+        *_reordered(run),
+    ]
 
 
 def changed(run: RunFiles) -> str | None:
@@ -26,6 +33,10 @@ def changed(run: RunFiles) -> str | None:
         return "environments began new episodes where it was resumed (see Interruptions)"
     if ranks_matter(run.config) and len(sizes) > 1:
         return "not all of it was trained on one number of ranks (see Proof)"
+    if any(map(_moved, runs)):
+        return "not all of it was trained with the same hardware and versions (see Proof)"
+    if any(map(_reordered, runs)):
+        return "its sums were added in another order from a resume on (see Proof)"
     return None
 
 
@@ -60,3 +71,22 @@ def _restarted(run: RunFiles) -> list[str]:
     if not run.summary.get("restarted_environments"):
         return []
     return ["environments began new episodes where it was resumed: from there on it is another run than without a stop"]
+
+
+def _moved(run: RunFiles) -> list[str]:
+    """Returns a line if a run went on with hardware or versions that may round differently from those it began with."""
+    since = number(run.summary, "first_machine_until")
+    if since is None:
+        return []
+    return [f"from step {since:.0f} on its hardware or versions are others than those it began with"]
+
+
+def _reordered(run: RunFiles) -> list[str]:
+    """Returns a line for each setting that changed on the way and orders the sums of a run with reduction fast."""
+    rows = run.summary.get("orders")
+    return [
+        f"{row.get('setting')} was {setting(row.get('was'))} until step {setting(row.get('global_step'))} and is "
+        f"{setting(row.get('is'))} since, and with reduction fast the order of sums follows it"
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict)
+    ]

@@ -14,7 +14,7 @@ from lockstep.runs.directory import CHECKPOINTS, CONFIG, OWN_NAMES, RunDirectory
 from lockstep.runs.finding import is_run, seeds_in
 from lockstep.runs.groups import GROUP_JSON
 from lockstep.runs.links import odd_entry
-from lockstep.runs.trackers import METRICS_JSONL
+from lockstep.runs.trackers import METRICS_JSONL, TRACKERS_JSON
 
 TORN = (f".{CONFIG}.tmp", f".{GROUP_JSON}.tmp")
 """Files that a process leaves if it is killed while it writes the first file of a run, or of a group."""
@@ -49,8 +49,8 @@ def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[
         stack.callback(run.unlock)
         if not _untouched(path):
             raise ValueError(f"name: run {path} exists already{_what_then(path, config)}")
-        for torn in TORN:
-            (path / torn).unlink(missing_ok=True)
+        for left in (*TORN, TRACKERS_JSON):  # a new run isn't the failed one at a service either
+            (path / left).unlink(missing_ok=True)
         run.write_config(config)
         stack.pop_all()
     return run

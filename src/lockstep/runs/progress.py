@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TextIO
 
@@ -126,7 +127,8 @@ class PlainProgress(Progress):
 class TerminalProgress(Progress):
     """Draws a bar of the run's global steps in place, with return, speed, time left and time elapsed.
 
-    Everything else that is printed meanwhile appears above the bar.
+    Everything else that is printed meanwhile appears above the bar. Training goes on even if the terminal is gone; then
+    nothing more is drawn.
     """
 
     def __init__(self, total_steps: int, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -150,7 +152,8 @@ class TerminalProgress(Progress):
             expand=True,
         )
         self._task = self._bar.add_task("", total=total_steps, mean_return=UNKNOWN, speed=UNKNOWN, eta=UNKNOWN)
-        self._bar.start()
+        self._is_gone = False
+        self._show(self._bar.start)
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Redraws the bar, at most ten times a second."""
@@ -163,7 +166,7 @@ class TerminalProgress(Progress):
             eta=format_eta(record, self._total_steps),
         )
         if self._clock() >= self._next_drawing:
-            self._bar.refresh()
+            self._show(self._bar.refresh)
             self._next_drawing = self._clock() + DRAW_INTERVAL
 
     def message(self, text: str) -> None:
@@ -171,11 +174,23 @@ class TerminalProgress(Progress):
         console = self._bar.console
         whole = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
         parts = [textwrap.wrap(x, console.width, **whole) if len(x) > console.width else [x] for x in text.split("\n")]
-        console.print("\n".join(line for part in parts for line in part), markup=False, highlight=False, soft_wrap=True)
+        lines = "\n".join(line for part in parts for line in part)
+        self._show(lambda: console.print(lines, markup=False, highlight=False, soft_wrap=True))
 
     def close(self) -> None:
         """Draws the last state and restores the terminal."""
-        self._bar.stop()
+        self._show(self._bar.stop)
+
+    def _show(self, draw: Callable[[], None]) -> None:
+        """Draws, unless the terminal is gone; when that is found, standard output and error are given back."""
+        if self._is_gone:
+            return
+        try:
+            draw()
+        except (OSError, ValueError):
+            self._is_gone = True
+            with suppress(OSError, ValueError, IndexError):  # it may not have been started as a whole
+                self._bar.stop()
 
 
 def plain_line(record: Mapping[str, Any], total_steps: int) -> str:

@@ -63,7 +63,7 @@ class Recorder:
         self.is_new = checkpoint is None
         self.steps_before = session.counted.global_step
         self.history = RunHistory.of(session.remembered, run.facts.started or utc_date(time.monotonic() - started))
-        self.history.record_length(config, session.counted.global_step)
+        self.history.record_settings(config, session.counted.global_step)
         self.history.record_reference(config)
         self.history.record_machine({"lockstep": __version__, **facts}, session.counted.global_step)
         self.before = before or {}
@@ -266,9 +266,7 @@ class Recorder:
             "restarted_environments": session.restarted_before + session.restarted,
             "missing_rows": self.missing_rows,
             "restarts": self.history.restarts,
-            "lengths": self.history.lengths,
-            "first_machine": self.history.first_machine,
-            "first_machine_until": self.history.first_machine_until,
+            **self.history.departures(),
             "lockstep": __version__,
             **facts,
         }
@@ -287,7 +285,8 @@ class Recorder:
 
     def close(self) -> None:
         """Closes everything that is open; suppresses errors that would hide the run's own failure."""
-        self.progress.close()
+        with contextlib.suppress(Exception):
+            self.progress.close()
         self.audience.close()
         with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
             self.checkpoints.wait()

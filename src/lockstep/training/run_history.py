@@ -21,6 +21,8 @@ Evaluated = dict[str, Any]
 OF_A_SESSION = ("command", "commit", "wall_time", "steps_per_second", "restarted_environments", "lockstep")
 """Entries of a summary that describe the session that wrote it, besides the engine, devices and machine."""
 PLACE = ("iteration", "global_step")
+ORDER = ("collectives", "fsdp")
+"""Settings that a resume may change, and that decide the order of sums if ``reduction`` is fast."""
 
 
 @dataclass
@@ -29,6 +31,8 @@ class RunHistory:
 
     Attributes:
         started: when the run's first session began, ISO 8601 in UTC; None if a version that didn't record it began it.
+        order: the settings that decide in which order ``reduction: fast`` adds; ``orders`` lists their changes with it:
+            the ``global_step`` of the change, the ``setting``, what it ``was``, and what it ``is`` since.
         score: mean return of the last evaluation, or of the last episodes in a run without evaluations.
         total_steps: length over which schedules fall; ``lengths`` lists its changes, if a schedule depends on it: the
             ``global_step`` of the change, what it ``was``, and what it ``is`` since.
@@ -49,6 +53,8 @@ class RunHistory:
     restarts: list[dict[str, Any]] = field(default_factory=list)
     first_machine: dict[str, Any] | None = None
     first_machine_until: int | None = None
+    order: dict[str, Any] = field(default_factory=dict)
+    orders: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of(cls, state: Mapping[str, Any] | None, started: str) -> RunHistory:
@@ -60,6 +66,7 @@ class RunHistory:
         best, last = (found if _is_evaluation(found := state.get(name)) else None for name in evaluations)
         steps, lengths = state.get("total_steps"), state.get("lengths")
         machine, until = state.get("first_machine"), state.get("first_machine_until")
+        order, orders = state.get("order"), state.get("orders")
         return cls(
             date if isinstance(date, str) else None,
             steps if isinstance(steps, int) else None,
@@ -71,7 +78,18 @@ class RunHistory:
             rows_of(state),
             machine if isinstance(machine, dict) else None,
             until if isinstance(until, int) else None,
+            order if isinstance(order, dict) else {},
+            orders if isinstance(orders, list) else [],
         )
+
+    def record_settings(self, config: Config, step: int) -> None:
+        """Records from this step on what a resume may change and the agent may depend on."""
+        self.record_length(config, step)
+        before, self.order = self.order, {name: getattr(config, name) for name in ORDER}
+        if step and config.reduction == "fast":
+            changed = [name for name in ORDER if name in before and before[name] != self.order[name]]
+            rows = [{"global_step": step, "setting": n, "was": before[n], "is": self.order[n]} for n in changed]
+            self.orders = [*self.orders, *rows]
 
     def record_length(self, config: Config, step: int) -> None:
         """Records the run's length from this step on, because with another length its schedules fall differently."""
@@ -93,6 +111,11 @@ class RunHistory:
     def record_reference(self, config: Config) -> None:
         """Records the digest of GRPO's reference policy, since its path alone doesn't identify it."""
         self.reference_sha256 = reference_digest(config)
+
+    def departures(self) -> dict[str, Any]:
+        """Returns the part of ``summary.json`` that tells what was changed on the way: settings, machine and versions."""
+        names = ("lengths", "orders", "first_machine", "first_machine_until")
+        return {name: getattr(self, name) for name in names}
 
     def add_restarts(self, restarts: Sequence[dict[str, Any]]) -> None:
         """Adds rows of restarts, in order; rows that are here already aren't added again."""

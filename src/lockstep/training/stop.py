@@ -12,7 +12,8 @@ from types import FrameType
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.process import stop_signals
+from lockstep.core.process import is_passed_on, stop_signals
+from lockstep.core.topology import started_by_lockstep
 
 RUNNING, KEEP, SAVE, TIME_LIMIT, CALLBACK = 0, 1, 2, 3, 4
 """Codes: keep the state in memory, save a checkpoint, or stop. Ranks agree on the highest that any of them asks for. A
@@ -43,17 +44,21 @@ class TrainResult:
 class StopRequest:
     """Records the signal that asked this process to stop, if any.
 
-    The second Ctrl-C interrupts at once.
+    The second Ctrl-C interrupts at once, but not in a rank: its launcher ends it then, and passes on signals that the
+    rank may get as well.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._since = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal by recording it."""
         if number == signal.SIGINT and self.signal == signal.SIGINT:
+            if started_by_lockstep() or is_passed_on(self._since):
+                return
             raise KeyboardInterrupt
-        self.signal = number
+        self.signal, self._since = number, time.monotonic()
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.heap import Arena
 from multiprocessing.reduction import ForkingPickler
@@ -21,7 +22,7 @@ import numpy as np
 
 from lockstep.core.errors import EnvironmentFailureError
 from lockstep.core.life import life
-from lockstep.core.process import EXIT_INTERRUPTED, end_with_parent, killed_by, stop_signals
+from lockstep.core.process import EXIT_INTERRUPTED, STOP_SIGNALS, end_with_parent, killed_by, stop_signals
 from lockstep.core.silence import Stillness
 from lockstep.envs.gymnasium.in_process import MAKE_SECONDS
 from lockstep.envs.gymnasium.sweep import HUNG_SECONDS, Sweep
@@ -81,6 +82,21 @@ def _leave_the_end_to_the_rank() -> None:
     for number in stop_signals():
         signal.signal(number, _do_nothing)
         signal.siginterrupt(number, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+@contextlib.contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Blocks stop signals in processes that the block starts, and in this thread until its end.
+
+    Starting the resource tracker would unblock them, so that it is started before.
+    """
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _do_nothing(*_: object) -> None:
@@ -169,7 +185,8 @@ class WorkerEnvs(HostEnvs):
                 ours, theirs = context.Pipe()
                 arguments = (theirs, raw, layout, wanted, range(first, last), slot, os.getpid())
                 process = context.Process(target=_work, args=arguments, name=f"environments-{slot}", daemon=True)
-                process.start()
+                with _stop_signals_blocked():  # until the worker handles them
+                    process.start()
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(ours)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from lockstep.config.run import Config
 from lockstep.core.fingerprint import array_digest
 from lockstep.jax.config import in_users_names
 from lockstep.jax.metrics import say
@@ -55,7 +56,8 @@ def check_facts(
 ) -> None:
     """Compares facts with those of a checkpoint, which may lack facts that older versions didn't save.
 
-    A parameter that only one of the two has belongs to an environment whose code was edited, and passes.
+    A setting that it lacks wasn't there yet, and has the default since, which computes what was computed before. A
+    parameter that only one of the two has belongs to an environment whose code was edited, and passes.
 
     Args:
         mine: facts of this training.
@@ -66,6 +68,7 @@ def check_facts(
     Raises:
         ValueError: a fact differs; one line in the user's names.
     """
+    before = by_dotted_name(Config().model_dump(mode="json")) | dict(theirs)
     for name, value in mine.items():
         if name in (TERMS, PARAMS):
             then = theirs.get(name)
@@ -82,8 +85,8 @@ def check_facts(
             _check_devices(name, value, theirs.get(name), path, apart=mine.get("sync_period", 1) > 1)
         elif name == NUM_SHARDS and devices_by_default is not None:
             _check_shards_by_default(value, theirs.get(name), path, devices_by_default)
-        elif theirs.get(name) != value:
-            raise ValueError(in_users_names(_line(f"{name}: {value}", path, theirs.get(name))))
+        elif before.get(name) != value:
+            raise ValueError(in_users_names(_line(f"{name}: {value}", path, before.get(name))))
 
 
 def _check_shards_by_default(now: int, then: Any, path: Path, devices: int) -> None:

@@ -19,6 +19,7 @@ from lockstep.core.process import (
     end_with_parent,
     flush_output,
     say,
+    stop_signals,
 )
 
 
@@ -44,7 +45,7 @@ def _begin(parent: int) -> int:
     os.setsid()
     end_with_parent(parent)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
+    for number in (signal.SIGCHLD, *stop_signals()):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -33,6 +33,7 @@ from lockstep.core.process import (
     name_process,
     open_closed_streams,
     signal_name,
+    stop_signals,
 )
 from lockstep.core.topology import LAUNCHER_VARIABLE, LOOPBACK_ADDRESS, MEMORY_VARIABLE, STORE_VARIABLE
 from lockstep.core.user_code.search_path import search_working_directory_last
@@ -302,7 +303,7 @@ def main() -> None:
             return
         gc.freeze()  # so that garbage collection in a rank copies none of the shared pages
     server = Server(channel, replace(settings, forks=settings.forks and one_thread()))
-    for number in (signal.SIGTERM, signal.SIGINT):  # getppid shows the launcher's death; children get the default
+    for number in stop_signals():  # getppid shows the launcher's death; children get the default
         signal.signal(number, lambda *_: None)  # back, as they wouldn't if the signals were ignored
     server.serve()
     flush_output()
