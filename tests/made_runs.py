@@ -87,8 +87,10 @@ def add_evaluation(run: Path, returns: list[float]) -> None:
     """Leaves beside a run what ``lockstep eval --json`` writes."""
     table = np.full((len(returns), 4), np.nan)
     table[:, 0], table[:, 1], table[:, 2] = returns, 7, 0
-    facts = {"episodes": len(returns), "return_mean": float(np.mean(returns)), "environment": "CartPole-v1"}
-    write_json(run / "evaluation.json", facts | {"stochastic": True, "global_step": 512}, table)
+    facts = {"episodes": len(returns), "return_mean": float(np.mean(returns)), "length_mean": 7.0}
+    write_json(
+        run / "evaluation.json", facts | {"environment": "CartPole-v1", "stochastic": True, "global_step": 512}, table
+    )
 
 
 def add_timing(run: Path) -> None:

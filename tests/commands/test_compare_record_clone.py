@@ -53,7 +53,17 @@ def test_runs_are_compared_by_their_episodes(trained, capsys, tmp_path):
     assert difference["return"]["difference_low"] > 0  # it learnt something
     assert difference["return"]["probability_of_improvement"] > 0.5
     assert f"{run.name} against early: mean return +" in text
-    assert printed(capsys, "compare", early, run, "--episodes", 30).strip() + f" → {found}\n" == text
+    assert printed(capsys, "compare", early, run, "--episodes", 30).strip() + f"\n→ {found}\n" == text
+
+
+def test_written_files_stand_behind_all_lines(capsys, monkeypatch, tmp_path):
+    """Else they would seem to belong to the setting that is told last."""
+    files = [tmp_path / f"{name}.json" for name in ("one", "two", "found")]
+    for seed, file in enumerate(files[:2]):
+        printed(capsys, "eval", "CartPole-v1", "--policy", "random", "--episodes", 3, "--seed", seed, "--json", file)
+    monkeypatch.setattr("lockstep.commands.compare.settings_in_words", lambda _: ["gamma: 0.9 (one), 0.8 (two)"])
+    text = printed(capsys, "compare", *files[:2], "--json", files[2])
+    assert text.endswith(f"gamma: 0.9 (one), 0.8 (two)\n→ {files[2]}\n")
 
 
 def test_an_evaluation_is_not_overwritten_by_a_comparison(capsys, tmp_path):

@@ -187,7 +187,8 @@ def test_signals_to_every_process_stop_a_run_with_a_checkpoint(tmp_path, numbers
         gate.unlink()
         ended = ending(process, mark)
     assert len(pids) >= 4  # the launcher, the server of ranks, and the ranks
-    assert (ended.code, ended.stderr) == (128 + numbers[0], "lockstep: stopped by a signal, with a checkpoint\n")
+    assert ended.stderr == "lockstep: stopped by a signal, with a checkpoint\n"
+    assert ended.code in [128 + number for number in numbers]  # signals that come together have no order
     step = Run(path, ended).summary["global_step"]
     assert problem_with(path / "checkpoints" / f"step_{step}") is None
 

@@ -253,7 +253,7 @@ def test_a_run_that_was_killed_before_its_first_row_does_not_begin_again_in_the_
     words = ("train", *CARTPOLE, "--log-jsonl", "second.jsonl", "--stop-at-step", 256)
     assert lockstep(*words, "--name", "one", cwd=tmp_path).code == 0
     run, second = tmp_path / "runs" / "one", tmp_path / "second.jsonl"
-    for path in (*run.glob("metrics.*"), second):
+    for path in (*run.glob("metrics.*"), run / "summary.json", second):
         path.unlink()
     shutil.rmtree(run / "checkpoints")
     assert lockstep(*words, "--name", "two", "--seed", 1, cwd=tmp_path).code == 0

@@ -1,6 +1,7 @@
 """Callbacks: called in the caller's process, answered at the boundary of an iteration, on every number of ranks."""
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ from command_line import wait_until
 from high_descriptors import high_descriptors
 
 import lockstep
+from lockstep.core import temporary
 from lockstep.python import callbacks as callbacks_module
 from lockstep.python.answers import answer_of
 from lockstep.python.callbacks import BaseCallback, Conversation, checked_callbacks
@@ -107,6 +109,23 @@ def test_observers_are_not_waited_for():
     assert run.status == "finished"
     assert len([told for told in watching.told if told[0] == "iteration"]) == 16
     assert "mine/double" not in run.metrics[0]
+
+
+def test_only_the_socket_lies_in_memory_where_there_may_be_no_room(tmp_path, monkeypatch):
+    """In a container, say, whose ``/dev/shm`` is full."""
+    memory, write_text = tmp_path / "memory", Path.write_text
+
+    def written(path, *words, **more):
+        if path.is_relative_to(memory):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_text(path, *words, **more)
+
+    memory.mkdir()
+    monkeypatch.setattr(temporary, "_MEMORY", memory)
+    monkeypatch.setattr(Path, "write_text", written)
+    watching = Watching()
+    assert lockstep.train("CartPole-v1", callbacks=watching, **SMALL).status == "finished"
+    assert not list(memory.iterdir())
 
 
 def test_a_caller_may_have_opened_more_files_than_select_knows():

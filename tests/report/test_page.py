@@ -442,7 +442,7 @@ def test_an_evaluation_beside_the_run_is_a_distribution(tmp_path):
     (run / "other.json").write_text('{"no": "evaluation"}')
     read = Read(page(run))
     assert "evaluation.json, step 512, sampled actions episodes 5 mean return 4" in read.text
-    assert "lower quartile 2 median 3 upper quartile 4" in read.text
+    assert "mean return 4 lower quartile 2 median 3 upper quartile 4 mean length 7" in read.text
     assert "For the distribution over episodes" not in read.text
     assert "other.json" not in read.text
     labels = [attrs.get("aria-label") or "" for tag, attrs in read.tags if tag == "svg"]

@@ -60,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
         save_figure(draw(them, found), options.plot)
     words = [in_words(found), *settings_in_words(found["settings"])]
     shown = "\n".join(printable(line) for each in words for line in each.split("\n"))  # files may hold anything
-    print(as_json(found) if options.json == "" else shown + written(json_file, options.plot))
+    files = written(json_file, options.plot)
+    if files and "\n" in shown:  # behind several lines they would seem to belong to the last one
+        files = f"\n{files.strip()}"
+    print(as_json(found) if options.json == "" else shown + files)
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from lockstep.commands.parser import CommandParser, add_target
 from lockstep.config.checks import resolve
@@ -166,7 +167,9 @@ def _parser() -> CommandParser:
 def print_table(config: Config, results: Sequence[Comparison], iterations: int) -> None:
     """Prints how each world size compares with the first, and the verdict."""
     console = Console(width=None if sys.stdout.isatty() else 140)
-    table = Table(title=f"{config.env.id}, seed {config.seed}, {iterations} iterations, reduction {config.reduction}")
+    title = f"{config.env.id}, seed {config.seed}, {iterations} iterations, reduction {config.reduction}"
+    console.print(Text(title), soft_wrap=True)
+    table = Table()
     table.add_column("world size" if config.engine == "torch" else "devices", justify="right")
     table.add_column("equal")
     table.add_column("tensors", justify="right")

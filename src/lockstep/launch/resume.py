@@ -30,6 +30,7 @@ from lockstep.runs.trust import check_trusted
 from lockstep.training.own_loss.fingerprint import KEY as OWN_LOSS
 from lockstep.training.own_loss.recorded import facts_of_loss
 from lockstep.training.reference_policy import same_reference
+from lockstep.training.run_history import ORDER
 from lockstep.training.schedules import follows_length
 
 # Settings that a resumed run may change: with reduction exact none of them decides the agent's bytes up to total_steps.
@@ -270,7 +271,7 @@ def changes_of_order(stored: Config, config: Config) -> Iterator[str]:
     """Yields warnings of changes to the order of sums, and so to the agent, which only ``fast`` is sensitive to."""
     if config.reduction != "fast":
         return
-    for name in ("collectives", "fsdp"):
+    for name in ORDER:
         before, now = (str(getattr(each, name)).lower() for each in (stored, config))
         if before != now:
             change = f"{name} was {before} and is {now} from here on"

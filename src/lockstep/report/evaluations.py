@@ -30,6 +30,7 @@ FACTS = {
     "success_rate": "success rate",
     "score_mean": "mean score",
 }
+RETURNS = [words for key, words in FACTS.items() if key == "episodes" or key.startswith("return_")]
 QUARTILES = ((25, "lower quartile"), (50, "median"), (75, "upper quartile"))
 
 
@@ -103,7 +104,8 @@ def _of_files(run: RunFiles) -> list[Evaluation]:
             continue
         returns, step = table[:, 0], number(facts, "global_step")
         named = [(words, value) for key, words in FACTS.items() if (value := number(facts, key)) is not None]
-        named += [(words, float(np.percentile(returns, share))) for share, words in QUARTILES]
+        after = sum(words in RETURNS for words, _ in named)  # beside the other facts of returns
+        named[after:after] = [(words, float(np.percentile(returns, share))) for share, words in QUARTILES]
         sampled, policy = facts.get("stochastic"), _other_policy(facts, run)
         how = ("sampled actions" if sampled else "the most likely actions") if isinstance(sampled, bool) else ""
         where = printable(f"{file.name}: policy {policy}" if policy else file.name)

@@ -113,7 +113,7 @@ class RunHistory:
         self.reference_sha256 = reference_digest(config)
 
     def departures(self) -> dict[str, Any]:
-        """Returns the part of ``summary.json`` that tells what was changed on the way: settings, machine and versions."""
+        """Returns the part of ``summary.json`` that tells what changed on the way: settings, machine and versions."""
         names = ("lengths", "orders", "first_machine", "first_machine_until")
         return {name: getattr(self, name) for name in names}
 

@@ -136,6 +136,18 @@ def test_a_mask_that_allows_nothing_is_named_in_the_random_actions_too():
         opened("straying:on_tensors", env=env, num_shards=1, num_steps=16, normalize={"returns": True})
 
 
+def test_every_step_is_a_sign_of_life(monkeypatch):
+    """Else other ranks take one with a slow simulator for dead, in the random actions too."""
+    signs: list[None] = []
+    monkeypatch.setattr(tensor_rollout.life, "progressed", lambda: signs.append(None))
+    session, _ = opened("simulators:maniskill")
+    for collect in (session.collector.collect_random, session.collect):
+        signs.clear()
+        collect()
+        assert len(signs) == 16
+    session.close()
+
+
 def test_a_device_tells_whether_rows_are_usable():
     """Nothing but the answer comes to the host, with the sum over all rewards."""
     layout = ObservationLayout(

@@ -337,6 +337,7 @@ def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: Tenso
             check_acted(envs.description, envs.env_ids, rows[None], -1, t)
             raise
         out.keep(t, step)
+        life.progressed()
     out.to_host(lambda rows: rows, observation, action)
     out.shape_rewards(envs.description.rewards)
     envs.buffers.episodes += config.num_steps + 1  # more than any environment has begun
