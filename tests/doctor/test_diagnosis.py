@@ -239,6 +239,10 @@ def test_buffers_that_ddp_sends_are_a_note(tmp_path):
     )
     bypassed = Story(**story, through=(), gradients=by_rank(0.5, 0.4), **DRIFT).diagnosis(tmp_path / "bypassed")
     assert kinds(bypassed, "fault") == ["gradients", "buffers"]
+    by_hand = Story(**story, through=()).diagnosis(tmp_path / "by_hand")  # reduced, but not by DDP
+    assert kinds(by_hand) == ["buffers"]
+    unseen = Story(**story, through=(), inputs=lambda rank, step: "").diagnosis(tmp_path / "unseen")
+    assert kinds(unseen, "note") == ["ddp_buffers"]
 
 
 @pytest.mark.parametrize(

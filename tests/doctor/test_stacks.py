@@ -123,6 +123,21 @@ def test_a_backward_pass_that_computes_is_no_waiting(monkeypatch):
     assert watched(blocked, waits=True)[0][-1] is not None
 
 
+def test_a_layer_that_computes_within_the_forward_pass_of_ddp_is_no_waiting(monkeypatch):
+    torch = "/x/site-packages/torch/nn/"
+    around = [f"{torch}parallel/distributed.py:7 _run_ddp_forward", "/home/me/train.py:9 main"]
+    monkeypatch.setattr(stacks, "frame_lines", lambda frame: [f"{torch}modules/rnn.py:3 forward", *around])
+
+    def computes(over):
+        while not over.is_set():
+            sum(range(30_000_000))
+
+    assert set(watched(computes, pause=until_it_has_computed)[0]) == {None}
+    assert watched(blocked, waits=True)[1].certain
+    monkeypatch.setattr(stacks, "frame_lines", lambda frame: around)  # which may wait by asking again and again
+    assert watched(computes, pause=until_it_has_computed)[1].certain
+
+
 def test_a_wait_for_work_is_told_by_its_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("work = begin()\nwork.wait()\n")

@@ -41,8 +41,7 @@ def buffer_findings(evidence: Evidence) -> list[Finding]:
         return []
     checks = [c for trace in evidence.traces for moment, c in trace.checks.items() if moment.when == "after"]
     sent = {name for check in checks for name in check.facts.get("broadcast", ())}
-    works = evidence.first_difference("gradients") is None  # so the loss goes through DDP's forward
-    replaced = sent if works else set[str]()
+    replaced = sent if _goes_through_ddp(evidence) else set[str]()
     names = {name for check in checks for name in check.parts.get("buffers", {})}
     own = names - replaced
     counted = {_module(name) for name in names if name.rpartition(".")[2] in COUNTS}
@@ -61,6 +60,14 @@ def buffer_findings(evidence: Evidence) -> list[Finding]:
         text += f"first {lost.differing[0]}), so that what other ranks' data add to them is lost"
         found.append(Finding("ddp_buffers", NOTE, text, "", FIXES["buffers"], figures(lost)))
     return found
+
+
+def _goes_through_ddp(evidence: Evidence) -> bool:
+    """Returns whether the loss goes through DDP's forward, as far as passes were seen: only there buffers are sent."""
+    before = [c.facts for trace in evidence.traces for moment, c in trace.checks.items() if moment.when == "before"]
+    seen = any(facts.get("inputs") for facts in before)
+    through = any("ddp" in facts.get("through", ()) for facts in before)
+    return (through or not seen) and evidence.first_difference("gradients") is None
 
 
 def _first(unequal: list[Comparison], names: Container[str]) -> Comparison | None:

@@ -123,7 +123,9 @@ class StillnessClock:
             self._wakings_before, self._asleep_since = woken, self._seconds
         asleep = self._seconds - self._asleep_since
         blocked = joined and idle and asleep > 0.0
-        stands = stands_in_collective(self.lines) or (stands_in(self.lines, BACKWARD) and idle)
+        # Forward passes of DDP and FSDP have their frames around those of layers, which may just take long.
+        inside = stands_in(self.lines[:1], COLLECTIVES) or idle
+        stands = (stands_in_collective(self.lines) and inside) or (stands_in(self.lines, BACKWARD) and idle)
         self.certain = stands or (blocked and waits_for_work(self.lines))
         if stands or on_gpu:
             return self._seconds
