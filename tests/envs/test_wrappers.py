@@ -53,6 +53,7 @@ class Counting(gymnasium.Env):
 
 
 gymnasium.register("Counting-v0", lambda **kwargs: Counting(**kwargs))
+gymnasium.register("Taking-v0", lambda options: Counting(options.pop("kind")))
 
 
 def counting(**settings: Any) -> HostEnvs:
@@ -318,3 +319,10 @@ def test_a_wrappers_class_is_an_environment_as_any_other():
     picture: Any = made.render()
     assert picture.shape == (400, 600, 3)
     made.close()
+
+
+def test_an_environment_may_change_its_arguments():
+    config = EnvConfig(id="Taking-v0", kwargs={"options": {"kind": "gray"}})
+    for _ in range(2):
+        assert make_environment(config).observation_space.shape == (5, 6)
+    assert config.kwargs == {"options": {"kind": "gray"}}

@@ -32,6 +32,13 @@ class Tiny(eqx.Module):
         return output if self.critic is None else (output, jax.vmap(self.critic)(features))
 
 
+class Taking(Tiny):
+    """Takes out of its arguments what it is told."""
+
+    def __init__(self, observation, outputs, *, key, options):
+        super().__init__(observation, outputs, key=key, units=options.pop("units"))
+
+
 class WideHead(Tiny):
     """Computes its heads in float32 at any precision, as docs/networks.md has it."""
 

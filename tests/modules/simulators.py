@@ -167,6 +167,15 @@ def huge(num_envs, device, seed, kind="OutOfMemoryError"):
     return Point(num_envs, device, "isaac")
 
 
+def taking(num_envs, device, seed, options):
+    """Takes out of its arguments what it is told."""
+    SIZES.append(options.pop("size"))
+    return Point(num_envs, device, "isaac")
+
+
+SIZES: list[int] = []
+
+
 def isaac(num_envs, device, seed):
     return Point(num_envs, device, "isaac")
 

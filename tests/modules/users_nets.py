@@ -32,6 +32,13 @@ class WideHead(Tiny):
             return self.actor(features.float()), self.critic(features.float())
 
 
+class Taking(Tiny):
+    """Takes out of its arguments what it is told."""
+
+    def __init__(self, observation, outputs, options):
+        super().__init__(observation, outputs, options.pop("units"))
+
+
 class Shifted(Tiny):
     """Has buffers: one that is kept with the parameters, and one that isn't."""
 

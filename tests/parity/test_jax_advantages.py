@@ -102,6 +102,15 @@ def test_group_advantages_are_the_references(seed, normalize_std, scale):
     np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12 * scale)
 
 
+@pytest.mark.parametrize("worst", [np.nan, np.inf])
+def test_a_return_that_is_no_number_shows_in_the_advantages(worst):
+    """Else it would show in no loss either, and its group would be left out without a word."""
+    returns = np.array([[1.0, 2.0, worst], [1.0, 2.0, 3.0]])
+    bad, good = np.asarray(compiled_groups(returns, np.abs(returns), True))
+    assert np.isnan(bad).any()
+    assert np.isfinite(good).all()
+
+
 def test_equal_returns_of_a_group_have_no_advantage():
     sevens = np.full((2, 3), 7.0, np.float32)
     assert np.asarray(compiled_groups(sevens, sevens, True)).tolist() == [[0.0] * 3] * 2

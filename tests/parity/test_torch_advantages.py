@@ -174,6 +174,15 @@ def test_returns_that_vary_by_rounding_only_are_taken_as_equal():
     assert explained_variance(fit(returns, values), np.full(4, 64)) is not None
 
 
+@pytest.mark.parametrize("worst", [math.nan, math.inf])
+def test_a_return_that_is_no_number_shows_in_the_advantages(worst):
+    """Else it would show in no loss either, and its group would be left out without a word."""
+    returns = torch.tensor([[1.0, 2.0, worst], [1.0, 2.0, 3.0]], dtype=torch.float64)
+    bad, good = group_advantages(returns, returns.abs(), True)
+    assert bad.isnan().any()
+    assert good.isfinite().all()
+
+
 def test_returns_of_a_group_that_differ_by_the_rounding_of_their_rewards_only_have_no_advantage():
     rewards = np.array([[[10.1, 20.2, 0.0], [30.3, 0.0, 0.0]], [[0.1, 0.2, 0.7], [0.3, 0.7, 0.0]]], np.float32)
     returns, magnitudes = (torch.from_numpy(x.astype(np.float64).sum(-1)) for x in (rewards, np.abs(rewards)))

@@ -6,6 +6,7 @@ environments have it. Nothing here imports an engine; :mod:`lockstep.torch_engin
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
@@ -150,8 +151,8 @@ def simulator_spaces(config: EnvConfig, trains: bool = True) -> tuple[gymnasium.
     factory = load_factory(config)
     try:
         if hasattr(factory, "spaces"):
-            return factory.spaces(**config.kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        made = factory(1, "cpu", 0, **config.kwargs)
+            return factory.spaces(**copy.deepcopy(config.kwargs))  # pyright: ignore[reportAttributeAccessIssue]
+        made = factory(1, "cpu", 0, **copy.deepcopy(config.kwargs))
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error

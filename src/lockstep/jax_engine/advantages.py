@@ -56,8 +56,8 @@ def group_advantages(returns: Array, magnitudes: Array, normalize_std: bool) -> 
         if not normalize_std:
             return centred
         std = jnp.sqrt(jnp.square(centred).mean(1, keepdims=True))
-        differs = std > GROUP_ROUNDING * magnitudes.astype(jnp.float64).max(1, keepdims=True)
-        return jnp.where(differs, centred / (std + GROUP_EPSILON), 0.0)
+        alike = std <= GROUP_ROUNDING * magnitudes.astype(jnp.float64).max(1, keepdims=True)  # NaN isn't
+        return jnp.where(alike, 0.0, centred / (std + GROUP_EPSILON))
 
 
 def moments(x: Array) -> Array:

@@ -69,8 +69,8 @@ def group_advantages(returns: Tensor, magnitudes: Tensor, normalize_std: bool) -
     if not normalize_std:
         return centred
     std = centred.square().mean(1, keepdim=True).sqrt()
-    differs = std > GROUP_ROUNDING * magnitudes.amax(1, keepdim=True)
-    return torch.where(differs, centred / (std + GROUP_EPSILON), 0.0)
+    alike = std <= GROUP_ROUNDING * magnitudes.amax(1, keepdim=True)  # NaN isn't
+    return torch.where(alike, 0.0, centred / (std + GROUP_EPSILON))
 
 
 def summed_alone(device: torch.device) -> bool:

@@ -43,6 +43,14 @@ def test_its_arrays_are_the_parameters_by_path():
     assert set(made("OfParts", case=PARTS).shapes()) == {"colours", "head.weight", "head.bias"}
 
 
+def test_it_may_change_its_arguments():
+    """It is made more than once."""
+    options = {"units": 4}
+    config = config_of("Taking", {"options": options})
+    assert make_net(config, SMALL.observation, SMALL.action).shapes()["actor.weight"] == (3, 4)
+    assert config.network.custom_kwargs == {"options": {"units": 4}}
+
+
 def test_it_is_made_by_the_seed_of_the_run():
     first, again, other = (made("Tiny", seed=seed).custom.initial_parameters() for seed in (0, 0, 1))
     for name, value in first.items():

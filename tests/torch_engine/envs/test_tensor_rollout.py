@@ -136,6 +136,12 @@ def test_a_mask_that_allows_nothing_is_named_in_the_random_actions_too():
         opened("straying:on_tensors", env=env, num_shards=1, num_steps=16, normalize={"returns": True})
 
 
+def test_a_simulator_may_change_its_arguments():
+    session, _ = opened("simulators:taking", env={"kwargs": {"options": {"size": 9}}}, num_shards=2)
+    assert session.config.env.kwargs == {"options": {"size": 9}}
+    session.close()
+
+
 def test_every_step_is_a_sign_of_life(monkeypatch):
     """Else other ranks take one with a slow simulator for dead, in the random actions too."""
     signs: list[None] = []

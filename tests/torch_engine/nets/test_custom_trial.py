@@ -112,3 +112,10 @@ def test_keyed_dropout_constants_and_what_is_made_once_are_taken(name, kwargs):
     assert not net.custom.module.training
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert (random.getstate(), str(np.random.get_state())) == host
+
+
+def test_a_network_may_change_its_arguments():
+    """It is made more than once."""
+    options = {"units": 3}
+    checked("Taking", options=options)
+    assert options == {"units": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib
@@ -151,9 +152,10 @@ def _spec(name: str, makes: Any) -> EnvSpec:
 def _with_own_arguments(what: str | EnvSpec, kwargs: Mapping[str, Any]) -> tuple[str | EnvSpec, dict[str, Any]]:
     """Moves arguments that ``gymnasium.make`` would keep to itself into a spec, if its callable has such arguments.
 
-    Returns the spec (an id is left as it is), and the other arguments, for ``gymnasium.make``.
+    Returns the spec (an id is left as it is), and the other arguments, for ``gymnasium.make``: copies, because an
+    environment may change them.
     """
-    given = dict(kwargs)
+    given = copy.deepcopy(dict(kwargs))
     if isinstance(what, EnvSpec):
         what.kwargs = {name: given.pop(name) for name in OF_MAKE if name in given and _takes(what.entry_point, name)}
     return what, given

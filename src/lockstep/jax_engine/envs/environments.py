@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import gymnasium
@@ -107,7 +108,7 @@ def _made(settings: str) -> JaxEnvironment:
             "your own as 'module:Class'; without env.backend it is stepped on the host"
         )
     else:
-        functional, params = make(config.id, **config.kwargs)
+        functional, params = make(config.id, **copy.deepcopy(config.kwargs))
         env = FunctionalAdapter(functional, params, config.max_episode_steps, config.id)
     return wrap(config, env)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -165,7 +166,11 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
         ValueError: if it can't be found, or :func:`custom_net` raises; the message is one line.
     """
     make = _checked(path, named_object("network.custom", path) if kind is None else kind)
-    return custom_net(f"network.custom: {path}", lambda *given, key: make(*given, key=key, **kwargs), net, seed)
+
+    def made(*given: Any, key: Any) -> Any:
+        return make(*given, key=key, **copy.deepcopy(kwargs))
+
+    return custom_net(f"network.custom: {path}", made, net, seed)
 
 
 def custom_net(name: str, make: Callable[..., Any], net: Any, seed: int) -> CustomNet:

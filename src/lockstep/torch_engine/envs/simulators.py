@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -202,7 +203,7 @@ def _made(config: EnvConfig, count: int, device: torch.device, seed: int) -> Ten
     """
     factory = load_factory(config)
     try:
-        return factory(count, str(device), seed, **config.kwargs)
+        return factory(count, str(device), seed, **copy.deepcopy(config.kwargs))
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
         where, full = f"{count} on {device}", memory_full(error, device.type)

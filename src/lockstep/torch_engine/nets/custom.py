@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -196,7 +197,8 @@ def load_custom(path: str, kwargs: dict[str, Any], net: Any, seed: int, kind: ty
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not those of devices, which aren't restored
         try:
-            module = kind(observation_tensors(net.observation, torch.from_numpy(sample)), net.outputs, **kwargs)
+            shown, own = observation_tensors(net.observation, torch.from_numpy(sample)), copy.deepcopy(kwargs)
+            module = kind(shown, net.outputs, **own)
             custom = CustomNet(module)
             changing = [name for name, _ in module.named_buffers()]
             parameters = {name: p.detach().unsqueeze(0) for name, p in module.named_parameters()}
