@@ -33,6 +33,11 @@ class Corridor:
         return spaces.Discrete(2)
 
 
+def taking(options):
+    """Takes out of its arguments what it is told."""
+    return Corridor(options.pop("length"))
+
+
 class Slotted:
     """Has no place for further attributes."""
 

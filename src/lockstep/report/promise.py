@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.report.lengths import lengths_of
-from lockstep.report.reading import RunFiles, number
+from lockstep.report.reading import RunFiles, number, objects
 from lockstep.report.timing import world_sizes
 from lockstep.report.words import setting
 
@@ -83,10 +83,9 @@ def _moved(run: RunFiles) -> list[str]:
 
 def _reordered(run: RunFiles) -> list[str]:
     """Returns a line for each setting that changed on the way and orders the sums of a run with reduction fast."""
-    rows = run.summary.get("orders")
+    said = ({name: setting(value) for name, value in row.items()} for row in objects(run.summary, "orders"))
     return [
-        f"{row.get('setting')} was {setting(row.get('was'))} until step {setting(row.get('global_step'))} and is "
-        f"{setting(row.get('is'))} since, and with reduction fast the order of sums follows it"
-        for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, dict)
+        f"{row.get('setting')} was {row.get('was')} until step {row.get('global_step')} and is {row.get('is')} since, "
+        "and with reduction fast the order of sums follows it"
+        for row in said
     ]

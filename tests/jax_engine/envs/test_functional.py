@@ -311,6 +311,13 @@ def test_a_class_is_found_by_its_name():
     assert make_environment(pair).max_episode_steps == 6
 
 
+def test_what_makes_one_may_change_its_arguments():
+    config = EnvConfig(id="corridors:taking", backend="jax", kwargs={"options": {"length": 2}})
+    for _ in range(2):
+        make_environment(config)
+    assert config.kwargs == {"options": {"length": 2}}
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
