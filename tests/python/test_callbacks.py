@@ -111,16 +111,22 @@ def test_observers_are_not_waited_for():
     assert "mine/double" not in run.metrics[0]
 
 
-def test_only_the_socket_lies_in_memory_where_there_may_be_no_room(tmp_path, monkeypatch):
+@pytest.fixture
+def memory():
+    """A place with a short path, as ``/dev/shm`` has: that of a socket has 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        yield Path(place)
+
+
+def test_only_the_socket_lies_in_memory_where_there_may_be_no_room(memory, monkeypatch):
     """In a container, say, whose ``/dev/shm`` is full."""
-    memory, write_text = tmp_path / "memory", Path.write_text
+    write_text = Path.write_text
 
     def written(path, *words, **more):
         if path.is_relative_to(memory):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_text(path, *words, **more)
 
-    memory.mkdir()
     monkeypatch.setattr(temporary, "_MEMORY", memory)
     monkeypatch.setattr(Path, "write_text", written)
     watching = Watching()
