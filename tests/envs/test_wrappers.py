@@ -53,7 +53,7 @@ class Counting(gymnasium.Env):
 
 
 gymnasium.register("Counting-v0", lambda **kwargs: Counting(**kwargs))
-gymnasium.register("Taking-v0", lambda options: Counting(options.pop("kind")))
+gymnasium.register("Taking-v0", lambda **kwargs: Counting(kwargs["options"].pop("kind")))
 
 
 def counting(**settings: Any) -> HostEnvs:
