@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 os.environ.setdefault("MKL_CBWR", "AUTO")  # as in ranks: engines are called in this process
+os.environ.setdefault("PYTHONHASHSEED", "0")  # of the processes that tests start, as commands set it
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # an account of the tests' own; workers are told of it
     ACCOUNT = tempfile.TemporaryDirectory(prefix="account-")

@@ -67,7 +67,7 @@ def test_the_wheel_says_what_it_is(wheel):
     assert (said["Name"], said["Version"], said["License-Expression"]) == ("lockstep-rl", __version__, "Apache-2.0")
     assert {line.partition(",")[0] for line in said.get_all("Project-URL", [])} >= {"Homepage", "Changelog", "Issues"}
     assert archive.read(f"{information}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert "lockstep = lockstep.cli:main" in archive.read(f"{information}/entry_points.txt").decode()
+    assert "lockstep = lockstep.cli:command" in archive.read(f"{information}/entry_points.txt").decode()
 
 
 def test_the_installed_command_runs_without_an_engine(wheel, tmp_path):

@@ -2,7 +2,7 @@
 
 import sys
 
-from lockstep.cli import main
+from lockstep.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

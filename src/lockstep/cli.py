@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from lockstep import __version__
 from lockstep.core.errors import RunError
-from lockstep.core.machine import fix_mkl_mode
+from lockstep.core.machine import begin_with_fixed_hashes, fix_hashes, fix_mkl_mode
 from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -82,6 +82,10 @@ RUNNING_SCRIPTS = ("run", "doctor")
 """Commands whose ranks are a user's own program, whose numerics we must not change."""
 
 
+STEPPING = tuple(sorted({*COMMANDS} - {*RUNNING_SCRIPTS, "list", "plot", "report", "export"}))
+"""Commands that step environments, in this process or in those that it starts."""
+
+
 def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE)
@@ -93,6 +97,7 @@ def _run(words: Sequence[str]) -> int:
     name = words[0]
     if name not in RUNNING_SCRIPTS:
         fix_mkl_mode()
+        fix_hashes(os.environ)  # of the processes that this one starts
     if name not in COMMANDS:
         close = [NAMES_ELSEWHERE[name]] if name in NAMES_ELSEWHERE else difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
@@ -146,6 +151,13 @@ def _may_lack_signs(out: io.TextIOWrapper) -> bool:
     if out.errors == "surrogateescape":  # set by the C locale; in UTF-8 it passes file names that aren't valid UTF-8
         return codecs.lookup(out.encoding).name != "utf-8"
     return out.errors == "strict"
+
+
+def command() -> int:
+    """Runs this process's command line as :func:`main` does, with the same hashes of texts in every process."""
+    if sys.argv[1:2] and sys.argv[1] in STEPPING:
+        begin_with_fixed_hashes()
+    return main()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

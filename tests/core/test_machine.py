@@ -150,3 +150,38 @@ def test_variables_that_choose_kernels_are_a_fact(monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
     monkeypatch.setenv("MKL_CBWR", "AUTO")
     assert machine.kernel_variables() == "MKL_CBWR=AUTO OPENBLAS_CORETYPE=Nehalem"
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "0"), ("", "0"), ("random", "0"), ("7", "7"), ("0", "0")])
+def test_hashes_are_fixed_unless_their_seed_is_chosen(before, after):
+    variables = {} if before is None else {machine.HASH_SEED: before}
+    assert machine.fix_hashes(variables) == (before != after)
+    assert variables == {machine.HASH_SEED: after}
+
+
+HASHED = "from lockstep.core.machine import begin_with_fixed_hashes; begin_with_fixed_hashes(); import os, sys; "
+PRINTED = "print(os.getpid(), hash('text'), sys.flags.hash_randomization, sys.argv[1:])"
+
+
+@pytest.mark.parametrize(("chosen", "fixed"), [("", True), ("random", True), ("0", True), ("5", False)])
+def test_a_program_begins_again_as_the_same_process_with_fixed_hashes(chosen, fixed):
+    said = []
+    for _ in range(2):
+        words = [sys.executable, "-c", HASHED + PRINTED, "--one", "two words"]
+        with subprocess.Popen(
+            words, env={**os.environ, machine.HASH_SEED: chosen}, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            pid, rest = process.stdout.read().split(" ", 1)
+        assert (process.returncode, int(pid)) == (0, process.pid)
+        said.append(rest)
+    assert said[0] == said[1]
+    assert said[0].split(" ", 1)[1] == f"{0 if fixed else 1} ['--one', 'two words']\n"
+
+
+def test_isolated_programs_keep_their_hashes_and_go_on():
+    """Python would ignore the variable, and begin again for ever."""
+    words = [sys.executable, "-E", "-c", f"import sys; sys.path[:0] = {sys.path!r}; " + HASHED + PRINTED]
+    variables = {name: value for name, value in os.environ.items() if name != machine.HASH_SEED}
+    ended = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
+    assert ended.stdout.split()[2:] == ["1", "[]"]

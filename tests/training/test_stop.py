@@ -108,3 +108,14 @@ def test_handlers_are_given_back():
     with stop_requests():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_handlers_that_environments_set_are_replaced_and_those_before_the_run_given_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_requests() as request:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert stop_code(request, RunOptions(), 0.0) == RUNNING
+        assert signal.getsignal(signal.SIGTERM) == request
+    assert signal.getsignal(signal.SIGTERM) == before
+    request.take_signals()  # outside of the block: it leaves them alone
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -12,7 +12,7 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,9 @@ KERNEL_VARIABLES = (
     *("LIBTPU_INIT_ARGS", "NCCL_ALGO", "NCCL_NVLS_ENABLE"),
 )
 """Variables that change how libraries compute, and so the last bits."""
+
+HASH_SEED = "PYTHONHASHSEED"
+"""Variable from which Python hashes texts and bytes, and so the order of a set of them; it is read at a start only."""
 
 CUDA_PACKAGES = ("nvidia_cu", "nvidia_nccl", "nvidia_nvjitlink", "nvidia_nvshmem")
 TORCH_PACKAGES = (*CUDA_PACKAGES, "triton", "pytorch_triton", "onemkl_sycl", "oneccl", "dpcpp_cpp_rt", "intel_sycl_rt")
@@ -195,9 +198,13 @@ def restore_gc() -> None:
 
 
 def kernel_variables(more: Sequence[str] = ()) -> str:
-    """Returns those of :data:`KERNEL_VARIABLES` and ``more`` that are set, as ``NAME=value`` separated by spaces."""
-    names = sorted({*KERNEL_VARIABLES, *more})
-    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    """Returns those of :data:`KERNEL_VARIABLES` and ``more`` that are set, as ``NAME=value`` separated by spaces.
+
+    Also returns the seed of Python's hashes, unless it is ours.
+    """
+    names = sorted({*KERNEL_VARIABLES, *more, HASH_SEED})
+    values = {name: os.environ[name] for name in names if name in os.environ}
+    return " ".join(f"{name}={value}" for name, value in values.items() if (name, value) != (HASH_SEED, "0"))
 
 
 def device_facts(device: str, driver: str, packages: tuple[str, ...]) -> dict[str, str]:
@@ -259,6 +266,28 @@ def fix_mkl_mode() -> None:
     user's own processes keep their mode, because another mode gives other last bits.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO")
+
+
+def fix_hashes(variables: MutableMapping[str, str]) -> bool:
+    """Sets Python's hash seed to 0 in the variables of a process to be started, unless the user chose one.
+
+    Returns whether it has changed them. Python draws a seed for each process that it isn't given one for. Environments
+    that go through a set of texts, or draw by ``hash``, would then differ from rank to rank and from start to start.
+    """
+    if variables.get(HASH_SEED, "") not in ("", "random"):
+        return False
+    variables[HASH_SEED] = "0"
+    return True
+
+
+def begin_with_fixed_hashes() -> None:
+    """Starts this process's program again, in the same process, if its hashes aren't fixed; returns if they are.
+
+    For the first call of a program only: what it has done until then is done twice.
+    """
+    if fix_hashes(os.environ) and sys.executable and not sys.flags.ignore_environment:
+        with contextlib.suppress(OSError):
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def one_torch_thread() -> None:

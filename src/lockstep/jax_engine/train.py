@@ -72,6 +72,7 @@ class Trainer:
         that needs the state is due. The devices' copies are compared before the next call takes the state over; copies
         that differ are kept, and reported after the earlier iterations are logged.
         """
+        self.request.take_signals()
         while True:
             stop = self.limit_reached() or self.stop_code
             if stop == RUNNING:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from lockstep.core.errors import RunError
+from lockstep.core.machine import fix_hashes
 from lockstep.core.process import (
     ERROR_PREFIX,
     EXIT_FAILURE,
@@ -182,6 +183,7 @@ def _started(
     """
     environment = {**without_launcher(), **variables}
     environment.pop("PYTHONINSPECT", None)  # the command would look for a user when it is done, and fail
+    fix_hashes(environment)
     places = variables.get(PATH_VARIABLE, "").split(os.pathsep)
     before, after = (os.pathsep.join(found) for found in _places([*sys.path, *places]))
     reader, theirs = os.pipe()

@@ -66,6 +66,7 @@ class Trainer:
 
     def loop(self) -> int:
         """Iterates until the end, a limit, or a signal; returns the stop code."""
+        self.request.take_signals()
         stop = self.limit_reached()
         self.clock.begin()
         try:

@@ -51,6 +51,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._since = 0.0
+        self._previous: dict[int, Any] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal by recording it."""
@@ -60,24 +61,41 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal, self._since = number, time.monotonic()
 
+    def take_signals(self) -> None:
+        """Makes this request the handler of stop signals, again if an environment or network has set its own.
+
+        Does nothing outside the block of :func:`stop_requests`, and in other threads than the main one.
+        """
+        if self._previous is None or threading.current_thread() is not threading.main_thread():
+            return
+        for number in stop_signals():
+            before = signal.signal(number, self)
+            self._previous.setdefault(number, signal.SIG_DFL if before is None else before)
+
+    @contextmanager
+    def taking_signals(self) -> Iterator[None]:
+        """Takes stop signals during the block; then the handlers from before it are restored."""
+        self._previous = {}
+        try:
+            self.take_signals()
+            yield
+        finally:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+            self._previous = None
+
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Turns stop signals into a request during the block (only in the main thread)."""
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
+    with request.taking_signals():
         yield request
-        return
-    previous = {number: signal.signal(number, request) for number in stop_signals()}
-    try:
-        yield request
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def stop_code(request: StopRequest, options: RunOptions, started: float) -> int:
     """Returns the code that this rank asks for: of a signal, of the time limit since ``started``, or ``RUNNING``."""
+    request.take_signals()  # a reset or a step may have set a handler too
     if request.signal is not None:
         return SIGNALLED + request.signal
     limit = options.max_hours

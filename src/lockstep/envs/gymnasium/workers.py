@@ -121,6 +121,7 @@ def _work(
         buffers = _views(raw, layout)
         buffers.heartbeats[slot] += 1  # from here on the time limits are those of the environments
         sweep = Sweep(wanted, buffers, rows, slot)
+        _leave_the_end_to_the_rank()  # again, as an environment may have set handlers of its own
         connection.send(("ok", None))
         while True:
             command, *arguments = connection.recv()

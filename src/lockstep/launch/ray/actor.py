@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep.core.done import DoneFile
+from lockstep.core.machine import fix_hashes
 from lockstep.core.process import PARENT_VARIABLE, adopt_orphans, kill_children, kill_session
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import MEMORY_VARIABLE, STORE_VARIABLE
@@ -100,6 +101,7 @@ class RankActor:
         given = os.environ if environment is None else environment
         variables = {name: value for name, value in given.items() if not name.startswith(foreign)} | dict(own)
         variables |= {"TORCHELASTIC_ERROR_FILE": str(self._message), PARENT_VARIABLE: str(os.getpid())}
+        fix_hashes(variables)
         self._done = DoneFile(self._message)
         self._stack.callback(self._done.close)
         reading, writing = os.pipe()
