@@ -78,6 +78,19 @@ def poisoned():
     return Poisoned(arrays.CartPole()) if "POISON" in os.environ else cart_pole()
 
 
+class Blinded(SingleArrayEnvironment):
+    """Observes infinity where the pole leans to one side."""
+
+    def step(self, key, state, action, params=None):
+        observation, *rest = super().step(key, state, action, params)
+        return jnp.where(observation[2] > 0.05, jnp.inf, observation), *rest
+
+
+def blinded():
+    """Gives observations that are infinite."""
+    return Blinded(arrays.CartPole())
+
+
 def dying():
     """The process is killed while it writes the checkpoint ``$DIES``, once all eight iterations have been logged."""
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.training.limits import minibatch_name, non_finite
+from lockstep.training.limits import minibatch_name, non_finite, non_finite_statistics
 
 
 def test_a_loss_that_isnt_finite_names_place_and_terms():
@@ -50,3 +50,9 @@ def test_a_network_that_gives_what_isnt_finite_is_named():
     told = [str(non_finite(3, "there", terms, [math.nan, entropy], custom="nets:Own")) for entropy in (math.nan, 0.5)]
     assert ["network.custom nets:Own" in line for line in told] == [True, False]
     assert "network.custom" not in str(non_finite(3, "there", terms, [math.nan, math.nan]))
+
+
+def test_statistics_that_arent_finite_say_what_they_are_of_and_when():
+    told = [str(non_finite_statistics(n, of)) for n, of in ((0, "returns"), (7, "observations"))]
+    assert told[0].startswith("non-finite statistics of a random policy, of normalize.returns: a reward, or a ")
+    assert told[1].startswith("non-finite statistics after iteration 7, of normalize.observations: an observation is ")

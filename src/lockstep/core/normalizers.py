@@ -32,7 +32,12 @@ class RunningMoments:
         """Population variance ``[size]``; ones if there are no samples yet."""
         return self.m2 / self.count if self.count else np.ones_like(self.m2)
 
-    @np.errstate(over="ignore", invalid="ignore")  # of numbers too large for any; the loss made of them is looked at
+    @property
+    def finite(self) -> bool:
+        """Tells whether these moments can normalise anything: samples were finite, and could be squared."""
+        return bool(np.isfinite(self.mean).all() and np.isfinite(self.m2).all())
+
+    @np.errstate(over="ignore", invalid="ignore")  # of numbers too large for any; who merges looks at the result
     def merge(self, count: float, mean: np.ndarray, m2: np.ndarray) -> None:
         """Merges the moments of further samples into these."""
         if not count:

@@ -125,6 +125,17 @@ def merge_normalizers(state: TrainState, moments: NormalizerMoments) -> TrainSta
     )
 
 
+def finite_statistics(state: TrainState) -> dict[str, Array]:
+    """Tells, as metrics, whether the normalisers' moments are finite: bool ``[]``, by ``finite/…``."""
+    normalizers = {"observations": state.observation_normalizer, "returns": state.return_normalizer}
+    with jax.enable_x64(True):
+        return {
+            f"finite/{name}": jnp.isfinite(moments.mean).all() & jnp.isfinite(moments.m2).all()
+            for name, moments in normalizers.items()
+            if moments is not None
+        }
+
+
 def _merged(moments: Moments | None, parts: Array | None) -> Moments | None:
     if moments is None:
         return None

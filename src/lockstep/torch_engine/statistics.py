@@ -18,7 +18,7 @@ from lockstep.torch_engine.nets.memory import on_host
 from lockstep.torch_engine.rollout import Rollout
 from lockstep.torch_engine.setup.clock import Laps, RankTimes
 from lockstep.torch_engine.state import TrainState
-from lockstep.training.limits import RETURN_ROUNDING
+from lockstep.training.limits import RETURN_ROUNDING, non_finite_statistics
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.communicator import Communicator
@@ -172,13 +172,22 @@ def explained_variance(value_moments: Tensor, counts: np.ndarray) -> float | Non
     return 1.0 - residuals / returns
 
 
-def merge_normalizers(state: TrainState, observations: np.ndarray, returns: np.ndarray, counts: np.ndarray) -> None:
-    """Merges the shards' moments, of ``counts`` samples each, into the normalisers, after the iteration is over."""
+def merge_normalizers(
+    state: TrainState, observations: np.ndarray, returns: np.ndarray, counts: np.ndarray, iteration: int
+) -> None:
+    """Merges the shards' moments, of ``counts`` samples each, into the normalisers, after the iteration is over.
+
+    Raises:
+        NonFiniteError: on all ranks, if the moments aren't finite afterwards.
+    """
     if state.observation_normalizer is not None:
         merge_shards(state.observation_normalizer.moments, observations, counts)
         state.observation_normalizer.freeze()
     if state.return_normalizer is not None:
         merge_shards(state.return_normalizer.moments, returns, counts)
+    for name, normalizer in (("observations", state.observation_normalizer), ("returns", state.return_normalizer)):
+        if normalizer is not None and not normalizer.moments.finite:
+            raise non_finite_statistics(iteration, name)
 
 
 def initial_statistics(state: TrainState, rollout: Rollout, plan: ShardPlan, communicator: Communicator) -> None:
@@ -186,7 +195,7 @@ def initial_statistics(state: TrainState, rollout: Rollout, plan: ShardPlan, com
     measured = normalizer_moments(state, rollout, plan)
     local = torch.from_numpy(np.concatenate([sample_counts(rollout, plan)[:, None], measured], 1))
     rows = communicator.gather_shards(local).numpy()
-    merge_normalizers(state, *split_normalizer_moments(state, rows[:, 1:]), rows[:, 0].astype(np.int64))
+    merge_normalizers(state, *split_normalizer_moments(state, rows[:, 1:]), rows[:, 0].astype(np.int64), 0)
     if state.return_normalizer is not None:
         state.return_normalizer.running = np.zeros(plan.local_num_envs)
 

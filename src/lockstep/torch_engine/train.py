@@ -183,7 +183,7 @@ class Trainer:
 
     def advance(self, shared: SharedStatistics) -> None:
         """Merges the iteration's moments into the normalisers, and advances the counters."""
-        merge_normalizers(self.state, shared.observations, shared.returns, shared.samples)
+        merge_normalizers(self.state, shared.observations, shared.returns, shared.samples, self.state.iteration + 1)
         self.state.iteration += 1
         self.state.global_step += self.config.steps_per_iteration
         self.clock.lap("learn")

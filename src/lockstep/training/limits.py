@@ -75,3 +75,19 @@ def non_finite(
     return NonFiniteError(
         f"non-finite loss or gradient in iteration {iteration}, {where} ({named}); {perhaps}{helps} may help"
     )
+
+
+def non_finite_statistics(iteration: int, normalized: str) -> NonFiniteError:
+    """Returns the error for running statistics that aren't finite after an iteration; 0 is the random policy's.
+
+    ``normalized`` is what they are of: ``observations`` or ``returns``.
+    """
+    when = f"after iteration {iteration}" if iteration else "of a random policy"
+    what, helps = {
+        "observations": ("an observation", "let the environment clip what it shows, or leave normalize.observations"),
+        "returns": ("a reward, or a discounted sum of them,", "env.reward_scale or env.reward_clip may help"),
+    }[normalized]
+    return NonFiniteError(
+        f"non-finite statistics {when}, of normalize.{normalized}: {what} is infinite, NaN or too large to be squared; "
+        f"{helps}"
+    )

@@ -12,7 +12,7 @@ from jax import Array
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import WINDOW
-from lockstep.training.limits import minibatch_name, non_finite
+from lockstep.training.limits import minibatch_name, non_finite, non_finite_statistics
 from lockstep.training.losses import loss_settings
 from lockstep.training.metrics import Record, update_metrics
 from lockstep.training.schedules import scheduled_coefficients, scheduled_learning_rate
@@ -114,9 +114,13 @@ def numbers_of(iteration: Iteration, config: Config) -> Record:
     """Returns ``train/…`` and ``reward/…`` of the metrics record; ``train/…`` are means over minibatches.
 
     Raises:
-        NonFiniteError: if a loss or gradient was not finite; no step was applied from there on.
+        NonFiniteError: if a loss or gradient was not finite, and no step was applied from there on; or if statistics
+            of what is normalised aren't.
     """
     found, settings = iteration.numbers, loss_settings(config)
+    for name in ("observations", "returns"):
+        if not found.get(f"finite/{name}", True):
+            raise non_finite_statistics(iteration.number + 1, name)
     if found["failed"] >= 0:
         where = minibatch_name(config, int(found["failed"]))
         unseen = None if iteration.parts else config.env.id  # on the host they are checked

@@ -41,6 +41,7 @@ from lockstep.jax_engine.statistics import (
     NormalizerMoments,
     Statistics,
     explained_variance,
+    finite_statistics,
     mean_terms,
     merge_normalizers,
     moments_of_values,
@@ -213,7 +214,8 @@ class Program:
             learner, result = update(learner, samples, numbers, minibatches, owned)
         merged = NormalizerMoments(everyone.observation_moments, everyone.return_moments)
         after = merge_normalizers(state, merged)._replace(**learner._asdict())
-        metrics = {**result._asdict(), "stop": asked, "learning_rate": learner.learning_rate}
+        metrics = finite_statistics(after)
+        metrics |= {**result._asdict(), "stop": asked, "learning_rate": learner.learning_rate}
         metrics |= mean_terms(list(rollout.terms), everyone.terms)
         if everyone.value_moments is not None:
             metrics["explained_variance"] = explained_variance(everyone.value_moments)
