@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 from lockstep import __version__
@@ -28,6 +29,7 @@ from lockstep.core.process import (
     leave_at_once,
     open_closed_streams,
     report_failure,
+    say,
 )
 from lockstep.core.topology import Topology, from_environment
 from lockstep.core.user_code.search_path import search_working_directory_last
@@ -80,6 +82,10 @@ STARTING_WORK = ("train", "verify", "bench", "run", "doctor")
 
 RUNNING_SCRIPTS = ("run", "doctor")
 """Commands whose ranks are a user's own program, whose numerics we must not change."""
+
+
+THREADS_SECONDS = 5.0
+"""Seconds for which the end of a command waits for threads that aren't daemons."""
 
 
 STEPPING = tuple(sorted({*COMMANDS} - {*RUNNING_SCRIPTS, "list", "plot", "report", "export"}))
@@ -157,7 +163,24 @@ def command() -> int:
     """Runs this process's command line as :func:`main` does, with the same hashes of texts in every process."""
     if sys.argv[1:2] and sys.argv[1] in STEPPING:
         begin_with_fixed_hashes()
-    return main()
+    code = main()
+    threading.Thread(target=_end_despite_threads, args=(code,), name="lockstep-end", daemon=True).start()
+    return code
+
+
+def _end_despite_threads(code: int) -> None:
+    """Ends this process in a while, if threads that nobody ends, say an environment's, keep it alive.
+
+    Python waits for all threads but daemons, before it does what libraries want at exit.
+    """
+    time.sleep(THREADS_SECONDS)
+    left = [each.name for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
+    if left:
+        what = f"lockstep: ended, though thread {left[0]} still runs"
+        say(f"{what}; make it a daemon, or end it in the environment's close")
+        with contextlib.suppress(Exception):
+            atexit._run_exitfuncs()
+        leave_at_once(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

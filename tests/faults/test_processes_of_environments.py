@@ -82,3 +82,11 @@ def test_nor_in_a_worker_which_leaves_the_end_to_its_rank(tmp_path):
     words = ("train", "handling:Handling", *SMALL, "--env.kwargs", kwargs, "--env.workers", 2, "--name", "run")
     ended = lockstep(*words, cwd=tmp_path)
     assert (ended.code, Run(tmp_path / "runs" / "run", ended).summary["status"]) == (0, "finished")
+
+
+def test_a_command_ends_though_an_environment_leaves_a_thread_running(tmp_path):
+    ended = run_words(command("train", "threaded:Threaded", *SMALL, "--name", "run"), tmp_path)
+    assert (ended.code, Run(tmp_path / "runs" / "run", ended).summary["status"]) == (0, "finished")
+    assert ended.stderr == (
+        "lockstep: ended, though thread poller still runs; make it a daemon, or end it in the environment's close\n"
+    )
