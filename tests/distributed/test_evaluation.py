@@ -1,7 +1,7 @@
 """Evaluation during training: the same episodes and the same numbers on every number of ranks."""
 
 import pytest
-from command_line import EVALUATED
+from command_line import EVALUATED, SMALL
 
 KEYS = {f"eval/{name}" for name in ("episodes", "return_mean", "return_std", "return_min", "return_max", "length_mean")}
 
@@ -30,3 +30,9 @@ def test_cartpole_returns_are_its_lengths(trained):
     for row in evaluations(trained(*EVALUATED)).values():
         assert row["eval/return_mean"] == row["eval/length_mean"]
         assert row["eval/return_min"] <= row["eval/return_mean"] <= row["eval/return_max"]
+
+
+@pytest.mark.parametrize("more", [("--nproc", 2), ("--env.workers", 2)], ids=["ranks", "workers"])
+def test_what_environments_remember_doesnt_depend_on_how_long_those_beside_them_play(trained, more):
+    words = ("tiring:Tiring-v0", *SMALL, "--eval.interval", 2)
+    assert evaluations(trained(*words)) == evaluations(trained(*words, *more))

@@ -35,6 +35,21 @@ def swept(config: EnvConfig, count: int = 2) -> tuple[Sweep, Buffers, WantedEnvs
     return Sweep(wanted, buffers, range(count), 0), buffers, wanted
 
 
+def test_in_an_evaluation_an_environment_rests_from_its_episodes_end_to_the_next_reset():
+    config = EnvConfig(id="tiring:Tiring-v0", max_episode_steps=5)
+    wanted = WantedEnvs(config, describe(config), 0, range(2), "eval")
+    buffers = Buffers(**{k: np.zeros(s, d) for k, (s, d) in buffer_layout(wanted.description, 2, 1).items()})
+    sweep = Sweep(wanted, buffers, range(2), 0)
+    for taken in (5, 10):
+        sweep.reset()
+        ends = []
+        for _ in range(8):
+            sweep.step()
+            ends.append(buffers.truncated.tolist())
+        assert ends == [[False] * 2] * 4 + [[True] * 2] + [[False] * 2] * 3
+        assert [env.unwrapped.taken for env in sweep.envs] == [taken, taken]  # pyright: ignore[reportAttributeAccessIssue]
+
+
 # --- Gymnasium's own chain --------------------------------------------------------------------------------------------
 
 

@@ -28,11 +28,14 @@ class Sweep:
 
     It writes the row that is being stepped into ``buffers.stepping[slot]``, and increments ``buffers.heartbeats[slot]``
     at the beginning of each sweep and at each reset. As long as one of the two changes, the environments make progress.
+
+    In an evaluation, an environment whose episode is over isn't stepped until the next reset, so that what it remembers
+    doesn't depend on how long others play.
     """
 
     def __init__(self, wanted: WantedEnvs, buffers: Buffers, rows: range, slot: int) -> None:
         self._buffers, self._rows, self._slot = buffers, rows, slot
-        self._action = wanted.description.action
+        self._action, self._goes_on = wanted.description.action, wanted.purpose != "eval"
         self._stepping, self._heartbeats = buffers.stepping.data, buffers.heartbeats.data
         self._rewards: Any = buffers.rewards.data  # a store in these costs less than one in an array
         part = slice(rows.start, rows.stop)
@@ -71,6 +74,7 @@ class Sweep:
 
     def reset(self) -> None:
         """Starts the episodes ``buffers.episodes``."""
+        self._look_on()
         for row in self._rows:
             self._begin(row)
         self._stepping[self._slot] = -1
@@ -89,6 +93,8 @@ class Sweep:
         each = zip(self._rows, self._stepped, self._action.native_rows(self._actions), self._views, late, strict=True)
         try:
             for row, env, action, view, is_late in each:
+                if env is None:
+                    continue
                 stepping[slot] = row
                 observation, reward, terminated, truncated, info = env.step(action)
                 ended = terminated or truncated or is_late
@@ -114,7 +120,7 @@ class Sweep:
     def _look_on(self) -> None:
         """Updates which objects to step: an environment itself, once it has been watched for long enough."""
         self._watching = any(env.watched for env in self.envs)
-        self._stepped = [env.stepped for env in self.envs]
+        self._stepped: list[gymnasium.Env | None] = [env.stepped for env in self.envs]
 
     def _forget(self) -> None:
         """Clears what the last sweep read of ends, lives, tasks and games, because most steps say nothing."""
@@ -144,7 +150,7 @@ class Sweep:
     def _end(
         self, row: int, terminated: bool, truncated: bool, info: Mapping[str, Any], env_metrics: RowMetrics
     ) -> None:
-        """Ends an episode, and begins the next one."""
+        """Ends an episode, and begins the next one, if there is one."""
         self._env(row).check_info(info)
         b = self._buffers
         b.terminated[row], b.truncated[row] = terminated, truncated
@@ -152,7 +158,10 @@ class Sweep:
             env_metrics[row] = metrics
         b.final_observations[row] = b.observations[row]
         b.episodes[row] += 1
-        self._begin(row)
+        if self._goes_on:
+            self._begin(row)
+        else:
+            self._stepped[row - self._rows.start] = None
 
     def _begin(self, row: int) -> None:
         self._stepping[self._slot] = row
