@@ -120,7 +120,7 @@ class Sweep:
     def _look_on(self) -> None:
         """Updates which objects to step: an environment itself, once it has been watched for long enough."""
         self._watching = any(env.watched for env in self.envs)
-        self._stepped: list[gymnasium.Env | None] = [env.stepped for env in self.envs]
+        self._stepped: list[Any] = [env.stepped for env in self.envs]
 
     def _forget(self) -> None:
         """Clears what the last sweep read of ends, lives, tasks and games, because most steps say nothing."""
