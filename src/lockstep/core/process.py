@@ -144,17 +144,20 @@ def is_passed_on(first: float) -> bool:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Lets stop signals end this process at once in the block, in which no work can be lost."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, signal.SIG_DFL) for number in stop_signals()}
+def handling_stop_signals(handler: Any) -> Iterator[None]:
+    """Handles stop signals by ``handler`` in the block, and then as before; in the main thread alone."""
+    previous = {number: signal.signal(number, handler) for number in stop_signals()}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, before in previous.items():
+            signal.signal(number, signal.SIG_DFL if before is None else before)  # None: it was set by a C library
+
+
+def ended_by_signals() -> contextlib.AbstractContextManager[None]:
+    """Lets stop signals end this process at once in a block, in which no work can be lost."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return handling_stop_signals(signal.SIG_DFL) if in_main else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

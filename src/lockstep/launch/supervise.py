@@ -16,12 +16,12 @@ from lockstep.core.process import (
     EXIT_FAILURE,
     EXIT_USER_ERROR,
     UNDONE,
+    handling_stop_signals,
     is_passed_on,
     killed_by,
     read_failure,
     say,
     show_cursor,
-    stop_signals,
 )
 from lockstep.core.temporary import temporary_directory
 
@@ -173,12 +173,8 @@ class StopSignals:
 def forwarding() -> Iterator[StopSignals]:
     """Handles stop signals for ranks while the block runs."""
     signals = StopSignals()
-    previous = {number: signal.signal(number, signals) for number in stop_signals()}
-    try:
+    with handling_stop_signals(signals):
         yield signals
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def supervise(
