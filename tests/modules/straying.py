@@ -100,4 +100,32 @@ def on_tensors(num_envs, device, seed, kind):
     return OnTensors(num_envs, device, kind)
 
 
+class NumbersOnTensors:
+    """A simulator whose environment 1 gives NaN or infinity, after step 3 of seven or as an episode's last observation.
+
+    The last observation is that of a ``cut`` episode, or else of a terminated one, which nothing reads.
+    """
+
+    def __init__(self, num_envs, device, kind, number):
+        self.num_envs, self.device, self._kind, self._number = num_envs, device, kind, float(number)
+        self.single_observation_space, self.metadata = spaces.Box(-1, 1, (2,)), {}
+        self.single_action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None):
+        self._steps = 0
+        return torch.zeros(self.num_envs, 2), {}
+
+    def step(self, actions):
+        self._steps = (self._steps + 1) % 7
+        seen, last = torch.zeros(2, self.num_envs, 2)
+        ended = torch.full((self.num_envs,), self._steps == 0)
+        (seen if self._kind == "seen" else last)[1, 1] = self._number if self._kind != "seen" or self._steps == 3 else 0
+        cut = ended if self._kind == "cut" else ended & False
+        return seen, torch.zeros(self.num_envs), ended & ~cut, cut, {"final_observation": last}
+
+
+def numbers_on_tensors(num_envs, device, seed, kind, number="nan"):
+    return NumbersOnTensors(num_envs, device, kind, number)
+
+
 gymnasium.register("Straying-v0", "straying:Straying")

@@ -129,6 +129,36 @@ def test_an_index_of_no_choice_and_a_mask_that_allows_nothing_are_named(kind, st
     session.close()
 
 
+@pytest.mark.parametrize(
+    ("kind", "number", "steps", "normalize", "step"),
+    [
+        ("seen", "nan", 3, False, 3),
+        ("seen", "inf", 3, True, 3),
+        ("seen", "nan", 16, False, 3),
+        ("cut", "nan", 16, False, 7),
+        ("cut", "-inf", 7, False, 7),
+    ],
+)
+def test_a_number_that_no_action_followed_is_named(kind, number, steps, normalize, step):
+    """It goes into a value, and the non-finite loss would blame the learning rate; clipping would hide infinity."""
+    env = {"kwargs": {"kind": kind, "number": number}}
+    normalized = {"observations": normalize}
+    at = {"env": env, "num_shards": 1, "num_steps": steps, "normalize": normalized}
+    session, _ = opened("straying:numbers_on_tensors", **at)
+    said = rf"^environment 1 .* gave observation {number} \(component 1\) in step {step} of iteration 1; "
+    with pytest.raises(EnvironmentFailureError, match=said):
+        session.collect()
+    session.close()
+
+
+def test_a_number_that_nothing_reads_ends_no_run():
+    session, rollout = opened("straying:numbers_on_tensors", env={"kwargs": {"kind": "ended"}}, num_shards=1)
+    session.collect()
+    assert rollout.terminated.any()
+    assert rollout.all_finite
+    session.close()
+
+
 def test_a_mask_that_allows_nothing_is_named_in_the_random_actions_too():
     """And not that the simulator refused the action."""
     env = {"action_mask": "legal", "kwargs": {"kind": "refused"}}

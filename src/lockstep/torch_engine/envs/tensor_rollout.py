@@ -43,8 +43,7 @@ class TensorRollout(Rollout):
         device_ends: int8 ``[4, T, E]``: terminated, truncated, successes, where ``last`` is the observation before the
             step.
         shards: number of local shards; ``normalized``: whether ``raw`` has memory of its own.
-        all_finite: whether the sum over all observations and rewards is finite, observations are :func:`usable`, and so
-            are the indices in observations that no action was taken on.
+        all_finite: whether the sums over all observations and rewards are finite, and observations are :func:`usable`.
         marked: whether a simulator ever gave no last observation; until then no step is marked.
     """
 
@@ -110,8 +109,10 @@ class TensorRollout(Rollout):
         if self.normalized:
             self.raw[t] = one.raw[0]
 
-    def to_host(self, normalize: Any, layout: ObservationLayout, action: ActionLayout) -> None:
+    def to_host(self, newest: Tensor, normalize: Any, layout: ObservationLayout, action: ActionLayout) -> None:
         """Copies rewards, ends, and the last rows of truncated episodes to the host.
+
+        ``newest`` are the rows ``[E, width]`` after the last step, as the environments gave them.
 
         From an accelerator one copy brings all except the last rows, which stay there; it also brings the moments of
         observations that are normalised.
@@ -119,7 +120,7 @@ class TensorRollout(Rollout):
         raw: Any = self.raw
         vectors = float_columns(layout, raw)[..., : layout.vector_size]
         total = vectors.sum() + self.device_scores.sum()
-        for fit in usable(layout, action, raw) + self._unacted(layout):
+        for fit in usable(layout, action, raw) + self._unacted(layout, newest):
             total = torch.where(fit, total, torch.nan)
         if on_host(self.last.device):
             scores, ends, self.all_finite = (
@@ -143,13 +144,18 @@ class TensorRollout(Rollout):
             rows = normalize(self.last[steps, envs])
         self.final = rows.numpy() if on_host(rows.device) else rows
 
-    def _unacted(self, layout: ObservationLayout) -> list[Tensor]:
-        """Returns whether indices are choices where no action followed: after the last step, and at truncated ends."""
-        if not layout.indices[1].size:
-            return []
-        observations: Any = self.observations
-        truncated = self.device_ends[1] > self.device_ends[0]
-        return [indices_fit(layout, observations[-1]).all(), (indices_fit(layout, self.last) | ~truncated).all()]
+    def _unacted(self, layout: ObservationLayout, newest: Tensor) -> list[Tensor]:
+        """Returns whether numbers are finite and indices choices where no action followed, on the device.
+
+        That is after the last step, and at truncated ends.
+        """
+        truncated, found = (self.device_ends[1] > self.device_ends[0]).unsqueeze(-1), []
+        if size := layout.vector_size:
+            ends = torch.where(truncated, float_columns(layout, self.last)[..., :size], 0.0)
+            found.append(torch.isfinite(float_columns(layout, newest)[..., :size].sum() + ends.sum()))
+        if layout.indices[1].size:
+            found += [indices_fit(layout, newest).all(), (indices_fit(layout, self.last) | ~truncated[..., 0]).all()]
+        return found
 
     def check_finals(self, envs: TensorEnvs, iteration: int) -> None:
         """Raises for the first truncated episode whose last observation no network can take, and names it."""
@@ -270,7 +276,7 @@ class TensorCollector:
         self._actor.begin(self._state.recurrent_state)
         out.observations[0] = self._normalize(envs.observations)
         self.take_steps(noise)
-        out.to_host(self._normalize, self._state.net.observation, self._state.net.action)
+        out.to_host(envs.observations, self._normalize, self._state.net.observation, self._state.net.action)
         out.shape_rewards(envs.description.rewards)
 
     def take_steps(self, noise: Tensor) -> None:
@@ -338,7 +344,7 @@ def collect_random(config: Config, plan: ShardPlan, envs: TensorEnvs, out: Tenso
             raise
         out.keep(t, step)
         life.progressed()
-    out.to_host(lambda rows: rows, observation, action)
+    out.to_host(envs.observations, lambda rows: rows, observation, action)
     out.shape_rewards(envs.description.rewards)
     envs.buffers.episodes += config.num_steps + 1  # more than any environment has begun
     envs.begin()
