@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from net_cases import DISCRETE, picture
 
 from lockstep.config.run import Config
@@ -42,6 +42,31 @@ def test_an_image_stays_as_the_caller_has_it(shape):
     policy(saliency)["logits"].square().sum().backward()
     assert saliency.grad is not None
     assert saliency.grad.any()
+
+
+@pytest.mark.parametrize("keys", [("forward", "forward_"), ("training", "a.state_dict"), ("front.", ".front", "a..b")])
+def test_an_image_may_have_any_name(keys):
+    """Also those of a module's own attributes, and of nothing beside a dot."""
+    space = Dict({key: picture(9, 12, 3) for key in keys})
+    policy, layout = module_of(space)
+    assert len(list(policy.parameters())) == len(make_net(CONFIG, layout, DISCRETE).shapes())
+    found = {key: torch.zeros((2, 9, 12, 3), dtype=torch.uint8) for key in keys}
+    with torch.no_grad():
+        wanted = policy(found)["logits"]
+        for key in keys:  # each reaches its own encoder
+            found[key] = torch.full_like(found[key], 255)
+            seen = policy(found)["logits"]
+            assert not torch.equal(seen, wanted)
+            wanted = seen
+    program: Any = program_of(policy).module()
+    given = (found[leaf.name] for leaf in layout.leaves)
+    torch.testing.assert_close(program(*given)["logits"], wanted)
+
+
+def test_parameters_keep_the_names_of_the_checkpoint_but_for_what_a_module_uses_itself():
+    policy, _ = module_of(Dict({key: picture(9, 12, 3) for key in ("front", "a.b", "_a_", "forward", "forward_")}))
+    images = {name.removeprefix("policy.actor.encoder.").rsplit(".", 2)[0] for name in policy.state_dict()}
+    assert {"front", "a.b", "_a_", "forward_", "forward__"} <= images
 
 
 def test_a_mask_comes_apart_from_an_image():

@@ -40,8 +40,8 @@ class FloatLayout(ObservationLayout):
 class PolicyModule(nn.Module):
     """Maps raw observations to greedy actions; normalisation, masks, scaling and recurrent state are inside.
 
-    Parameters have the names of the checkpoint, ``policy.actor.0.weight``, and can be trained further. The normaliser's
-    numbers, the first values of indices and the bounds of actions are buffers.
+    Parameters have the names of the checkpoint, ``policy.actor.0.weight`` (but for :func:`_attribute`), and can be
+    trained further. The normaliser's numbers, the first values of indices and the bounds of actions are buffers.
 
     Args:
         config: of the run.
@@ -79,12 +79,12 @@ class PolicyModule(nn.Module):
         with as_in_training(config.threads):
             net = make_net(config, self.observation, self.action, custom_class)
         self._net = replace(net, observation=FloatLayout.of(self.observation), traceable=True)
-        self._names = tuple(net.shapes())
+        self._names = {name: ".".join(map(_attribute, name.split("."))) for name in net.shapes()}
         self.state_size, self.bf16 = net.state_size if net.core else 0, net.bf16
         self.policy = nn.Module()
         for name, shape in net.shapes().items():
             values = torch.from_numpy(np.array(arrays[POLICY + name], np.float32).reshape(shape))
-            _register(self.policy, name, nn.Parameter(values))
+            _register(self.policy, self._names[name], nn.Parameter(values))
         self._limit = None if normalizer is None else normalizer[2]
         if normalizer is not None:
             self.register_buffer("observation_mean", torch.from_numpy(normalizer[0].copy()))
@@ -121,7 +121,7 @@ class PolicyModule(nn.Module):
                 one apart from its observations; one line.
         """
         net, rows = self._net, self._rows(observation, action_mask)
-        weights = expand({name: self.policy.get_parameter(name) for name in self._names}, 1)
+        weights = expand({name: self.policy.get_parameter(own) for name, own in self._names.items()}, 1)
         if self.state_size and state is None:
             state = rows.new_zeros((rows.shape[0], self.state_size))
         output, values, after = forward(net, weights, rows, state)
@@ -172,6 +172,17 @@ class PolicyModule(nn.Module):
             actions = distributions.into_bounds(actions, self.action_low, (self.action_high - self.action_low) * 0.5)
         clipped = torch.minimum(torch.maximum(actions, self.action_low), self.action_high)
         return clipped.reshape(-1, *self.action.shape)
+
+
+def _attribute(key: str) -> str:
+    """Returns the name of a module's attribute for one part of a parameter's name; it is the part itself if possible.
+
+    Where modules have an attribute of that name, as for an image ``forward``, or the part is empty, as for ``front.``,
+    it ends with an underscore more.
+    """
+    taken = nn.Module()
+    begins = (key[: len(key) - n] for n in range(len(key) - len(key.rstrip("_")) + 1))  # so that no two are alike
+    return key + "_" if any(not begin or hasattr(taken, begin) for begin in begins) else key
 
 
 def _register(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
