@@ -261,6 +261,7 @@ def test_one_whose_state_can_not_be_had(check, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
+        ("Listed", "it must return a dict of arrays by name, or None, and returned list"),
         ("Numbered", "the arrays' names must be texts, and one is 0"),
         (
             "Imaginary",

@@ -185,8 +185,9 @@ def test_each_kind_is_saved_by_what_restores_it():
             assert all(name.startswith(kinds[config["id"]]) for name in named)
 
 
-def test_hooks_that_hold_nothing_leave_the_replay():
-    config = {"id": "unfit_later:Kept", "max_episode_steps": 200}
+@pytest.mark.parametrize("name", ["Kept", "KeptAsNone"])
+def test_hooks_that_hold_nothing_leave_the_replay(name):
+    config = {"id": f"unfit_later:{name}", "max_episode_steps": 200}
     shards, expected, counter = saved_and_continued(begun(make_rank(config)))
     assert "replay.0.actions" in shards[0]
     again = make_rank(config)

@@ -132,6 +132,13 @@ def of_arrays(num_envs, device, seed):
     return made
 
 
+def of_nothing(num_envs, device, seed):
+    """It says by its hook that there is nothing to save."""
+    made: Any = Point(num_envs, device, "isaac")
+    made.get_env_state = lambda: None
+    return made
+
+
 KERNELS: list[tuple[bool, bool]] = []
 """What :func:`noting` found each time: whether kernels must repeat their bits, and whether others only warn."""
 

@@ -138,6 +138,16 @@ class Kept(Fit):
         raise AssertionError("there is nothing to take back")
 
 
+class KeptAsNone(Kept):
+    def get_env_state(self):
+        return None
+
+
+class Listed(Kept):
+    def get_env_state(self):
+        return [self.t]
+
+
 class Numbered(Kept):
     def get_env_state(self):
         return {0: np.array(self.t)}

@@ -357,7 +357,14 @@ def test_on_the_host_they_are_what_they_are_on_the_device():
 
 
 @pytest.mark.parametrize(
-    "env_id", ["lockstep/CartPole-v1", "lockstep/GridWorldPixels-v0", "simulators:maniskill", "simulators:isaac"]
+    "env_id",
+    [
+        "lockstep/CartPole-v1",
+        "lockstep/GridWorldPixels-v0",
+        "simulators:maniskill",
+        "simulators:isaac",
+        "simulators:of_nothing",
+    ],
 )
 def test_saved_environments_go_on_as_they_would_have_or_are_named(env_id):
     def acted(envs: TensorEnvs) -> torch.Tensor:
@@ -372,7 +379,7 @@ def test_saved_environments_go_on_as_they_would_have_or_are_named(env_id):
     again.buffers.episodes[:], again.buffers.observations[:] = buffers.episodes, buffers.observations
     nothing = np.zeros(0)
     restored = [again.restore(env, nothing, nothing, state or {}) for env, state in enumerate(states)]
-    if env_id == "simulators:isaac":  # no state hooks
+    if env_id in ("simulators:isaac", "simulators:of_nothing"):  # no state hooks, or no state
         assert states == [None] * 8
         assert not any(restored)
         assert (again.buffers.episodes == buffers.episodes + 1).all()

@@ -25,7 +25,7 @@ from lockstep.envs.gymnasium.watched import WatchedEnv, own_statistics
 from lockstep.envs.gymnasium.wrappers import stateful, vouches_for_state
 from lockstep.envs.host_envs import WantedEnvs
 from lockstep.envs.restore.replay import row_hashes
-from lockstep.envs.restore.snapshot import check_savable
+from lockstep.envs.restore.snapshot import check_savable, named
 
 CLOSE_LIMIT = 30.0
 """Seconds that an environment may take to close, by default."""
@@ -235,7 +235,7 @@ class KeyedEnv:
         if hooks is None:
             return None
         try:
-            return {name: _array(name, value) for name, value in hooks.get_env_state().items()} or None
+            return {name: _array(name, value) for name, value in named(hooks.get_env_state()).items()} or None
         except (Exception, SystemExit) as error:
             raise self.failure("get_env_state", error) from error
 

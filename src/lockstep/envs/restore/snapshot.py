@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,6 +30,17 @@ class LocalShards(Protocol):
     def envs_per_shard(self) -> int:
         """Number of environments in a shard."""
         ...
+
+
+def named(state: object) -> Mapping[str, Any]:
+    """Returns what ``get_env_state()`` gave; empty for None, which says that there is nothing to save.
+
+    Raises:
+        TypeError: it is neither None nor a dict; one line.
+    """
+    if state is not None and not isinstance(state, Mapping):
+        raise TypeError(f"it must return a dict of arrays by name, or None, and returned {type(state).__name__}")
+    return state or {}
 
 
 def check_savable(name: object, array: np.ndarray) -> None:

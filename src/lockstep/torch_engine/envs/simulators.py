@@ -19,7 +19,7 @@ from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.gymnasium.step_info import SUCCESS_KEYS
 from lockstep.envs.gymnasium.wrappers import HOOKS
-from lockstep.envs.restore.snapshot import check_savable
+from lockstep.envs.restore.snapshot import check_savable, named
 from lockstep.envs.tensor import TensorEnvironment, load_factory
 from lockstep.torch_engine.setup.accelerator import generator_state, set_generator_state
 
@@ -273,18 +273,17 @@ class Simulator:
         return all(hasattr(self.env, name) for name in HOOKS)
 
     def save(self) -> dict[str, np.ndarray] | None:
-        """Copies the simulator's state, arrays ``[count, …]``; None if it lacks one of the hooks for it."""
+        """Copies the simulator's state, arrays ``[count, …]``; None if it lacks one of the hooks, or gave none."""
         if not self.has_hooks:
             return None
-        state = self.env.get_env_state()  # pyright: ignore[reportAttributeAccessIssue]
-        for name, values in state.items():
+        arrays: dict[str, np.ndarray] = {}
+        for name, values in named(self.env.get_env_state()).items():  # pyright: ignore[reportAttributeAccessIssue]
             if not isinstance(values, Tensor) or values.shape[:1] != (self._count,):
                 shape = f" of shape {tuple(values.shape)}" if hasattr(values, "shape") else ""
                 raise TypeError(f"{name!r} must be a tensor [{self._count}, …], and is {type(values).__name__}{shape}")
-        arrays = {name: values.detach().cpu().numpy().copy() for name, values in state.items()}
-        for name, array in arrays.items():
-            check_savable(name, array)
-        return arrays
+            arrays[name] = values.detach().cpu().numpy().copy()
+            check_savable(name, arrays[name])
+        return arrays or None
 
     def load(self, state: dict[str, np.ndarray], rows: Tensor) -> None:
         """Sets the simulator's state, the reverse of :meth:`save`; ``rows`` are the observations in that state."""
