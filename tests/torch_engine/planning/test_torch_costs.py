@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep.config.checks import resolve
 from lockstep.config.run import Config
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
+from lockstep.torch_engine.envs.tensor_arrays import TensorArrays
 from lockstep.torch_engine.planning.costs import costs
 from lockstep.training.costs import Costs
 
@@ -174,6 +176,19 @@ def test_every_array_environment_is_counted(name):
     found = costs_of(8, env={"id": name, "backend": "tensor"}, num_steps=2, network=network, ppo=PPO)
     assert found.notes == ()
     assert of_part(found, "environments", 1, "calls") > 0
+
+
+def test_no_environment_is_drawn_for_when_steps_are_counted(monkeypatch):
+    """A plan may be of millions of environments, and each draw takes some microseconds."""
+
+    class NoDraws:
+        def generator(self, *key):
+            raise AssertionError(f"drawn: {key}")
+
+    monkeypatch.setattr("lockstep.torch_engine.envs.tensor_arrays.KeyedDraws", NoDraws)
+    assert of_part(costs_of(env=TENSOR), "environments", 8, "calls") > 0
+    with pytest.raises(AssertionError, match="drawn"):
+        TensorArrays(ARRAY_ENVIRONMENTS[TENSOR["id"]](), 0, range(4), 500, torch.device("cpu"))
 
 
 def test_a_simulator_is_left_out_and_noted(monkeypatch):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.core.episodes import EPISODES_PER_ITERATION
-from lockstep.core.shards import keyed_generator
+from lockstep.core.shards import KeyedDraws
 from lockstep.core.spaces import observation_layout
 from lockstep.envs.arrays import ArrayEnvironment
 from lockstep.torch_engine.envs.simulators import Step, encode
@@ -71,7 +71,10 @@ class TensorArrays:
         self.state: dict[str, Tensor] = {}
 
     def _hashed(self, seed: int, purpose: str, keys: Sequence[int]) -> Tensor:
-        drawn = [keyed_generator(seed, purpose, key).integers(-(2**63), 2**63 - 1) for key in keys]
+        if self._device.type == "meta":  # only shapes are asked for
+            return torch.zeros(len(keys), dtype=torch.int64, device=self._device)
+        keyed = KeyedDraws()
+        drawn = [keyed.generator(seed, purpose, key).integers(-(2**63), 2**63 - 1) for key in keys]
         return torch.tensor(drawn, dtype=torch.int64, device=self._device)
 
     def reset(self, episodes: Tensor) -> Tensor:
