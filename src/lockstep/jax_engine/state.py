@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
@@ -27,6 +29,8 @@ from lockstep.networks.initial import initial_parameters
 from lockstep.networks.spec import net_options
 from lockstep.runs.checkpoint import NORMALIZERS, OPTIMIZER, POLICY, below, check_names_and_shapes
 
+LARGE_BETA = 0.9999
+"""The largest decay rate of Adam whose bias corrections are optax's, which has them right to four digits."""
 MOMENTS = {"exp_avg": "mu", "exp_avg_sq": "nu"}
 """Names of Adam's moments in a checkpoint (PyTorch's), and in optax."""
 
@@ -73,9 +77,28 @@ class TrainState(NamedTuple):
 
 
 def adam(config: Config) -> optax.GradientTransformation:
-    """Makes PyTorch's Adam without the step size (Kingma & Ba 2015; epsilon is added outside the root)."""
+    """Makes PyTorch's Adam without the step size (Kingma & Ba 2015; epsilon is added outside the root).
+
+    optax corrects the bias by powers of float32. Those of betas beyond :data:`LARGE_BETA` are too near to 1, and are
+    computed as PyTorch does, to float32's precision.
+    """
     first, second = config.ppo.adam_betas
-    return optax.scale_by_adam(first, second, config.ppo.adam_eps)
+    rule = optax.scale_by_adam(first, second, config.ppo.adam_eps)
+    if max(first, second) <= LARGE_BETA:
+        return rule
+
+    def update(gradient: Held, state: Any, params: Any = None) -> tuple[Held, Any]:
+        after: Any = rule.update(gradient, state, params)[1]
+        one, two = (_bias_correction(beta, after.count) for beta in (first, second))
+        direction = jax.tree.map(lambda m, v: m / one / (jnp.sqrt(v / two) + config.ppo.adam_eps), after.mu, after.nu)
+        return direction, after
+
+    return optax.GradientTransformation(rule.init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _bias_correction(beta: float, count: Array) -> Array:
+    """Computes ``1 - beta**count``, float32 ``[]``, with the logarithm in float64."""
+    return -jnp.expm1(count.astype(jnp.float32) * math.log(beta)) if beta else jnp.ones((), jnp.float32)
 
 
 def make_net(
