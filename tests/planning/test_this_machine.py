@@ -110,6 +110,47 @@ def test_a_program_that_tells_no_parts_is_one():
     assert found.memory["process"] == pytest.approx(5e6 - 4000)
 
 
+def test_one_process_steps_the_environments_of_all_ranks_of_a_host():
+    """With engine jax they take turns, and what ranks would wait for each other only hosts do."""
+    own, process = (times([1.0, 2.0], [0.5]),) * 2, times([2.0, 4.0], [1.0])
+    alone, near, far = (
+        predict(CONFIG, describe(CONFIG.env), measured, machine, {"parameters": 4000.0})
+        for measured, machine in (
+            (Measured(2, 2, own), MACHINE),
+            (Measured(2, 2, own, process), MACHINE),
+            (Measured(4, 2, own, process), Machine(2)),
+        )
+    )
+    assert (alone.parts["rollout"], alone.parts["waiting"]) == pytest.approx((1.5, 0.25))
+    assert (near.parts["rollout"], near.parts["waiting"]) == pytest.approx((3.0, 0.0))
+    assert (far.parts["rollout"], far.parts["waiting"]) == pytest.approx((3.0, 0.5))  # the slower of two takes 3.5
+    assert near.parts["gradients"] == alone.parts["gradients"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("engine", "size", "here", "rollout", "asked"),
+    [
+        ("jax", 4, 4, [1.0], [(4, 4), (1, 1)]),
+        ("jax", 4, 2, [1.0], [(2, 4), (1, 2)]),
+        ("jax", 4, 4, [], [(4, 4)]),  # the program steps them
+        ("jax", 2, 1, [1.0], [(1, 2)]),
+        ("torch", 4, 4, [1.0], [(4, 4)]),
+    ],
+)
+def test_such_a_process_is_measured_where_there_is_one(monkeypatch, engine, size, here, rollout, asked):
+    """As a rank of as many as there are hosts."""
+    seen = []
+
+    def measured(config, parts, ranks, *_):
+        seen.append((len(parts), ranks))
+        return [RankTimes(np.ones(1), np.array(rollout), *(np.ones(1),) * 2, memory=0.0)] * len(parts)
+
+    monkeypatch.setattr(this_machine, "measure_ranks", measured)
+    found = this_machine.measure(CONFIG.model_copy(update={"engine": engine}), size, here, 1, 1, lambda _: None)
+    assert seen == asked
+    assert (found.process is not None) == (len(asked) == 2)
+
+
 def test_a_rank_alone_has_its_shards_at_their_shape():
     parts = [part_of_rank(CONFIG, rank, 3) for rank in range(3)]
     assert [(x.num_shards, x.num_envs) for x in parts] == [(3, 6), (3, 6), (2, 4)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,11 +55,21 @@ class Machine:
 
 @dataclass(frozen=True)
 class Measured:
-    """Times of the one-rank runs that were measured at once, for ``ranks`` ranks in all, ``here`` of them per host."""
+    """Times of the one-rank runs that were measured at once, for ``ranks`` ranks in all, ``here`` of them per host.
+
+    ``process`` is a run of one rank with all environments of a host, which one process steps for all of its ranks
+    (engine jax); None: each rank steps its own.
+    """
 
     ranks: int
     here: int
     times: tuple[RankTimes, ...]
+    process: RankTimes | None = None
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts."""
+        return -(-self.ranks // self.here)
 
 
 def measure(
@@ -67,13 +77,20 @@ def measure(
 ) -> Measured:
     """Measures ranks' parts of a run, as many at once as share a machine (``here``), at most two per core.
 
+    With engine jax, whose ranks of a host are devices of one process, it also measures such a process's rollouts, if
+    the host steps the environments.
     The first ``warmup_iters`` iterations don't count; ``say`` is called with what is measured.
     """
     copies = min(here, COPIES_A_CORE * available_cores())
     say(f"{copies} run{'s' if copies > 1 else ''} of one rank")
     with temporary_directory() as directory:
         found = measure_ranks(config, range(copies), ranks, directory / "runs", warmup_iters, iters)
-    return Measured(ranks, here, tuple(found))
+        measured = Measured(ranks, here, tuple(found))
+        if config.engine == "torch" or here == 1 or not found[0].rollout.size:
+            return measured
+        say("the rollouts of one process")
+        process = measure_ranks(config, range(1), measured.hosts, directory / "runs", warmup_iters, iters)[0]
+    return replace(measured, process=process)
 
 
 def predict(
@@ -120,10 +137,12 @@ def _times(
     crowd = max(1.0, measured.here / max(len(own), cores))  # ranks per host that couldn't be measured at once
     told = all(len(x.rollout) for x in own)
     for name, attribute in (("rollout", "rollout"), ("gradients", "learn")) if told else (("other", "total"),):
-        samples = [getattr(x, attribute) for x in own]
-        slowest = max(float(x.mean()) for x in samples)
-        times.add(name, "host", slowest * crowd)
-        times.add("waiting", "waiting", _wait(samples, slowest, ranks, case, config, attribute) * crowd)
+        together = measured.process if attribute == "rollout" else None
+        samples = [getattr(x, attribute) for x in ((together,) if together else own)]
+        slowest, turns = max(float(x.mean()) for x in samples), 1.0 if together else crowd
+        times.add(name, "host", slowest * turns)
+        apart = measured.hosts if together else ranks
+        times.add("waiting", "waiting", _wait(samples, slowest, apart, case, config, attribute) * turns)
     if told:
         times.add("other", "host", max(float(x.other.mean()) for x in own) * crowd)
     link = machine.link(ranks, cores)
