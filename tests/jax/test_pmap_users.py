@@ -334,10 +334,7 @@ def test_numbers_are_of_the_whole_run():
         ({"batch_size": 8, "num_batches": 3}, "8 x 3 = 24 must be num_envs 16"),
         ({"batch_size": 5}, "batch_size: 5 doesn't divide num_envs 16"),
         ({"num_batches": 0}, "num_batches: 0"),
-        ({"pmap_axis_name": "fsdp"}, "pmap_axis_name: 'fsdp'"),
-        ({"pmap_axis_name": "my axis"}, "pmap_axis_name: 'my axis'"),
         ({"grad_sync_period": 0}, "grad_sync_period: 0"),
-        ({"log_devices_every": -1}, "log_devices_every: -1"),
         ({"num_passes": 0}, "num_passes: 0"),
         ({"rollout_length_seconds": 1.0}, "rollout_length_seconds: 1.0 need ctrl_dt"),
         ({"rollout_length_seconds": 0.001, "ctrl_dt": 1.0}, "are no step of 1.0"),
@@ -346,6 +343,18 @@ def test_numbers_are_of_the_whole_run():
 )
 def test_a_config_that_contradicts_itself_is_one_line(settings, words):
     assert words in error_of(lambda: settings_of(ljax.DistributedPPOConfig(**settings), 4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"pmap_axis_name": "fsdp"}, "pmap_axis_name: 'fsdp' must be an identifier, and 'fsdp' is taken"),
+        ({"pmap_axis_name": "my axis"}, "pmap_axis_name: 'my axis'"),
+        ({"log_devices_every": -1}, "log_devices_every: -1"),
+    ],
+)
+def test_what_a_task_checks_has_the_configs_names(settings, words):
+    assert error_of(lambda: Plain(pmap_periodic.config(**settings))).startswith(words)
 
 
 def test_a_config_of_ones_own_is_checked_as_ours_is():

@@ -228,6 +228,28 @@ class RunnerConfig(metaclass=Settings):
             raise ValueError("resume: goes on from checkpoints that overwrite removes; leave one of them out")
 
 
+def minibatches(batch_size: int | None, num_batches: int | None, num_envs: int, whose: str) -> int | None:
+    """Returns the number of minibatches; None if neither their size in environments nor their number is given.
+
+    Raises:
+        ValueError: they are no whole numbers, or don't give ``num_envs``, the environments of ``whose``; one line.
+    """
+    size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+    number = None if num_batches is None else whole_number("num_batches", num_batches, 1)
+    if size is None:
+        return number
+    if number is None:
+        if num_envs % size:
+            raise ValueError(f"batch_size: {size} doesn't divide num_envs {num_envs}, those of {whose}")
+        return num_envs // size
+    if size * number != num_envs:
+        raise ValueError(
+            f"batch_size x num_batches: {size} x {number} = {size * number} must be num_envs {num_envs}, those of "
+            f"{whose}"
+        )
+    return number
+
+
 def whole_number(name: str, value: Any, least: int) -> int:
     """Returns a whole number as an int; accepts 1e6 too.
 

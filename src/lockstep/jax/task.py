@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from lockstep.config.on_off import switch
 from lockstep.core.fingerprint import compare_ranks
 from lockstep.core.user_code.errors import users_error
-from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, whole_number
+from lockstep.jax.config import PPOConfig, RunnerConfig, in_users_names, minibatches, whole_number
 from lockstep.jax.customs import Customs
 from lockstep.jax.environments import check_environment
 from lockstep.jax.history import PPOMetricsHistory
@@ -73,7 +73,7 @@ class Task:
         if not axis_name.isidentifier() or axis_name == FSDP_AXIS:
             raise ValueError(f"axis_name: {axis_name!r} must be an identifier, and {FSDP_AXIS!r} is taken")
         log_devices_every = whole_number("log_devices_every", log_devices_every, 0)
-        batches = _batches(batch_size, num_batches, runner_config.num_envs)
+        batches = minibatches(batch_size, num_batches, runner_config.num_envs, "a device")
         self.ppo_config = ppo_config if batches is None else replace(ppo_config, n_minibatches=batches)
         self.runner_config = runner_config if sync_period is None else replace(runner_config, sync_period=sync_period)
         self.axis_name, self.log_devices_every = axis_name, log_devices_every
@@ -242,23 +242,6 @@ class Task:
             self.device_log += found
             self._say_devices(found)
         self.on_update(iteration.number + 1, metrics)
-
-
-def _batches(batch_size: int | None, num_batches: int | None, num_envs: int) -> int | None:
-    batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
-    num_batches = None if num_batches is None else whole_number("num_batches", num_batches, 1)
-    if batch_size is None:
-        return num_batches
-    if num_batches is None:
-        if num_envs % batch_size:
-            raise ValueError(f"batch_size: {batch_size} doesn't divide num_envs {num_envs}")
-        return num_envs // batch_size
-    if batch_size * num_batches != num_envs:
-        raise ValueError(
-            f"batch_size x num_batches: {batch_size} x {num_batches} = {batch_size * num_batches} must be num_envs "
-            f"{num_envs} (environments of a device)"
-        )
-    return num_batches
 
 
 def _check_synchronization(runner: RunnerConfig) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lockstep.config.on_off import switch
-from lockstep.jax.config import SEEDS, UPDATES, PPOConfig, RunnerConfig, whole_number
+from lockstep.jax.config import SEEDS, UPDATES, PPOConfig, RunnerConfig, minibatches, whole_number
 from lockstep.jax.settings import Settings, check_attribute
 from lockstep.jax_engine.distributed.mesh import nearest
-from lockstep.jax_engine.distributed.reductions import FSDP_AXIS
 
 BATCHES = 4
 
@@ -148,9 +147,6 @@ def settings_of(config: DistributedPPOConfig, devices: int) -> tuple[PPOConfig, 
             f"num_envs: {num_envs} environments of the whole run must be divisible by num_devices {devices}; "
             f"{nearest(num_envs, devices)}"
         )
-    if not config.pmap_axis_name.isidentifier() or config.pmap_axis_name == FSDP_AXIS:
-        raise ValueError(f"pmap_axis_name: {config.pmap_axis_name!r} must be an identifier, and {FSDP_AXIS!r} is taken")
-    whole_number("log_devices_every", config.log_devices_every, 0)
     try:
         return _ppo(config, num_envs), _runner(config, num_envs // devices, devices)
     except ValueError as error:
@@ -172,7 +168,7 @@ def _ppo(config: DistributedPPOConfig, num_envs: int) -> PPOConfig:
         target_kl=config.target_kl,
         n_steps=_steps(config),
         n_epochs=whole_number("num_passes", config.num_passes, 1),
-        n_minibatches=_batches(config, num_envs),
+        n_minibatches=minibatches(config.batch_size, config.num_batches, num_envs, "the whole run") or BATCHES,
         hidden_sizes=config.hidden_sizes,
         activation=config.activation,
         normalize_advantage=config.normalize_advantages,
@@ -197,20 +193,3 @@ def _steps(config: DistributedPPOConfig) -> int:
     if steps < 1:
         raise ValueError(f"rollout_length_seconds: {config.rollout_length_seconds} are no step of {config.ctrl_dt}")
     return steps
-
-
-def _batches(config: DistributedPPOConfig, num_envs: int) -> int:
-    size = None if config.batch_size is None else whole_number("batch_size", config.batch_size, 1)
-    number = None if config.num_batches is None else whole_number("num_batches", config.num_batches, 1)
-    if size is None:
-        return BATCHES if number is None else number
-    if number is None:
-        if num_envs % size:
-            raise ValueError(f"batch_size: {size} doesn't divide num_envs {num_envs} of the whole run")
-        return num_envs // size
-    if size * number != num_envs:
-        raise ValueError(
-            f"batch_size x num_batches: {size} x {number} = {size * number} must be num_envs {num_envs}, those "
-            "of the whole run"
-        )
-    return number
