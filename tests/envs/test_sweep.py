@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from command_line import wait_until
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit, TransformReward
+from hooked import Hooked
 
 from lockstep.config.run import EnvConfig
 from lockstep.core.errors import EnvironmentFailureError
@@ -191,6 +192,77 @@ def test_a_restored_episode_is_truncated_where_it_would_have_been():
             again.step()
             left += 1
         assert left == 6 - elapsed
+
+
+@pytest.mark.parametrize("elapsed", [2, 5])
+def test_an_episode_that_its_hooks_restore_is_truncated_where_it_would_have_been(elapsed):
+    config = EnvConfig(id="hooked:Hooked-v0", max_episode_steps=6)
+    sweep, b, _ = swept(config, 1)
+    sweep.reset()
+    for _ in range(elapsed):
+        sweep.step()
+    (state,) = sweep.save_states()
+    assert state
+    again, there, _ = swept(config, 1)
+    there.observations[:] = b.observations
+    assert again.restore(0, np.zeros((elapsed, *b.actions.shape[1:])), np.zeros(0, np.uint64), state)
+    left = 0
+    while not there.truncated[0]:
+        again.step()
+        left += 1
+        assert left <= 6 - elapsed
+    assert left == 6 - elapsed
+
+
+def test_an_episode_that_is_longer_than_a_limit_is_truncated_at_the_next_step():
+    """As one is that was saved with another limit."""
+    longer, b, _ = swept(EnvConfig(id="hooked:Hooked-v0", max_episode_steps=6), 1)
+    longer.reset()
+    for _ in range(5):
+        longer.step()
+    (state,) = longer.save_states()
+    again, there, _ = swept(EnvConfig(id="hooked:Hooked-v0", max_episode_steps=3), 1)
+    there.observations[:] = b.observations
+    assert again.restore(0, np.zeros((5, *b.actions.shape[1:])), np.zeros(0, np.uint64), state or {})
+    again.step()
+    assert there.truncated[0]
+
+
+def test_hooks_may_write_to_what_they_are_given(monkeypatch):
+    """Evaluations give it back again and again."""
+    take = Hooked.set_env_state
+
+    def spoils(self, state):
+        take(self, state)
+        for array in state.values():
+            array[...] = 99
+
+    monkeypatch.setattr(Hooked, "set_env_state", spoils)
+    sweep, b, _ = swept(EnvConfig(id="hooked:Hooked-v0"), 1)
+    sweep.reset()
+    (state,) = sweep.save_states()
+    assert state
+    nothing, seen = b.actions[:0], []
+    for _ in range(2):
+        assert sweep.restore(0, nothing, np.zeros(0, np.uint64), state)
+        sweep.step()
+        seen.append(b.observations.copy())
+    np.testing.assert_array_equal(*seen)
+
+
+def test_a_replay_that_ends_an_episode_which_went_on_restores_nothing():
+    """Though every number is the same, as where the limit was another one."""
+    longer, b, _ = swept(EnvConfig(id="CartPole-v1", max_episode_steps=6), 1)
+    longer.reset()
+    b.actions[0], hashes = 0, []
+    for _ in range(4):
+        longer.step()
+        hashes.append(row_hashes(b.observations, b.rewards))
+    for limit, restored in ((6, True), (4, False)):
+        again, there, _ = swept(EnvConfig(id="CartPole-v1", max_episode_steps=limit), 1)
+        there.observations[:] = b.observations
+        assert again.restore(0, np.zeros(4, np.int64), np.concatenate(hashes), {}) == restored
+        assert there.episodes[0] == (0 if restored else 1)
 
 
 # --- What a step says -------------------------------------------------------------------------------------------------
