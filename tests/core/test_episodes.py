@@ -195,3 +195,11 @@ def test_a_return_is_the_same_whichever_environments_are_beside_it():
         alone = finished_first_episodes(valid[:, part], scores[:, part], none[:, part], range(env, env + 1))
         np.testing.assert_array_equal(alone, together[together[:, 1] == env])
     np.testing.assert_array_equal(together[np.argsort(together[:, 1]), 2], np.where(valid, scores, 0.0).sum(0))
+
+
+def test_a_first_episode_succeeds_by_what_its_last_step_said():
+    """Not by what a later episode of the environment says, or an earlier step."""
+    valid = np.array([[True, True, True], [True, False, True], [False, False, True]])
+    successes = np.array([[-1, 1, -1], [1, -1, -1], [-1, -1, 0]])
+    table = finished_first_episodes(valid, np.ones((3, 3)), successes, range(4, 7))
+    assert [tuple(row[[0, 1, 3, 4]].astype(int)) for row in table] == [(0, 5, 1, 1), (1, 4, 2, 1), (2, 6, 3, 0)]

@@ -133,6 +133,22 @@ def test_a_reference_policy_may_be_named_by_its_run(tmp_path, monkeypatch):
     assert asked == [str(tmp_path / "runs" / "first" / "checkpoints" / "step_256")] * 2
 
 
+@pytest.mark.parametrize(("total", "trained"), [(100, 512), (1000, 1000)])
+def test_a_run_without_schedules_is_as_long_as_its_iterations_need(monkeypatch, total, trained):
+    """If its length isn't enough, it ends before there is anything to compare; more of it changes nothing."""
+    asked = []
+
+    def run_trace(config, world_size, *_):
+        asked.append(config.total_steps)
+        return trace(world_size)
+
+    monkeypatch.setattr(module, "run_trace", run_trace)
+    config = Config.model_validate({"num_envs": 8, "num_steps": 16, "total_steps": total})
+    config = config.model_copy(update={"ppo": config.ppo.model_copy(update={"schedule": "constant"})})
+    module.verify(config, [(1, 1), (2, 1)], 4)
+    assert asked == [trained] * 2
+
+
 def test_nothing_is_no_proof():
     nothing = trace(tensors=[], metrics=[])
     assert not compare(nothing, nothing).equal

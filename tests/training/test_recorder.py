@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -371,10 +372,12 @@ def test_a_state_in_memory_waits_for_a_checkpoint_that_is_being_written(recorder
     recorder.session.advance()
     recorder.log(recorder.session.advance())
     recorder.save_checkpoint(force=True)
-    assert recorder.asks() == RUNNING
-    monkeypatch.setattr(recorder.keeper, "asks", lambda: SAVE)
-    assert recorder.asks() == SAVE
-    writing.set()
+    try:
+        assert recorder.asks() == RUNNING
+        monkeypatch.setattr(recorder.keeper, "asks", lambda: SAVE)
+        assert recorder.asks() == SAVE
+    finally:
+        writing.set()  # closing waits for it
     recorder.checkpoints.wait()
     monkeypatch.setattr(recorder.keeper, "asks", lambda: KEEP)
     assert recorder.asks() == KEEP
@@ -392,6 +395,26 @@ def test_only_what_the_config_asks_for_is_planned(recorder_of, tmp_path):
         for folder in (tmp_path / "checkpoints", tmp_path / "memory")
     ]
     assert planned == [[(3 * 128, True), (128, False)], [(2 * 128, False)]]
+
+
+@pytest.mark.parametrize(("iterations", "stop", "planned"), [(10, FINISHED, True), (9, TIME_LIMIT, False)])
+def test_the_end_of_the_run_is_planned_and_that_of_a_session_is_not(recorder_of, tmp_path, iterations, stop, planned):
+    recorder = recorder_of(FakeSession(checkpoint={"interval": 4}))  # of ten iterations
+    for _ in range(iterations):
+        recorder.log(recorder.session.advance())
+    recorder.finish(stop)
+    (last,) = checkpoints_in(tmp_path / "checkpoints")
+    manifest = manifest_of(last)
+    assert manifest is not None
+    assert (step_of(last), manifest["planned"]) == (128 * iterations, planned)
+
+
+def test_the_best_is_planned_where_no_checkpoint_is_due(recorder_of, tmp_path):
+    evaluated_every_other(recorder_of, [2.0], interval=0, keep_best=True).checkpoints.wait()
+    (best,) = checkpoints_in(tmp_path / "checkpoints")
+    manifest = manifest_of(best)
+    assert manifest is not None
+    assert manifest["planned"]
 
 
 def test_where_the_memory_is_gone_states_are_kept_no_more_and_the_run_goes_on(recorder_of, tmp_path, capsys):
@@ -529,6 +552,26 @@ def test_what_lies_after_the_beginning_is_cut_before_anything_is_written(tmp_pat
     assert [row["iteration"] for row in rows] == [1, 2]
     assert "rollout/episodes" in rows[1]
     assert result.summary["steps_per_second"] > 0
+
+
+def test_a_resumed_run_counts_its_own_steps_for_its_rate(tmp_path, monkeypatch):
+    """Not those of earlier sessions, whose time isn't counted either."""
+    session, now = FakeSession(), [1000.0]
+    monkeypatch.setattr("lockstep.training.recorder.time", SimpleNamespace(monotonic=lambda: now[0]))
+    for _ in range(3):
+        session.advance()
+
+    def loop(session, recorder):
+        recorder.log(session.advance())
+        now[0] += 4.0
+        return TIME_LIMIT
+
+    run, checkpoint = RunDirectory(tmp_path, quiet=True), Checkpoint({}, {}, {})
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"iteration": n, "global_step": 128 * n}) + "\n" for n in (1, 2, 3))
+    )
+    summary = record_training(run, 1000.0, checkpoint, lambda: session, lambda session: [], loop).summary
+    assert (summary["global_step"], summary["steps_per_second"]) == (512, 32.0)
 
 
 @pytest.mark.parametrize(("at", "stays"), [(128, True), (256, False)])

@@ -79,6 +79,27 @@ def test_the_second_interrupt_ends_at_once():
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def interrupted() -> bool:
+    """Whether an interrupt ends what is running at once."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def test_an_interrupt_after_another_signal_is_the_first_one():
+    """It stops the run as asked, and only the next one ends it at once; a signal after it is told instead of it."""
+    with stop_requests() as request:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not interrupted()
+        assert request.signal == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.signal == signal.SIGTERM
+        assert not interrupted()
+        assert interrupted()
+
+
 def test_a_rank_leaves_it_to_its_launcher_to_end_it_at_once(monkeypatch):
     monkeypatch.setenv(LAUNCHER_VARIABLE, "1")
     with stop_requests() as request:
