@@ -81,12 +81,12 @@ class FakeServer:
         self.closed = True
 
 
-def train(path, monkeypatch, outcomes, max_restarts, hold_on=lambda: None, early=()):
+def train(path, monkeypatch, outcomes, max_restarts, hold_on=lambda: None, early=(), nproc: Any = 1, places=1):
     """The exit code of ranks that end so, and the rows of their restarts."""
     server = FakeServer(path, monkeypatch, outcomes)
-    assignment = Assignment(Config(num_envs=1, num_steps=1), path, RunOptions(max_restarts=max_restarts))
-    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: 1, hold_on, early)
-    return restarts.train(1), restarts._rows
+    assignment = Assignment(Config(num_envs=1, num_steps=1), path, RunOptions(nproc=nproc, max_restarts=max_restarts))
+    restarts = Restarts(assignment, cast("Any", server), lambda: cast("Any", server), lambda: places, hold_on, early)
+    return restarts.train(places), restarts._rows
 
 
 def test_ranks_of_a_run_that_another_process_has_taken_are_not_started_again(tmp_path, monkeypatch, capsys):
@@ -126,6 +126,16 @@ def test_kills_for_memory_and_errors_are_the_programs_own_the_second_time(tmp_pa
     code, rows = train(tmp_path, monkeypatch, [(KILLED, [1]), (KILLED, [1])], max_restarts=9)
     assert (code, len(rows)) == (1, 1)
     assert capsys.readouterr().err.count("twice without a newer state in between") == 2
+
+
+def test_after_each_kill_for_memory_one_rank_less_is_started(tmp_path, monkeypatch, capsys):
+    """So the same kill again isn't the program's own, until there is no rank less to try."""
+    counts = iter([0, 0, 0, 1, 1, 2, 2, 3])  # before and after each attempt; the first kill comes from outside
+    monkeypatch.setattr(restart, "killed_for_memory", lambda: next(counts))
+    code, rows = train(tmp_path, monkeypatch, [(KILLED, [1])] * 4, max_restarts=9, nproc="1:3", places=3)
+    assert [(row["ranks_before"], row["ranks_after"]) for row in rows] == [(3, 3), (3, 2), (2, 1)]
+    assert code == 1
+    assert "twice without a newer state in between" in capsys.readouterr().err
 
 
 GONE = KilledError("the process that starts the ranks was killed by SIGKILL")

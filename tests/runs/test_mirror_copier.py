@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 import threading
+from types import SimpleNamespace
 
 import pytest
 from command_line import wait_until
@@ -422,6 +423,31 @@ def test_a_mirror_that_fails_for_a_while_warns_once_and_catches_up(run, place, a
     assert well == "lockstep: memory://runs/run is up to date again"
     told = json.loads((run / "summary.json").read_text())["mirror"]
     assert told == {"url": "memory://runs/run", "step": 2, "failures": mirror.failures, "error": None}
+
+
+def test_copies_take_a_tenth_of_the_time(run, place, monkeypatch):
+    """The next commit waits for nine times as long as the last copy took; the end waits for nothing."""
+    monkeypatch.setattr(copier, "LOOK_SECONDS", 0.001)
+    now, looked, copied = [1000.0], itertools.count(), []
+    monkeypatch.setattr(copier, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    mirror = mirror_of(run, place)
+
+    def copy():
+        copied.append(now[0])
+        now[0] += 2.0
+
+    def stamp():
+        if copied:
+            now[0] += 1.0  # a look each second
+        return [f"step_{next(looked)}"]  # there is always a new one
+
+    monkeypatch.setattr(mirror, "copy", copy)
+    monkeypatch.setattr(mirror, "_stamp", stamp)
+    mirror.start()
+    wait_until(lambda: len(copied) > 3, "nothing is copied")
+    mirror.finish()
+    waits = [b - a for a, b in itertools.pairwise(copied[:4])]
+    assert waits == [20.0] * 3
 
 
 def test_failures_are_tried_again_ever_less_often(run, place, monkeypatch):
