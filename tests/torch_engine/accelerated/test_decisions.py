@@ -34,7 +34,7 @@ from lockstep.torch_engine.update import UpdateResult, update
 from lockstep.torch_engine.update import adapted_learning_rate as on_host
 from lockstep.training.losses import TERMS
 
-KL = TERMS.index("approx_kl")
+KL, NAN = TERMS.index("approx_kl"), float("nan")
 
 
 def source(state: TrainState, kls: list[float], gradients: list[float]):
@@ -92,6 +92,8 @@ def both(
         ({"schedule": "adaptive", "desired_kl": 0.01, "target_kl": 0.01}, [0.001, 0.017, 0.0, 0.0]),
         ({"schedule": "adaptive", "desired_kl": 0.01}, [1e-15, 9e-9, 1.1e-8, 0.01]),
         ({"max_grad_norm": None}, [0.0] * 4),
+        ({"target_kl": 0.01}, [0.0, 0.02, NAN, 0.0]),  # the host doesn't come to what follows the stop
+        ({"schedule": "adaptive", "desired_kl": 0.01, "target_kl": 0.01}, [0.02, NAN, 0.03, 0.03]),
     ],
 )
 def test_a_device_decides_as_the_host_does(settings, kls, use):
@@ -133,6 +135,21 @@ def test_nothing_is_applied_from_a_number_on_that_is_none(broken, number, use):
     assert torch.equal(state.parameters.flat, before[number])
     assert bool(torch.isfinite(state.parameters.flat).all())
     assert int(state.optimizer.moments()["step"]) == number
+
+
+def test_of_two_numbers_that_are_none_the_first_is_told(use):
+    """Nothing after it counts, whatever it is: neither steps nor rates."""
+    use("played")
+    config = small_config(device="xpu", ppo={"schedule": "adaptive", "desired_kl": 0.01})
+    state, plan = small_state(config, described()), plan_of(config)
+    launch = AcceleratedUpdate(state, config, plan, source(state, [0.01, 0.5, NAN, 0.03], [1.0, NAN, 1.0, 1.0]))
+    batch, indices = random_batch(config, state.net), minibatch_indices(config, plan, 0)
+    rate = state.learning_rate
+    sent = launch(batch, placed(indices), not_normalised(config), shared_of(config))
+    with pytest.raises(NonFiniteError, match=r"iteration 1, epoch 1, minibatch 2 \(.*approx_kl 0\.5"):
+        sent.result()
+    assert int(state.optimizer.moments()["step"]) == 1
+    assert state.learning_rate == rate
 
 
 @pytest.mark.parametrize("kl", [-1.0, 0.0, 0.001, 0.004, 0.01, 0.019, 0.021, 1.0])
