@@ -59,6 +59,21 @@ def test_a_file_or_a_link_of_such_a_name_is_left_alone(base, tmp_path):
     assert set(base.iterdir()) == {elsewhere, link, file}
 
 
+def test_what_another_user_made_is_left_alone(base, monkeypatch):
+    """Also where this one could remove it."""
+    stale, young = base / f"lockstep-{of_this_host()}stale", begun(base, "begun", 3700.0)
+    stale.mkdir()
+    (stale / ".held").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: os.stat(base).st_uid + 1)
+        with temporary_directory():
+            pass
+    assert set(base.iterdir()) == {stale, young}
+    with temporary_directory():
+        pass
+    assert not list(base.iterdir())
+
+
 @pytest.mark.parametrize("within", [True, False])
 def test_where_hosts_share_a_directory_only_ones_of_this_host_are_removed(base, tmp_path, monkeypatch, within):
     """Of temporary files as well, and where one host doesn't see the other's locks."""

@@ -16,7 +16,7 @@ from lockstep.runs.checkpoint import (
     step_of,
     to_files,
 )
-from lockstep.runs.checkpoint_writer import CheckpointWriter, aside_of, commit, write_directory
+from lockstep.runs.checkpoint_writer import CheckpointWriter, aside_of, commit, sync_records, write_directory
 from lockstep.runs.pruning import Pruner
 
 
@@ -307,3 +307,14 @@ def test_a_rank_that_does_not_write_writes_nothing(tmp_path, monkeypatch):
     writer.save(1, files_of(1), 1.0)
     writer.wait()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_the_logs_that_a_checkpoint_counts_on_the_first_must_be_there(tmp_path):
+    """Another may not have begun; without the metrics, a resumed run would have rows of which nobody knows."""
+    first, second = tmp_path / "metrics.jsonl", tmp_path / "proof.jsonl"
+    first.touch()
+    sync_records([first, second])
+    first.unlink()
+    second.touch()
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl can't be written: No such file"):
+        sync_records([first, second])

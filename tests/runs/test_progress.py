@@ -193,6 +193,18 @@ def test_updates_without_a_step_do_not_move_the_speed(clock):
     assert speeds == ["41,200", "41,200", "5", "5"]
 
 
+def test_a_speed_is_shown_however_long_ago_the_last_step_was(clock):
+    """As while the run is evaluated for minutes."""
+    stream = StringIO()
+    progress = PlainProgress(TOTAL, stream, clock)
+    for step in (1000, 2000):
+        progress.update(make_record(step))
+        clock.now += 10.0
+    clock.now += 300.0
+    progress.update(make_record(2000))
+    assert "100 steps/s" in stream.getvalue().splitlines()[-1]
+
+
 def test_plain_falls_silent_when_nobody_reads(clock):
     progress = PlainProgress(TOTAL, ClosedPipe(), clock)
     for step in range(3):

@@ -55,6 +55,14 @@ def test_what_a_stop_or_the_clock_saves_pushes_no_planned_one_out(tmp_path, read
     assert steps_in(tmp_path) == [6, 10]
 
 
+def test_checkpoints_of_a_version_that_planned_nothing_count_as_planned(tmp_path):
+    prune = Pruner(tmp_path, keep_last=1, keep_best=False)
+    for step, facts in ((3, {}), (4, {"planned": False})):
+        save(tmp_path, step, **facts)
+        prune()
+    assert steps_in(tmp_path) == [3, 4]
+
+
 @pytest.mark.parametrize("same_size", [True, False])
 @pytest.mark.parametrize("name", ["policy.safetensors", "envs/shard_0.safetensors"])
 def test_one_that_is_damaged_later_is_read_again_and_takes_no_place(tmp_path, read, name, same_size):

@@ -40,6 +40,7 @@ def test_states_in_memory_are_as_frequent_as_they_are_cheap(clock):
     clock.now += SOONEST
     assert keeper.asks() == KEEP
     keeper.kept(3.0)  # the first
+    assert keeper.every == SOONEST
     for _ in range(5):
         keeper.kept(0.002)
     assert keeper.every == SOONEST
@@ -52,6 +53,9 @@ def test_states_in_memory_are_as_frequent_as_they_are_cheap(clock):
     assert keeper.asks() == RUNNING
     clock.now += 0.2
     assert keeper.asks() == KEEP
+    for _ in range(3):  # most of the last five
+        keeper.kept(0.002)
+    assert keeper.every == SOONEST
 
 
 def test_a_checkpoint_on_the_disk_counts_as_a_state_and_goes_first(clock):

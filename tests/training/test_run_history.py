@@ -6,7 +6,7 @@ from math import inf, nan
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.training.run_history import RunHistory, utc_date, with_first_machine
+from lockstep.training.run_history import RunHistory, utc_date, with_first_machine, with_rows
 
 
 def test_the_best_evaluation_stays_and_the_newest_wins_among_equals():
@@ -64,6 +64,23 @@ def test_a_change_of_the_order_of_sums_is_kept_where_the_agent_depends_on_it():
     unknown = RunHistory.of({}, "later")  # a version that didn't record them began the run
     unknown.record_settings(Config.model_validate({"reduction": "fast", "collectives": "backend"}), 128)
     assert unknown.orders == []
+
+
+def test_before_the_first_step_nothing_is_a_change():
+    """As in a run that ended before it and is begun again with other settings."""
+    config = Config.model_validate({"reduction": "fast", "ppo": {"schedule": "linear"}, "total_steps": 1024})
+    history = RunHistory.of(None, "now")
+    history.record_settings(config, 0)
+    history = RunHistory.of(history.to_json(), "later")
+    history.record_settings(config.model_copy(update={"total_steps": 4096, "collectives": "backend"}), 0)
+    assert (history.lengths, history.orders) == ([], [])
+
+
+def test_equal_rows_of_restarts_stay_as_often_as_the_list_with_more_has_them():
+    a, b = {"why": "killed"}, {"why": "gone"}
+    assert with_rows([a], [a, a, b]) == [a, a, b]
+    assert with_rows([a, a, b], [a]) == [a, a, b]
+    assert with_rows([], [a, a]) == [a, a]
 
 
 def test_the_first_machine_and_versions_stay_and_the_step_at_which_others_came():

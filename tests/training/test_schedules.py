@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.config.run import Config
-from lockstep.training.schedules import scheduled_coefficients, scheduled_learning_rate
+from lockstep.training.schedules import follows_length, scheduled_coefficients, scheduled_learning_rate
 
 
 def config_of(schedule):
@@ -33,3 +33,11 @@ def test_coefficients_of_the_loss_fall_as_the_learning_rate_does_where_they_are_
     assert at(750, clip_schedule="linear") == {"clip_range": 0.2 * 0.25, "value_clip_range": 0.4 * 0.25}
     assert at(750, clip_schedule="linear", value_clip_range=None) == {"clip_range": 0.2 * 0.25}
     assert at(1024, clip_schedule="linear", value_clip_range=None) == {"clip_range": 0.0}
+
+
+@pytest.mark.parametrize("name", ["schedule", "entropy_schedule", "clip_schedule"])
+def test_each_schedule_that_falls_follows_the_length(name):
+    """So what tells runs of other lengths apart must know of each."""
+    ppo = {"schedule": "constant", "entropy_coef": 0.02}
+    assert not follows_length(Config.model_validate({"ppo": ppo}))
+    assert follows_length(Config.model_validate({"ppo": ppo | {name: "linear"}}))
