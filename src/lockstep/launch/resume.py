@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.checks import in_steps_and_minibatches
+from lockstep.config.checks import envs_and_shards, in_steps_and_minibatches
 from lockstep.config.files import merge
 from lockstep.config.keys import validate
 from lockstep.config.redact import shown_url, shown_value
@@ -48,6 +48,8 @@ CHANGEABLE = (
     "cuda_graphs",
     "fsdp",
 )
+SETTLED = ("num_envs", "num_shards")
+"""Settings whose None asks for a number that the run's beginning chose: the run keeps it."""
 
 
 def resumed_config(
@@ -72,15 +74,18 @@ def resumed_config(
     check_unchanged(path, stored)
     for key, old, new in decisive_differences(stored, config, path):
         old, new = shown_value(old, key), shown_value(new, key)
+        if key == "num_envs_per_rank":
+            raise ValueError(f"{key}: {new}, but run {path} has num_envs {stored.num_envs} on any ranks; leave it out")
         raise ValueError(f"{key}: run {path} was started with {old} and can't be resumed with {new}; start a new run")
     return config
 
 
 def _under(overrides: dict[str, Any], stored: Config) -> Config:
-    if not overrides:
+    given = {name: value for name, value in overrides.items() if value is not None or name not in SETTLED}
+    if not given:
         return stored
-    changed: Config = validate(Config, merge(stored.model_dump(mode="json"), overrides), "command line")
-    changed = in_steps_and_minibatches(changed, stored.envs, stored.num_shards or 1)
+    changed: Config = validate(Config, merge(stored.model_dump(mode="json"), given), "command line")
+    changed = in_steps_and_minibatches(changed, *envs_and_shards(stored, 1))  # an edited config.json may lack them
     if changed.env.id == stored.env.id:
         return changed
     asked, _ = with_array_twin(stored.model_copy(update={"env": stored.env.model_copy(update={"id": changed.env.id})}))
