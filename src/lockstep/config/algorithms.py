@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from lockstep.config.sections import Section
+from lockstep.config.sections import MOST_SIZE, Section
 
 Schedule = Literal["constant", "linear"]
 
@@ -26,7 +26,7 @@ class PPOConfig(Section):
     )
     gamma: float = Field(default=0.99, ge=0, le=1, description="discount per step")
     gae_lambda: float = Field(default=0.95, ge=0, le=1, description="lambda of GAE (Schulman et al. 2016)")
-    num_epochs: int = Field(default=4, ge=1, description="passes over each rollout")
+    num_epochs: int = Field(default=4, ge=1, le=MOST_SIZE, description="passes over each rollout")
     num_minibatches: int = Field(default=4, ge=1, description="minibatches (optimiser steps) per epoch")
     batch_size: int | None = Field(
         default=None, ge=1, description="instead of num_minibatches: samples of a minibatch, of the whole run"

@@ -13,6 +13,8 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from lockstep.config.algorithms import GRPOConfig, PPOConfig
 from lockstep.config.sections import (
+    MOST_SEED,
+    MOST_SIZE,
     CheckpointConfig,
     EnvConfig,
     EvalConfig,
@@ -47,13 +49,15 @@ class Config(Section):
         default="cpu",
         description="where policy and update run; auto: a GPU if any",
     )
-    seed: int = Field(default=0, ge=0, description="of every random number")
+    seed: int = Field(default=0, ge=0, le=MOST_SEED, description="of every random number")
     total_steps: int = Field(default=100_000, ge=1, description="global environment steps; schedules run over them")
     total_iterations: int | None = Field(
         default=None, ge=1, description="instead of total_steps: that many times num_envs x num_steps"
     )
-    num_envs: int | None = Field(default=None, ge=1, description="environments of the whole run (default 8)")
-    num_envs_per_rank: Annotated[int, Field(ge=1)] | Literal["auto", "max"] | None = Field(
+    num_envs: int | None = Field(
+        default=None, ge=1, le=MOST_SIZE, description="environments of the whole run (default 8)"
+    )
+    num_envs_per_rank: Annotated[int, Field(ge=1, le=MOST_SIZE)] | Literal["auto", "max"] | None = Field(
         default=None,
         description="instead of num_envs: environments grow with ranks; auto: sized by memory and cores, max: larger",
     )
@@ -63,7 +67,7 @@ class Config(Section):
         description="the most ranks that can share the run; divides num_envs (default: a power of two, at most 8; with "
         "num_envs_per_rank one per rank)",
     )
-    num_steps: int = Field(default=128, ge=1, description="steps of each environment in a rollout")
+    num_steps: int = Field(default=128, ge=1, le=MOST_SIZE, description="steps of each environment in a rollout")
     reduction: Literal["exact", "fast"] = Field(
         default="exact", description="exact: bitwise equal for every number of ranks; fast: sums that depend on it"
     )

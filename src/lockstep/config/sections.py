@@ -7,9 +7,16 @@ import re
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from lockstep.config.redact import HIDDEN
+
+MOST = 2**63 - 1
+"""The highest whole number that a setting may have: what 64 bits hold, as arrays and files do."""
+MOST_SIZE = 10**9
+"""The highest number of environments, steps, episodes, passes or frames, of which there are arrays."""
+MOST_UNITS, MOST_LAYERS, MOST_PIXELS = 10**8, 1000, 10_000
+MOST_SEED = 10**40 - 1
 
 
 def is_url(text: str) -> bool:
@@ -34,6 +41,13 @@ class Section(BaseModel):
             k: float(v) if k in whole and isinstance(v, str) and pattern.fullmatch(v) else v for k, v in values.items()
         }
 
+    @field_validator("*")
+    @classmethod
+    def _within_64_bits(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, int) and value > MOST and info.field_name != "seed":
+            raise ValueError(f"{value}: at most {MOST}")
+        return value
+
 
 class AtariConfig(Section):
     """The standard wrappers of Atari games (Mnih et al. 2015; Machado et al. 2018); the presets of ALE ids have it."""
@@ -41,7 +55,7 @@ class AtariConfig(Section):
     enabled: bool = Field(default=False, description="wrap an ALE game; its own frame skip is switched off")
     noop_max: int = Field(default=30, ge=0, description="most no-ops at the start of a game; 0: none")
     frame_skip: int = Field(default=4, ge=1, description="frames of an action; of the last two the brighter pixels")
-    screen_size: int = Field(default=84, ge=1, description="pixels of the picture's height and width")
+    screen_size: int = Field(default=84, ge=1, le=MOST_PIXELS, description="pixels of the picture's height and width")
     grayscale: bool = Field(default=True, description="one channel instead of three")
     terminal_on_life_loss: bool = Field(
         default=True, description="a lost life ends an episode for the learner; games and scores go on"
@@ -86,7 +100,10 @@ class EnvConfig(Section):
     )
     frame_skip: int = Field(default=1, ge=1, description="steps that each action is repeated for; rewards add up")
     frame_stack: int = Field(
-        default=1, ge=1, description="newest observations in one: channels of images, one vector of vectors"
+        default=1,
+        ge=1,
+        le=MOST_SIZE,
+        description="newest observations in one: channels of images, one vector of vectors",
     )
     sticky_actions: float | None = Field(
         default=None, ge=0, lt=1, description="probability that the last action is taken again; None: environment's own"
@@ -143,7 +160,9 @@ class ImageConfig(Section):
         "small grids), residual (likewise, in residual blocks); auto: nature from 36 pixels on, else simple",
     )
     width: float = Field(default=1.0, gt=0, description="channels and features are multiplied by it")
-    depth: int = Field(default=2, ge=1, description="residual blocks (impala: per stage) or layers (simple)")
+    depth: int = Field(
+        default=2, ge=1, le=MOST_SIZE, description="residual blocks (impala: per stage) or layers (simple)"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -154,7 +173,7 @@ class ImageConfig(Section):
 class NetworkConfig(Section):
     """Actor and critic: image encoder, recurrent core, hidden layers, head; what isn't needed is left out."""
 
-    hidden_sizes: tuple[int, ...] = Field(
+    hidden_sizes: tuple[Annotated[int, Field(le=MOST_UNITS)], ...] = Field(
         default=(64, 64), description="units of each hidden layer, of actor and critic"
     )
     activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = Field(
@@ -175,7 +194,7 @@ class NetworkConfig(Section):
     recurrent: Literal["lstm", "gru"] | None = Field(
         default=None, description="recurrent core before the hidden layers"
     )
-    recurrent_size: int = Field(default=128, ge=1, description="units of the recurrent core")
+    recurrent_size: int = Field(default=128, ge=1, le=MOST_UNITS, description="units of the recurrent core")
     sequence_length: int | None = Field(
         default=None,
         ge=1,
@@ -242,7 +261,7 @@ class EvalConfig(Section):
 
     interval: int = Field(default=0, ge=0, description="iterations between evaluations; 0: none")
     episodes: int = Field(
-        default=16, ge=1, description="episodes of an evaluation, rounded up to a multiple of num_shards"
+        default=16, ge=1, le=MOST_SIZE, description="episodes of an evaluation, rounded up to a multiple of num_shards"
     )
     max_steps: int = Field(default=10_000, ge=1, description="longer episodes are cut here")
     record_video: bool = Field(
