@@ -75,7 +75,11 @@ def test_an_unknown_key_like_no_other_gets_no_suggestion(file_complaint):
         ("--ppo.gama", "--ppo.gamma"),
         ("--lerning-rate", "--learning-rate"),
         ("--num-env", "--num-envs"),
-        ("--log.no-tensorbord", "--log."),
+        ("--log.no-tensorbord", "--log.no-tensorboard?"),
+        ("--no-log.tensorboard", "--log.no-tensorboard?"),
+        ("--no-tensorboard", "--log.no-tensorboard?"),
+        ("--no-fsd", "--no-fsdp?"),
+        ("--no-eval.interval", "--eval.interval?"),
     ],
 )
 def test_an_unknown_option(wrong, right):
@@ -105,7 +109,7 @@ def test_an_unknown_option_like_no_other_gets_no_suggestion():
         ({"gamma": 1.5}, "ppo.gamma", "1.5"),
         ({"ppo": {"num_epochs": [1]}}, "ppo.num_epochs", "[1]"),
         ({"ppo": 3}, "ppo", "3"),
-        ({"ppo": None}, "ppo", "None"),
+        ({"ppo": []}, "ppo", "[]"),
         ({"log": {"tensorboard": "perhaps"}}, "log.tensorboard", "'perhaps'"),
         ({"network.hidden_sizes": ["x"]}, "network.hidden_sizes", "'x'"),
         ({"env": {"id": "CartPole-v1", "kwargs": [1]}}, "env.kwargs", "[1]"),
@@ -169,6 +173,15 @@ def test_a_number_of_ranks_that_is_none(value):
 def test_a_number_of_workers_that_is_none(value):
     text = flag_complaint("--env.workers", value)
     assert text == f"command line: env.workers: '{value}': a number of processes a rank, 0 for none, or auto"
+
+
+@pytest.mark.parametrize("words", [["0.9"], ["0.9", "0.99", "0.999"], ["0.9", "x"], ["none"]])
+def test_two_numbers_are_wanted(words):
+    text = flag_complaint("--ppo.adam-betas", *words)
+    assert text.startswith("command line: ppo.adam_betas: ")
+    assert text.endswith(": two numbers are wanted, e.g. 0.9 0.999")
+    assert read_request(["CartPole-v1", "--ppo.adam-betas", "0.9", "0.99"]).config.ppo.adam_betas == (0.9, 0.99)
+    assert flag_complaint("--env.reward-clip", "1").endswith(": two numbers are wanted, e.g. -1 1")
 
 
 def test_choices_are_listed():

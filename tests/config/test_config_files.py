@@ -281,3 +281,15 @@ def test_a_file_may_begin_with_the_mark_that_editors_on_windows_add(tmp_path, na
 
 def test_a_suffix_in_capitals_is_that_of_a_config_file(write):
     assert read_request([write("CONF.YAML", "env: Hopper-v5\nseed: 3")]).config.seed == 3
+
+
+@pytest.mark.parametrize("empty", ["ppo:", "network:\n  image:", "env.kwargs:", "grpo:\nnormalize:\nlog:"])
+def test_a_section_with_nothing_in_it_means_its_defaults(tmp_path, empty):
+    (tmp_path / "c.yaml").write_text(f"env.id: CartPole-v1\n{empty}\n")
+    assert read_request([str(tmp_path / "c.yaml")]).config == read_request(["CartPole-v1"]).config
+
+
+def test_but_an_environment_with_nothing_in_it_is_none(tmp_path):
+    (tmp_path / "c.yaml").write_text("env:\n")
+    with pytest.raises(ValueError, match=r"env\.id: None"):
+        read_request([str(tmp_path / "c.yaml")])

@@ -10,9 +10,11 @@ import pytest
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import read_request
 from lockstep.config.presets import preset_for
-from lockstep.config.run import Config
+from lockstep.config.run import Config, RunOptions
+from lockstep.core.topology import Topology
 from lockstep.envs.gymnasium.make import version_note
 from lockstep.launch import request as request_module
+from lockstep.launch.jax_start import start_jax
 from lockstep.launch.request import request_of, split_target
 from tests.command_line import train
 
@@ -241,3 +243,17 @@ def test_what_a_command_is_about_stands_anywhere_among_options(words):
 def test_a_command_is_about_one_thing(words, said):
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         split_target("verify", words)
+
+
+@pytest.mark.parametrize("command", ["verify", "check", "bench", "plan"])
+def test_a_command_about_a_run_says_which_for_a_checkpoint(tmp_path, command):
+    checkpoint = tmp_path / "my run" / "checkpoints" / "step_64"
+    checkpoint.mkdir(parents=True)
+    said = f"{checkpoint} is a checkpoint; lockstep {command} takes its run, '{tmp_path / 'my run'}'"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        split_target(command, [str(checkpoint)])
+
+
+def test_a_device_of_the_other_engine_is_said_to_be_its():
+    with pytest.raises(ValueError, match=r"^device: xpu is for engine torch; use --engine torch, or device cpu, cuda"):
+        start_jax(request_of(["CartPole-v1", "--engine", "jax", "--device", "xpu"]).config, RunOptions(), Topology())

@@ -29,7 +29,7 @@ from lockstep.config.files import (
     read_file,
     read_json,
 )
-from lockstep.config.keys import LEAVES, Leaf, check_no_booleans, validate
+from lockstep.config.keys import LEAVES, Leaf, check_no_booleans, negated, validate, validate_completed
 from lockstep.config.presets import for_grpo, preset_for, with_version
 from lockstep.config.redact import without_secrets
 from lockstep.config.run import AUTO, Config, RunOptions
@@ -60,8 +60,9 @@ def _leaf_of(flag: str, value: str) -> tuple[Leaf, bool]:
         raise ValueError(said)
     flags = ["--help", "--help-all", *("--" + path.replace("_", "-") for path in [*LEAVES, *ALIASES])]
     close = difflib.get_close_matches(flag, flags, 1, 0.6)
+    meant = negated(close[0]) if close and "no_" in (name[:3], last[:3]) else "".join(close)
     raise ValueError(
-        f"{flag}: unknown option{f'; did you mean {close[0]}?' if close else ''} (lockstep train --help-all lists all)"
+        f"{flag}: unknown option{f'; did you mean {meant}?' if meant else ''} (lockstep train --help-all lists all)"
     )
 
 
@@ -242,9 +243,10 @@ def base_settings(target: str | None) -> tuple[dict[str, Any], str | None]:
 
 
 def _validated(model: Any, below: dict[str, Any], given: dict[str, Any], file: str | None) -> Any:
-    """Validates a file's settings, if there is a file, then those together with the command line's, if it gives any."""
-    found = None if file is None else validate(model, below, file)
-    return found if found is not None and not given else validate(model, layered(below, given), "command line")
+    """Validates a file's settings, if there is a file, together with the command line's, if it gives any."""
+    if file is None:
+        return validate(model, layered(below, given), "command line")
+    return validate_completed(model, layered(below, given), below, file) if given else validate(model, below, file)
 
 
 def _env_id(*layers: Mapping[str, Any]) -> str | None:

@@ -56,11 +56,18 @@ def check_engine(config: Config) -> None:
     (_check_torch if config.engine == "torch" else _check_jax)(config)
 
 
+def check_kind_of_device(config: Config) -> None:
+    """Raises a one-line ``ValueError``, with what to use instead, if the config's engine runs on no such devices."""
+    if config.engine == "torch" and config.device == "tpu":
+        raise ValueError("device: tpu is for engine jax; use --engine jax, or device cpu, cuda or xpu")
+    if config.engine == "jax" and config.device == "xpu":
+        raise ValueError("device: xpu is for engine torch; use --engine torch, or device cpu, cuda or tpu")
+
+
 def _check_torch(config: Config) -> None:
     if config.env.jax_only:
         raise ValueError(f"env.id: {config.env.id} is stepped by JAX, which engine torch can't do; use --engine jax")
-    if config.device == "tpu":
-        raise ValueError("device: tpu is for engine jax; use --engine jax, or device cpu, cuda or xpu")
+    check_kind_of_device(config)
     if config.ppo.drop_remainder:
         raise ValueError(
             "ppo.drop_remainder: true is for engine jax; give ppo.num_minibatches that divides a shard's samples, or "
@@ -73,8 +80,7 @@ def _check_torch(config: Config) -> None:
 
 
 def _check_jax(config: Config) -> None:
-    if config.device == "xpu":
-        raise ValueError("device: xpu is for engine torch; use --engine torch, or device cpu, cuda or tpu")
+    check_kind_of_device(config)
     if config.compile:
         raise ValueError("compile: true is for engine torch; engine jax compiles the whole iteration anyway")
     if config.cuda_graphs is True:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from lockstep.config.algorithms import CLIPPED
-from lockstep.config.keys import FREE, FREE_NAMES, LEAVES
+from lockstep.config.keys import FREE, FREE_NAMES, LEAVES, SECTIONS
 from lockstep.config.redact import shown_value
 from lockstep.config.switches import Switch, read_switch, switch_named
 from lockstep.config.words import ALIASES, MEMORY, VALUES, WITH_MEMORY, plain
@@ -29,6 +29,8 @@ SHORTHANDS: dict[str, tuple[type, str]] = {"env.atari": (bool, "enabled"), "netw
 """Sections that a single value may stand for: the value's type, and its setting in the section."""
 MOST_LEVELS = 100
 TOO_DEEP = f"nested in more than {MOST_LEVELS} levels, or within itself"
+LEFT_OUT = (SECTIONS | FREE) - {"env"}
+"""Sections and free tables that a file may name with nothing in them; an environment is to be named in its own."""
 OFF = "off"
 """A value of some settings, which YAML reads as false."""
 
@@ -119,6 +121,8 @@ def _nested(
         switch = None if word is None else read_switch(word, value, f"{prefix}{name}: {value}")
         if switch is not None:
             switches.append(switch)
+            continue
+        if value is None and prefix + name in LEFT_OUT:
             continue
         path = _unaliased(name, prefix, aliases)
         kind, inside = SHORTHANDS.get(prefix + path, (None, ""))

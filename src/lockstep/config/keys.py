@@ -79,6 +79,18 @@ FREE = {path for path, leaf in LEAVES.items() if leaf.kind == "json"}
 FREE_NAMES = {path.split(".")[-1] for path in FREE}
 """Last words of their paths."""
 
+SECTIONS = {path[:place] for path in LEAVES for place, letter in enumerate(path) if letter == "."}
+"""Paths of all sections: ``ppo``, ``env.atari``."""
+
+
+def negated(flag: str) -> str:
+    """Spells ``--log.tensorboard`` as ``--log.no-tensorboard``; returns an option that can't be negated as it is."""
+    path = flag[2:].replace("-", "_")
+    path = ALIASES.get(path, path)
+    section, dot, last = path.rpartition(".")
+    is_flag = path in LEAVES and LEAVES[path].kind == "flag"
+    return f"--{section}{dot}no-{last}".replace("_", "-") if is_flag else flag
+
 
 def check_no_booleans(values: Any, path: str = "") -> None:
     """Refuses a YAML ``true`` where a number is wanted, which would silently become 1.
@@ -125,8 +137,10 @@ WANTED = {
     "nproc": "a number of ranks, at least 1, a range such as 2:8, or auto",
     "env.workers": "a number of processes a rank, 0 for none, or auto",
     "seeds": "numbers are wanted, e.g. 0-4, or 0,3,7",
+    "ppo.adam_betas": "two numbers are wanted, e.g. 0.9 0.999",
+    "env.reward_clip": "two numbers are wanted, e.g. -1 1",
 }
-"""What settings of several types may be, because pydantic names only the type that it tried last."""
+"""What settings of several types or of two numbers may be; pydantic names the type that it tried last, or a field."""
 PATTERNS = {
     **{path: f"the module and the name in it are wanted, e.g. {example}" for path, example in NAMES.items()},
     "coordinator": "a host and a port are wanted, e.g. 10.0.0.1:29400",
@@ -184,6 +198,10 @@ def _falling(path: str, value: str) -> str:
     return f"{path}: {value!r}: write {value.removeprefix(FALLING)}; {falls}"
 
 
+AND_MORE = " (and "
+"""What follows the first problem in a line about several."""
+
+
 def validate(model: type[BaseModel], values: Mapping[str, Any], source: str, stored: bool = False) -> Any:
     """Builds a config model; raises a one-line ``ValueError`` with key, value and limit if that fails.
 
@@ -194,7 +212,31 @@ def validate(model: type[BaseModel], values: Mapping[str, Any], source: str, sto
     except ValidationError as error:
         problems = list({_path(e): e for e in reversed(error.errors())}.values())[::-1]
         others = ", ".join(_path(problem) for problem in problems[1:])
-        more = f" (and {len(problems) - 1} more: {others})" if others else ""
+        more = f"{AND_MORE}{len(problems) - 1} more: {others})" if others else ""
         if stored and any(problem["type"] == "extra_forbidden" for problem in problems):
             more += "; a newer lockstep may have written it, and reads it"
         raise ValueError(f"{source}: {_describe(problems[0])}{more}") from None
+
+
+def validate_completed(model: type[BaseModel], whole: Mapping[str, Any], alone: Mapping[str, Any], file: str) -> Any:
+    """Builds a config model of a file's settings that the command line completes, or replaces.
+
+    Args:
+        model: the config model.
+        whole: the settings of both.
+        alone: the file's.
+        file: its name.
+
+    Raises:
+        ValueError: as :func:`validate`; of the file if its settings alone have the first problem.
+    """
+    try:
+        return validate(model, whole, "command line")
+    except ValueError as error:
+        first = str(error).removeprefix("command line: ").partition(AND_MORE)[0]
+        try:
+            validate(model, alone, file)
+        except ValueError as in_file:
+            if str(in_file).startswith(f"{file}: {first}"):
+                raise in_file from None
+        raise

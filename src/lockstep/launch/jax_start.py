@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from lockstep.config.engines import MissingPackageError, check_processes_here, engine_module
+from lockstep.config.engines import MissingPackageError, check_kind_of_device, check_processes_here, engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.shards import MAX_DEFAULT_SHARDS
 from lockstep.core.topology import Topology, available_cores
@@ -30,7 +30,7 @@ def start_jax(config: Config, options: RunOptions, topology: Topology, starts_ot
             that starts JAX on a GPU holds its memory.
 
     Raises:
-        ValueError: this machine has no such device, or not for so many processes; one line.
+        ValueError: JAX or this machine has no such device, or not for so many processes; one line.
         RankMismatchError: a launcher's processes can't meet; one line.
     """
     if starts_others or _is_of_groups(config, options):
@@ -44,6 +44,7 @@ def start_jax(config: Config, options: RunOptions, topology: Topology, starts_ot
         engine = engine_module("jax")
     except MissingPackageError:
         return  # making the environment raises this again
+    check_kind_of_device(config)
     check_processes_here(device, topology.local_world_size, topology.launched)
     devices = min(engine.MOST_DEVICES, _most_devices(config, options, topology)) if device == "cpu" else None
     accelerators = None if device == "cpu" else options.devices

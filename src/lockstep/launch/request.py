@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from lockstep.config.run import AUTO, Config, RunOptions
 from lockstep.config.sections import SERVICES
 from lockstep.config.switches import Switch
 from lockstep.core.errors import RankMismatchError
+from lockstep.core.files import quoted
 from lockstep.core.topology import Topology
 from lockstep.envs.batched.twins import with_array_twin
 from lockstep.envs.describe import describe
@@ -22,7 +24,7 @@ from lockstep.envs.description import EnvDescription
 from lockstep.envs.gymnasium.make import version_note
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.world import topology_of
-from lockstep.runs.directory import CONFIG
+from lockstep.runs.directory import CHECKPOINTS, CONFIG
 from lockstep.runs.finding import run_if_any
 from lockstep.runs.listing import printable
 from lockstep.runs.making import has_begun
@@ -196,6 +198,11 @@ def split_target(command: str, argv: Sequence[str]) -> tuple[str, list[str]]:
         raise ValueError(f"a config file or an environment id is needed, e.g. lockstep {command} CartPole-v1")
     if len(targets) > 1:
         raise ValueError(f"{targets[1]!r}: one config file or environment id is enough")
+    path = Path(os.path.expanduser(targets[0]))
+    if path.parent.name == CHECKPOINTS and path.is_dir():
+        raise ValueError(
+            f"{targets[0]} is a checkpoint; lockstep {command} takes its run, {quoted(path.parent.parent)}"
+        )
     return targets[0], rest
 
 
