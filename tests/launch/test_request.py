@@ -16,6 +16,8 @@ from lockstep.envs.gymnasium.make import version_note
 from lockstep.launch import request as request_module
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.request import request_of, split_target
+from lockstep.launch.seeds.making import make_seeds
+from lockstep.runs.making import create_run
 from tests.command_line import train
 
 
@@ -243,6 +245,27 @@ def test_what_a_command_is_about_stands_anywhere_among_options(words):
 def test_a_command_is_about_one_thing(words, said):
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         split_target("verify", words)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "listed", "count"), [((0, 1, 2), "0-2", "3 seeds"), ((3, 5), "3,5", "2 seeds"), ((7,), "7", "1 seed")]
+)
+def test_a_group_is_no_config_of_a_single_run_unless_a_seed_is_given(tmp_path, seeds, listed, count):
+    path = tmp_path / "a group"
+    group = create_run(str(tmp_path), path.name, resolve(Config(seed=seeds[0])), seeds)
+    make_seeds(group, resolve(Config(seed=seeds[0])), seeds, trust=True)
+    group.unlock()
+    said = (
+        f"{path} is a group of {count}; --seeds {listed} trains a new one with its config, --seed {seeds[0]} a single "
+        f"run, and --resume '{path}' in its place goes on with it"
+    )
+    for more in ((), ("--name", "x", "--resume", "auto")):
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+            request_of([str(path), *more], trains=True)
+    for works in (("--seeds", listed), ("--seed", "9"), ("--num-seeds", "2"), ("--resume", str(path))):
+        assert request_of([str(path), *works], trains=True).config.env.id == "CartPole-v1"
+    assert request_of([str(path / f"seed_{seeds[0]}")], trains=True).config.seed == seeds[0]
+    assert request_of([str(path)]).config.seed == seeds[0]  # what verify and --print-config take
 
 
 @pytest.mark.parametrize("command", ["verify", "check", "bench", "plan"])

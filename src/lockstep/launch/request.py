@@ -26,6 +26,7 @@ from lockstep.launch.jax_start import start_jax
 from lockstep.launch.world import topology_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG
 from lockstep.runs.finding import run_if_any
+from lockstep.runs.groups import seeds_of
 from lockstep.runs.listing import printable
 from lockstep.runs.making import has_begun
 from lockstep.runs.trackers.service import flattened
@@ -82,6 +83,8 @@ def request_of(
     """
     request, lines = read_request(argv, needs_env), list[str]()
     if (run := request.run) is not None:
+        if trains:
+            _check_which_seeds(request, run)
         request, note = _without_strange_places(request, run)
         lines += [] if note is None else [note]
         check_trusted(request.config, run / CONFIG, request.options.trust, flattened(request.given))
@@ -107,6 +110,25 @@ def request_of(
     overrides, note = _as_begun(request, options), "\n".join(lines) or None
     begun = request.options.resume == AUTO and options.resume is not None
     return RunRequest(config, options, overrides, note, description, undescribed, begun)
+
+
+def _check_which_seeds(request: Request, run: Path) -> None:
+    """Raises a one-line ``ValueError`` if a group is named as a config, and not which seeds a new run is to have."""
+    options = request.options
+    if (
+        options.is_group
+        or options.resume not in (None, AUTO)
+        or "seed" in request.given
+        or not (seeds := seeds_of(run))
+    ):
+        return
+    adjacent = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    listed = f"{seeds[0]}-{seeds[-1]}" if adjacent else ",".join(map(str, seeds))
+    count = f"{len(seeds)} seed{'s' if seeds[1:] else ''}"
+    raise ValueError(
+        f"{run} is a group of {count}; --seeds {listed} trains a new one with its config, --seed {seeds[0]} a single "
+        f"run, and --resume {quoted(run)} in its place goes on with it"
+    )
 
 
 PLACES = ("project", "entity", "group", "tags")
