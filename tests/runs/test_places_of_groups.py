@@ -154,6 +154,43 @@ def test_the_original_and_its_seeds_go_on_at_their_places(asked, many, mirror, c
     assert "checkpoint.mirror" not in capsys.readouterr().err
 
 
+@pytest.fixture
+def linked(asked, tmp_path, mirror):
+    """A group that was begun by the name of a link to an empty directory."""
+    (tmp_path / "disk" / "x17").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "x17")
+    asked(*WORDS, "--seeds", "5-6", "--name", "link", "--checkpoint.mirror", mirror)
+    return tmp_path / "link"
+
+
+def test_a_group_by_a_links_name_is_mirrored_by_that(asked, linked, mirror, capsys):
+    assert places(linked) == [f"{mirror}/link"] * 2
+    for words in (["link/seed_5"], ["link"], [str(linked / "seed_6")]):
+        asked("--resume", *words)
+        assert places(linked) == [f"{mirror}/link"] * 2
+    assert "checkpoint.mirror" not in capsys.readouterr().err
+    asked("--resume", "disk/x17")  # by its own name it is another group, as one that was renamed
+    assert places(linked) == [f"{mirror}/x17"] * 2
+
+
+@pytest.mark.parametrize("version", ["", "before"])
+def test_a_group_that_is_mirrored_by_its_own_name_stays_there_by_a_links(asked, many, mirror, capsys, version):
+    if version:
+        as_before(many)
+    (many.parent / "link").symlink_to(many)
+    for words in (["link/seed_5"], ["link"], ["link/seed_6"]):
+        asked("--resume", *words)
+        assert places(many) == [f"{mirror}/many"] * 2
+    assert "checkpoint.mirror" not in capsys.readouterr().err
+
+
+def test_a_link_to_a_seed_leads_to_its_group(asked, many, mirror):
+    copy = shutil.copytree(many, many.parent / "many2")
+    (many.parent / "seed_5").symlink_to(copy / "seed_5")
+    asked("--resume", "seed_5")
+    assert places(copy) == [f"{mirror}/many2", f"{mirror}/many"]
+
+
 @pytest.mark.parametrize("given", ["own", "elsewhere/own"])
 def test_a_place_that_a_seed_was_given_stays_in_a_copy_of_two(asked, many, mirror, given):
     """By the group's record: of two seeds with a place each nobody could tell which is the group's."""

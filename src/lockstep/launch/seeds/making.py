@@ -10,8 +10,8 @@ from pathlib import Path
 from lockstep.config.run import Config
 from lockstep.runs.checkpoint import checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, SEED, RunDirectory
-from lockstep.runs.finding import is_run, seeds_in
-from lockstep.runs.groups import GROUP_JSON, remember_seeds
+from lockstep.runs.finding import is_run, seeds_in, with_name
+from lockstep.runs.groups import GROUP_JSON, places_of, remember_seeds
 from lockstep.runs.listing import last_record
 from lockstep.runs.making import create_run
 from lockstep.runs.stored import stored_config
@@ -20,9 +20,18 @@ from lockstep.runs.trust import remember_names
 
 
 def place_of_seeds(group: Path, config: Config) -> str | None:
-    """Returns the place on the mirror for a group's runs, ``MIRROR/GROUP``; None without a mirror in ``config``."""
+    """Returns the place on the mirror for a group's runs, ``MIRROR/GROUP``; None without a mirror in ``config``.
+
+    A group that is named by a link has its place by the link's name, as a single run does, because other hosts have
+    only that. One that has been mirrored by its directory's name, and never by the link's, stays there.
+    """
     mirror = config.checkpoint.mirror
-    return None if mirror is None else f"{mirror.rstrip('/')}/{group.resolve().name}"
+    if mirror is None:
+        return None
+    given, own = (f"{mirror.rstrip('/')}/{name}" for name in (with_name(group).name, group.resolve().name))
+    if given == own or (recorded := places_of(group)) is None:
+        return own if seeds_in(group) else given  # older versions wrote down no places
+    return own if own in recorded and given not in recorded else given
 
 
 def config_of_seed(group: Path, config: Config, seed: int) -> Config:

@@ -18,7 +18,7 @@ from lockstep.core.process import say
 from lockstep.launch.resume import resumed_config
 from lockstep.launch.seeds.making import place_of_seeds
 from lockstep.runs.directory import SEED, RunDirectory
-from lockstep.runs.finding import seeds_in
+from lockstep.runs.finding import seeds_in, with_name
 from lockstep.runs.groups import places_of, remember_places
 from lockstep.runs.stored import stored_config
 from lockstep.runs.trust import trusted_names
@@ -78,7 +78,7 @@ def _move_of(run: Path) -> Move | None:
 
     If the group can't be read, the place doesn't change.
     """
-    run = run.resolve()  # a link leads to the original
+    run = run.resolve() if run.is_symlink() else with_name(run)  # a link to a seed leads to the original
     number = run.name.removeprefix(SEED)
     if not (run.name.startswith(SEED) and number.isdecimal()):
         return None
