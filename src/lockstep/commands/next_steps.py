@@ -53,12 +53,12 @@ def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None
 def _may_be_drawn(env: EnvConfig) -> bool:
     """Returns whether ``lockstep play`` can show an environment: EnvPool and simulators on tensors have no pictures.
 
-    Others tell by their metadata; what wasn't described in this process may be drawn if it isn't the user's own.
+    Others tell when they are described; what wasn't in this process may be drawn if it isn't the user's own.
     """
     if env.backend == "envpool" or (env.backend == "tensor" and not stepped_as_arrays(env)):
         return False
-    said = None if env.jax_only else says_it_draws(env.id)
-    return (env.jax_only or ":" not in env.id) if said is None else said
+    said = says_it_draws(env.id)
+    return ":" not in env.id if said is None else said
 
 
 def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | None) -> str:

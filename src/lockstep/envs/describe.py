@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import gymnasium
 
@@ -20,11 +21,11 @@ from lockstep.envs.gymnasium.make import make_environment
 from lockstep.envs.tensor import simulator_spaces
 
 _drawable: dict[str, bool] = {}
-"""Tells of the ids of environments that were described in this process whether they list pictures among their modes."""
+"""Tells of the ids of environments that were described in this process whether they have pictures."""
 
 
 def says_it_draws(env_id: str) -> bool | None:
-    """Returns whether an environment's metadata lists ``rgb_array``; None if it wasn't made to be described here."""
+    """Returns whether an environment's metadata lists ``rgb_array``, or JAX's has ``render``; None if not made here."""
     return _drawable.get(env_id)
 
 
@@ -45,7 +46,9 @@ def describe(config: EnvConfig, trains: bool = True) -> EnvDescription:
 def _looked_at(config: EnvConfig, trains: bool) -> EnvDescription:
     _check_array_options(config)
     if config.jax_only:
-        return described(config, *_jax_spaces(config))
+        engine = _jax_engine(config)
+        _drawable[config.id] = engine.can_draw(config)
+        return described(config, *engine.environment_spaces(config))
     if config.backend == "tensor" and not stepped_as_arrays(config):
         return described(config, *simulator_spaces(config, trains), None)
     if config.backend == "envpool":
@@ -90,14 +93,13 @@ def _limit(env: gymnasium.Env, config: EnvConfig) -> int | None:
     return None if steps is None else -(-steps // skip)
 
 
-def _jax_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, int | None]:
+def _jax_engine(config: EnvConfig) -> Any:
     try:
-        engine = engine_module("jax")
+        return engine_module("jax")
     except MissingPackageError as error:
         raise ValueError(
             f"env.id: {config.id} is stepped by JAX and {error.package} isn't installed; pip install 'lockstep-rl[jax]'"
         ) from None
-    return engine.environment_spaces(config)
 
 
 def _check_array_options(config: EnvConfig) -> None:

@@ -27,6 +27,7 @@ _HOME = {
     "train": "seeds.train",  # which hands runs of one seed to train.py
     "PolicyFunction": "policy",
     "environment_spaces": "envs.environments",
+    "can_draw": "envs.environments",
     "make_jax_envs": "envs.for_host",
     "can_compile": "planning.costs",
     "start_compiler": "planning.costs",

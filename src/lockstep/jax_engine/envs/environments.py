@@ -120,3 +120,8 @@ def environment_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Sp
     """
     env = make_environment(config)
     return env.observation_space, env.action_space, env.max_episode_steps
+
+
+def can_draw(config: EnvConfig) -> bool:
+    """Returns whether a config's environment has pictures; see :func:`make_environment`."""
+    return bool(getattr(make_environment(config), "can_render", False))
