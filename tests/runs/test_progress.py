@@ -2,7 +2,9 @@ import math
 import os
 import pty
 import re
+import select
 import sys
+import termios
 from contextlib import suppress
 from io import StringIO
 
@@ -11,6 +13,8 @@ from rich.console import Console
 
 from lockstep.runs.groups import together_in_turn
 from lockstep.runs.progress import (
+    MOST_WAITING,
+    Lines,
     PlainProgress,
     Progress,
     TerminalProgress,
@@ -18,6 +22,7 @@ from lockstep.runs.progress import (
     full_lines,
     make_progress,
     plain_line,
+    takes_more,
 )
 
 TOTAL = 200_000
@@ -318,6 +323,97 @@ def test_the_bar_falls_silent_when_its_terminal_is_closed(monkeypatch):
     assert sys.stdout is stream
     with suppress(OSError):
         stream.close()
+
+
+# ---- an output that takes nothing for a while
+
+
+@pytest.fixture
+def stopped_terminal():
+    """A terminal on which Ctrl-S was pressed: its stream, what to call to go on, and what it has shown so far."""
+    ours, theirs = pty.openpty()
+    stream = open(theirs, "w")  # noqa: SIM115
+    termios.tcflow(theirs, termios.TCOOFF)
+
+    def shown():
+        text = ""
+        while select.select([ours], [], [], 0)[0]:
+            text += os.read(ours, 65536).decode()
+        return without_escapes(text).replace("\r", "")
+
+    yield stream, lambda: termios.tcflow(theirs, termios.TCOON), shown
+    termios.tcflow(theirs, termios.TCOON)
+    stream.close()
+    os.close(ours)
+
+
+@pytest.fixture
+def full_pipe():
+    """A pipe that is full, in the same terms."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    stream = open(writing, "w")  # noqa: SIM115
+
+    def shown():
+        text = ""
+        while select.select([reading], [], [], 0)[0]:
+            text += os.read(reading, 65536).decode()
+        return text.lstrip("x")
+
+    yield stream, shown, shown
+    stream.close()
+    os.close(reading)
+
+
+@pytest.mark.parametrize("output", ["stopped_terminal", "full_pipe"])
+def test_plain_lines_do_not_wait_for_their_reader(output, clock, request):
+    stream, go_on, shown = request.getfixturevalue(output)
+    progress = PlainProgress(TOTAL, stream, clock)
+    for step in (1, 2):
+        clock.now += 5
+        progress.message(f"message {step}")
+        progress.update(make_record(step))
+    assert not takes_more(stream)
+    go_on()
+    assert takes_more(stream)
+    progress.update(make_record(3))  # states that nobody saw aren't shown, messages are
+    assert re.findall("message .|step .", shown()) == ["message 1", "message 2", "step 3"]
+    progress.close()
+
+
+def test_nor_does_the_bar(stopped_terminal, clock, moving_terminal):
+    stream, go_on, shown = stopped_terminal
+    go_on()
+    progress = TerminalProgress(TOTAL, Console(file=stream, width=120), clock)
+    termios.tcflow(stream.fileno(), termios.TCOOFF)
+    shown()
+    for step in (1000, 2000):
+        clock.now += 1
+        progress.message(f"message {step}")
+        progress.update(make_record(step))
+    assert shown() == ""
+    go_on()
+    clock.now += 1
+    progress.update(make_record(3000))
+    text = shown()
+    assert re.findall("message .", text) == ["message 1", "message 2"]
+    assert "3,000/200,000" in text
+    progress.close()
+
+
+@pytest.mark.parametrize("output", ["stopped_terminal", "full_pipe"])
+def test_what_waits_is_shown_at_the_end_and_the_oldest_of_very_many_is_lost(output, request):
+    stream, go_on, shown = request.getfixturevalue(output)
+    lines = Lines(stream, lambda text: print(text, file=stream, flush=True))
+    for number in range(MOST_WAITING + 1):
+        lines.add(f"<{number}>")
+    go_on()
+    lines.finish()
+    assert re.findall("<[0-9]+>", shown()) == [f"<{number}>" for number in range(1, MOST_WAITING + 1)]
 
 
 # ---- the choice between them

@@ -1,12 +1,14 @@
 """Shows how far a run is while it trains: as a live bar on a terminal, as a line now and then in a pipe.
 
 ``update`` draws the display; there is no background thread, because a thread could hold a lock while an environment
-process is forked, and the child would wait for that lock forever.
+process is forked, and the child would wait for that lock forever. What is shown doesn't wait for its reader, because
+other ranks would wait for the one that shows it.
 """
 
 from __future__ import annotations
 
 import math
+import select
 import sys
 import textwrap
 import time
@@ -29,6 +31,7 @@ MEASURED = "measured"  # key of a record whose speed is measured by the wall clo
 LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
 PACE_WINDOW = 60.0  # seconds that the speed shown is a mean of
+MOST_WAITING = 1000  # lines kept while the output takes none
 NARROW = 76  # columns of a terminal; with fewer, the live bar is a line of what changes, without bar and steps
 
 
@@ -89,6 +92,45 @@ class Pace:
         return {**record, NO_ETA: True}
 
 
+def takes_more(stream: Any) -> bool:
+    """Tells whether a line can be written without waiting: not if Ctrl-S has stopped a terminal, or a pipe is full."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):  # it has no descriptor, or is closed
+        return True
+
+
+class Lines:
+    """Writes lines to a stream; those that it doesn't take yet wait, the newest :data:`MOST_WAITING`.
+
+    Args:
+        stream: the lines' own.
+        write: writes one of them.
+    """
+
+    def __init__(self, stream: Any, write: Callable[[str], None]) -> None:
+        self._stream, self._write = stream, write
+        self._waiting: deque[str] = deque(maxlen=MOST_WAITING)
+
+    def add(self, text: str) -> None:
+        """Writes a line, or keeps it."""
+        self._waiting.append(text)
+        self.are_written()
+
+    def are_written(self) -> bool:
+        """Writes what waits; returns whether nothing is left, and the stream takes more."""
+        while (takes := takes_more(self._stream)) and self._waiting:
+            self._write(self._waiting.popleft())
+        return takes
+
+    def finish(self) -> None:
+        """Writes what waits, however long the stream takes it."""
+        while self._waiting:
+            self._write(self._waiting.popleft())
+
+
 class PlainProgress(Progress):
     """Prints a line at the first update, then at most one every two seconds, and the last state on closing.
 
@@ -102,25 +144,27 @@ class PlainProgress(Progress):
         self._pace = Pace(clock)
         self._next_line = -math.inf
         self._unprinted: Mapping[str, Any] | None = None
+        self._lines = Lines(stream, lambda text: say(text, stream))
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Prints the state if two seconds have passed since the last line."""
+        """Prints the state if two seconds have passed since the last line, unless the stream takes none."""
         self._unprinted = self._pace.measured(record)
-        if self._clock() >= self._next_line:
+        if self._clock() >= self._next_line and self._lines.are_written():
             self._print_state()
             self._next_line = self._clock() + LINE_INTERVAL
 
     def message(self, text: str) -> None:
-        """Prints ``text``."""
-        say(text, self._stream)
+        """Prints ``text``, when the stream takes it."""
+        self._lines.add(text)
 
     def close(self) -> None:
-        """Prints the last state unless it is printed already."""
+        """Prints what waits, and the last state unless it is printed already."""
+        self._lines.finish()
         self._print_state()
 
     def _print_state(self) -> None:
         if self._unprinted is not None and self._total_steps is not None:
-            self.message(plain_line(self._unprinted, self._total_steps))
+            say(plain_line(self._unprinted, self._total_steps), self._stream)
             self._unprinted = None
 
 
@@ -151,12 +195,13 @@ class TerminalProgress(Progress):
             get_time=clock,
             expand=True,
         )
+        self._lines = Lines(console.file, self._print)
         self._task = self._bar.add_task("", total=total_steps, mean_return=UNKNOWN, speed=UNKNOWN, eta=UNKNOWN)
         self._is_gone = False
         self._show(self._bar.start)
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """Redraws the bar, at most ten times a second."""
+        """Redraws the bar, at most ten times a second, unless the terminal is stopped."""
         record = self._pace.measured(record)
         self._bar.update(
             self._task,
@@ -165,11 +210,15 @@ class TerminalProgress(Progress):
             speed=format_speed(record),
             eta=format_eta(record, self._total_steps),
         )
-        if self._clock() >= self._next_drawing:
+        if self._clock() >= self._next_drawing and self._lines.are_written():
             self._show(self._bar.refresh)
             self._next_drawing = self._clock() + DRAW_INTERVAL
 
     def message(self, text: str) -> None:
+        """Prints ``text`` above the bar, when the terminal takes it."""
+        self._lines.add(text)
+
+    def _print(self, text: str) -> None:
         """Prints ``text`` above the bar; wraps long lines between words and indents what follows."""
         console = self._bar.console
         whole = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
@@ -178,7 +227,8 @@ class TerminalProgress(Progress):
         self._show(lambda: console.print(lines, markup=False, highlight=False, soft_wrap=True))
 
     def close(self) -> None:
-        """Draws the last state and restores the terminal."""
+        """Prints what waits, draws the last state and restores the terminal."""
+        self._lines.finish()
         self._show(self._bar.stop)
 
     def _show(self, draw: Callable[[], None]) -> None:
