@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from lockstep import __version__
-from lockstep.core.errors import RunError
+from lockstep.core.errors import RunError, one_line
 from lockstep.core.machine import begin_with_fixed_hashes, fix_hashes, fix_mkl_mode
 from lockstep.core.process import (
     EXIT_FAILURE,
@@ -203,12 +203,12 @@ def _main(words: list[str]) -> int:
             sys.stdout.flush()
         return code
     except ValueError as error:
-        report_failure(" ".join(str(error).split()), secondary=_topology().local_rank > 0)
+        report_failure(one_line(error), secondary=_topology().local_rank > 0)
         return EXIT_USER_ERROR
     except (RunError, OSError) as error:
         if isinstance(error, BrokenPipeError) and not works:  # the reader of our output has exited (`| head`)
             return 0
-        report_failure(" ".join(str(error).split()))
+        report_failure(one_line(error))
         return EXIT_FAILURE
     except KeyboardInterrupt:
         report_failure("interrupted")

@@ -249,6 +249,11 @@ def test_what_of_the_choices_repeats(choices, pattern):
             "b",
             "env.action_mask: 'b' is no entry of the observation; there are ['a']",
         ),
+        (
+            VECTOR,
+            "b",
+            "env.action_mask: 'b' is no entry of the observation, which has none; give info or method, or leave it out",
+        ),
         (Dict({}), None, "is empty"),
         (Box(0, 1, (0,), np.float32), None, "is empty"),
         (Dict({"a/b": VECTOR}), None, "observation key 'a/b' holds a '/'"),

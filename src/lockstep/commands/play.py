@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one, policy_of
-from lockstep.core.files import why_unwritten
+from lockstep.core.errors import one_line
+from lockstep.core.files import check_suffix, why_unwritten
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.envs.graphics import has_screen
-from lockstep.policies.videos import check_suffix, play
+from lockstep.policies.videos import VIDEO_SUFFIXES, play
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     if options.video is not None:
         if options.terminal:
             raise ValueError(f"video: {options.video} with --terminal; give one of them")
-        check_suffix(options.video)
+        check_suffix(options.video, VIDEO_SUFFIXES, "video")
     policy = policy_of(options.run, options.checkpoint, options)
     if options.video is None and not options.terminal and not has_screen():
         raise ValueError("there is no screen here; --video out.mp4 (or .gif) writes a file instead")
@@ -56,4 +57,4 @@ def _reason(video: Path, error: OSError) -> str:
             video.unlink()
     except OSError as own:
         return why_unwritten(own)
-    return " ".join(why_unwritten(error).split())[:200]
+    return one_line(why_unwritten(error))[:200]

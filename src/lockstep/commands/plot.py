@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_runs_dir
-from lockstep.core.files import check_writable
+from lockstep.core.files import check_suffix, check_writable
 from lockstep.policies.results import check_plot, save_figure, written
 from lockstep.runs.curves import METRIC
 from lockstep.runs.finding import find_run
@@ -25,8 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--y", metavar="KEY", default=METRIC, help=f"a key of metrics.jsonl (default: {METRIC})")
     add_runs_dir(parser)
     options = parser.parse_args(argv)
-    if options.out.suffix not in SUFFIXES:
-        raise ValueError(f"out: {options.out} must end in {' or '.join(SUFFIXES)}")
+    check_suffix(options.out, SUFFIXES, "out")
     check_writable(options.out, "out")
     check_plot("plot")
     paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))

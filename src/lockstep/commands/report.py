@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_runs_dir
-from lockstep.report.packages import check_installed
-from lockstep.report.suffixes import check_suffix
+from lockstep.core.files import check_suffix
+from lockstep.report.packages import SUFFIXES, check_installed
 from lockstep.runs.directory import REPORT
 from lockstep.runs.finding import find_run
 from lockstep.runs.listing import printable
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path(REPORT), help=f"the page (default: {REPORT})")
     add_runs_dir(parser)
     options = parser.parse_args(argv)
-    check_suffix(options.out)
+    check_suffix(options.out, SUFFIXES, "out")
     paths = list(dict.fromkeys(find_run(run, options.runs_dir, single=False)[0] for run in options.runs))
     check_installed()
     from lockstep.report.page import write_report  # after the check: it imports optional packages

@@ -17,6 +17,7 @@ from lockstep.config.command_line import Request
 from lockstep.config.files import config_text
 from lockstep.config.help import train_help
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.errors import one_line
 from lockstep.core.machine import slow_down_gc
 from lockstep.core.process import end_with_parent, exempt_present_children, say, started_by_command
 from lockstep.core.topology import started_by_torchrun
@@ -120,7 +121,7 @@ def _write_page(run: Path, quiet: bool) -> None:
 
         write_report([(run, run.name)], path)
     except Exception as error:
-        say(f"lockstep: warning: {path} isn't written: {' '.join(str(error).split())}")
+        say(f"lockstep: warning: {path} isn't written: {one_line(error)}")
         return
     if not quiet:
         say(f"report:    {path}", sys.stdout)

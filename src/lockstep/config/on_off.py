@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockstep.core.errors import one_line
+
 MOST_SHOWN = 80
 
 
@@ -17,5 +19,5 @@ def switch(name: str, value: Any) -> bool:
         return value
     flag = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
     if not isinstance(flag, bool | int) or flag not in (0, 1):
-        raise ValueError(f"{name}: {' '.join(repr(value).split())[:MOST_SHOWN]} must be True or False")
+        raise ValueError(f"{name}: {one_line(repr(value))[:MOST_SHOWN]} must be True or False")
     return bool(flag)

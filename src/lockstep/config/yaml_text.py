@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from lockstep.core.errors import one_line
+
 _MERGED = "tag:yaml.org,2002:merge"
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _NUMBERS = (
@@ -41,7 +43,7 @@ def read_yaml(text: str) -> Any:
     try:
         return _loader()(text).get_single_data()
     except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
+        raise ValueError(one_line(error).replace(' in "<unicode string>",', " in")) from None
 
 
 def write_yaml(values: Any) -> str:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 
+def one_line(said: object) -> str:
+    """Returns the text of an error, a space or anything else on one line: each run of white space becomes a space."""
+    return " ".join(str(said).split())
+
+
 class RunError(RuntimeError):
     """The run can't go on; the message says why in one line.
 

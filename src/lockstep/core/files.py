@@ -10,7 +10,7 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -93,6 +93,12 @@ def draft_of(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def check_suffix(path: Path, suffixes: Sequence[str], option: str) -> None:
+    """Raises a one-line ``ValueError``, about an option, unless a file's name ends in one of ``suffixes``."""
+    if path.suffix not in suffixes:
+        raise ValueError(f"{option}: {path} must end in {' or '.join(suffixes)}")
 
 
 def check_writable(path: Path, option: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import gymnasium
 
 from lockstep.config.run import Config, EnvConfig
+from lockstep.core.errors import one_line
 from lockstep.core.user_code.handed import handed_object, is_handed
 from lockstep.core.user_code.search_path import (
     check_module,
@@ -95,7 +96,7 @@ def named_object(name: str) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, AttributeError) and module in sys.modules:
             raise ValueError(f"env.id: {name}: module {module} has no {attribute}{passed_over(module)}") from None
-        why = " ".join(str(error).split())
+        why = one_line(error)
         if not isinstance(error, ModuleNotFoundError):
             why = f"importing {module} failed: {type(error).__name__}: {why}"
         raise ValueError(f"env.id: {name}: {why}{search_path_hint(error, module)}") from error
@@ -154,7 +155,7 @@ def simulator_spaces(config: EnvConfig, trains: bool = True) -> tuple[gymnasium.
             return factory.spaces(**copy.deepcopy(config.kwargs))  # pyright: ignore[reportAttributeAccessIssue]
         made = factory(1, "cpu", 0, **copy.deepcopy(config.kwargs))
     except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         raise ValueError(f"env.id: {config.id} can't be made: {type(error).__name__}: {text}") from error
     try:
         if trains:

@@ -15,6 +15,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.keys import check_no_booleans, validate
 from lockstep.config.on_off import switch
 from lockstep.config.run import Config
+from lockstep.core.errors import one_line
 from lockstep.core.shards import default_num_shards
 from lockstep.jax.settings import Settings
 
@@ -265,7 +266,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
         )
     number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number % 1 or number < least:
-        raise ValueError(f"{name}: {' '.join(repr(value).split())} must be a whole number, at least {least}")
+        raise ValueError(f"{name}: {one_line(repr(value))} must be a whole number, at least {least}")
     return int(number)
 
 

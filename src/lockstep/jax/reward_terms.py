@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from lockstep.core.user_code.errors import UsersFunctionError, one_line, users_line
+from lockstep.core.user_code.errors import UsersFunctionError, error_line, users_line
 from lockstep.jax.wrappers.single import Wrapper
 from lockstep.jax_engine.envs.functional import TERMS
 from lockstep.jax_engine.envs.protocol import Tree
@@ -96,7 +96,7 @@ def _number(name: str, function: Callable[[Transition], Any], seen: Transition) 
     try:
         value = jnp.asarray(function(seen), jnp.float32)
     except Exception as error:
-        raise UsersFunctionError(f"reward_terms: {name!r}: {one_line(error)}{users_line(error)}") from error
+        raise UsersFunctionError(f"reward_terms: {name!r}: {error_line(error)}{users_line(error)}") from error
     if value.shape:
         raise UsersFunctionError(
             f"reward_terms: {name!r} gave an array of shape {value.shape} and must give one number"

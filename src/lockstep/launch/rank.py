@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
 from lockstep.core.done import STOPPED, UNSTOPPED, DoneFile
-from lockstep.core.errors import PeerFailureError, RunError, device_failed, memory_full
+from lockstep.core.errors import PeerFailureError, RunError, device_failed, memory_full, one_line
 from lockstep.core.life import Part, life
 from lockstep.core.machine import fix_mkl_mode, keep_freed_memory, restore_gc, slow_down_gc
 from lockstep.core.process import (
@@ -153,7 +153,7 @@ def _says_signal(topology: Topology) -> bool:
 def _failed(error: Exception, device: str, writer: bool) -> int:
     """Reports the error being handled, in a line, or with its traceback if it is unforeseen; returns the exit code."""
     foreseen = isinstance(error, RunError | OSError) or _is_bad_input(error)
-    line = " ".join(str(error).split()) if foreseen else memory_full(error, device) or device_failed(error)
+    line = one_line(error) if foreseen else memory_full(error, device) or device_failed(error)
     if line is None:
         report_failure("this is a bug in lockstep or in a custom part\n" + traceback.format_exc())
         return EXIT_FAILURE

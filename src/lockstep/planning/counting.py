@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
-from lockstep.core.errors import RunError
+from lockstep.core.errors import RunError, one_line
 from lockstep.core.topology import without_launcher
 from lockstep.training.costs import Costs
 
@@ -67,6 +67,6 @@ def answer() -> None:
         engine.start_compiler(platform if shape is not None else "cpu")
         found = engine.costs(configs, platform, shape)
     except ValueError as error:
-        print(json.dumps(" ".join(str(error).split())))
+        print(json.dumps(one_line(error)))
         sys.exit(REFUSED)
     print(json.dumps(found.to_json()))

@@ -14,10 +14,9 @@ import numpy as np
 from lockstep.core.shards import keyed_generator
 from lockstep.policies.evaluated import Evaluated, unlike
 from lockstep.policies.results import edges_of
-from lockstep.runs.curves import interquartile_mean, without_latex
+from lockstep.runs.curves import CONFIDENCE, REPETITIONS, interquartile_mean, without_latex
 from lockstep.runs.plot import in_a_picture
 
-CONFIDENCE, REPETITIONS = 0.95, 2000
 COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
 NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 METRICS = ("return", "score", "length")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.config.engines import engine_module
-from lockstep.core.errors import RunError
+from lockstep.core.errors import RunError, one_line
 from lockstep.core.files import draft_of
 from lockstep.core.shards import keyed_generator
 from lockstep.core.spaces import MASK, ActionLayout, ObservationLayout
@@ -119,7 +119,7 @@ def export_policy(policy: Policy, path: Path, door: str, run: str) -> float:
                 raise
             except Exception as error:
                 what = policy.config.network.custom or "the policy"
-                line = " ".join(str(error).split())[:200]
+                line = one_line(error)[:200]
                 raise ExportError(f"{path}: {what} can't be traced: {type(error).__name__}: {line}") from error
             return compare(policy, run_file)
     except ExportError as error:

@@ -12,7 +12,8 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from lockstep.core.files import check_writable, draft_of
+from lockstep.core.errors import one_line
+from lockstep.core.files import check_suffix, check_writable, draft_of
 from lockstep.envs.describe import describe
 from lockstep.policies.baselines import Actor
 from lockstep.policies.evaluation import play_batch, start_of
@@ -101,15 +102,9 @@ def record(actor: Actor, name: str, episodes: int, seed: int | None = None, dete
     )
 
 
-def check_suffix(path: Path) -> None:
-    """Raises a one-line ``ValueError`` unless a file's name ends in one of :data:`SUFFIXES`."""
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"recording: {path} must end in {' or '.join(SUFFIXES)}")
-
-
 def check_place(path: Path) -> None:
     """Raises a one-line ``ValueError`` if a file has a wrong suffix, can't be made, or would replace another kind."""
-    check_suffix(path)
+    check_suffix(path, SUFFIXES, "recording")
     if path.exists() and not (path.is_file() and (not path.stat().st_size or _is_recording(path))):
         raise ValueError(f"recording: {path} is there and no recording, and would be lost; name another file")
     check_writable(path, "out")
@@ -128,7 +123,7 @@ def _is_recording(path: Path) -> bool:
 
 def write_recording(path: Path, recording: Recording) -> None:
     """Writes a recording in the format of its file's suffix, whole or not at all."""
-    check_suffix(path)
+    check_suffix(path, SUFFIXES, "recording")
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(getattr(recording, name)) for name in ARRAYS}
     facts = json.dumps({"format": FORMAT, **recording.facts})
@@ -145,7 +140,7 @@ def read_recording(path: Path) -> Recording:
     Raises:
         ValueError: there is no such file, or it isn't a recording; one line.
     """
-    check_suffix(path)
+    check_suffix(path, SUFFIXES, "recording")
     if not path.is_file():
         raise ValueError(f"recording: there is no file {path}; lockstep record RUN --out {path} makes one")
     try:
@@ -157,7 +152,7 @@ def read_recording(path: Path) -> Recording:
             raise ValueError(f"its {FACTS} lack {lacks[0]}")
         return Recording(**arrays, facts=found)
     except Exception as error:  # damage shows as an error of zip, zlib, NumPy, JSON or memory
-        raise ValueError(f"recording: {path} is none: {' '.join(str(error).split())}") from None
+        raise ValueError(f"recording: {path} is none: {one_line(error)}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.core.files import as_json, check_writable, draft_of, replace_text
+from lockstep.core.files import as_json, check_suffix, check_writable, draft_of, replace_text
 from lockstep.envs.description import arguments_of
 from lockstep.policies.baselines import Actor, Baseline
 from lockstep.policies.evaluation import success_of, summarize
@@ -85,8 +85,8 @@ def check_files(
     """
     files = (("json", json_file, (".json",)), ("csv", csv_file, (".csv",)), (option, picture, (".png", ".svg", ".pdf")))
     for name, path, known in files:
-        if path is not None and path.suffix not in known:
-            raise ValueError(f"{name}: {path} must end in {' or '.join(known)}")
+        if path is not None:
+            check_suffix(path, known, name)
     ours = (COMPARISON if compares else EVALUATION, EPISODES, PICTURE)
     for (name, path, _), (is_ours, what) in zip(files, ours, strict=True):
         if path is None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import EnvConfig
-from lockstep.core.errors import EnvironmentFailureError
-from lockstep.core.files import draft_of
+from lockstep.core.errors import EnvironmentFailureError, one_line
+from lockstep.core.files import check_suffix, draft_of
 from lockstep.core.life import life
 from lockstep.core.process import say
 from lockstep.core.shards import keyed_seed
@@ -44,7 +44,7 @@ def video_writer(video: Path, fps: int) -> Any:
     Raises:
         ValueError: the name doesn't end in .mp4 or .gif, or a package for videos isn't installed.
     """
-    check_suffix(video)
+    check_suffix(video, VIDEO_SUFFIXES, "video")
     imageio = _imageio("video")
     video.parent.mkdir(parents=True, exist_ok=True)
     if video.suffix == ".gif":
@@ -76,12 +76,6 @@ class ToldFrames:
     def close(self) -> None:
         """Closes the writer."""
         self._writer.close()
-
-
-def check_suffix(video: Path) -> None:
-    """Raises a one-line ``ValueError`` unless a video's name ends in .mp4 or .gif."""
-    if video.suffix not in VIDEO_SUFFIXES:
-        raise ValueError(f"video: {video} must end in {' or '.join(VIDEO_SUFFIXES)}")
 
 
 def _imageio(key: str) -> Any:
@@ -318,8 +312,6 @@ class EvaluationVideos:
             record_evaluation(policy(), path)
         except Exception as error:
             self._wanted = False
-            self._run.warn(
-                f"{path} can't be recorded: {' '.join(str(error).split())}; no more videos, training goes on"
-            )
+            self._run.warn(f"{path} can't be recorded: {one_line(error)}; no more videos, training goes on")
         else:
             self._trackers.video("eval/video", path, step)

@@ -10,6 +10,7 @@ import sys
 from lockstep.config.checks import resolve
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config
+from lockstep.core.errors import one_line
 from lockstep.core.process import end_with_parent, failure_line
 from lockstep.core.shards import ShardPlan
 from lockstep.core.topology import without_launcher
@@ -56,7 +57,7 @@ def _main(text: str, ranks: int, processes: int) -> int:
     try:
         print("\n".join(setup_lines(config, ranks, processes)), flush=True)
     except ValueError as error:
-        print(f"lockstep: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        print(f"lockstep: error: {one_line(error)}", file=sys.stderr, flush=True)
         return 2
     return 0
 

@@ -11,6 +11,7 @@ from typing import Any
 from lockstep.config.files import lay_over, nested, read_file
 from lockstep.config.on_off import switch
 from lockstep.config.run import Config
+from lockstep.core.errors import one_line
 from lockstep.core.files import path_of
 from lockstep.python.arguments import other_form, plain_containers
 
@@ -58,7 +59,7 @@ def settings_of(config: str | Path | Mapping[str, Any] | Config | None) -> dict[
     if config is None:
         return {}
     if not isinstance(config, str | PathLike | Mapping | Config):
-        shown = " ".join(repr(config).split())[:80]
+        shown = one_line(repr(config))[:80]
         instead = other_form(config) or "; give a file's path, a mapping of settings, or a Config"
         raise ValueError(f"config: {shown} is no config{instead}")
     if isinstance(config, Config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from lockstep.core.errors import one_line
 from lockstep.core.user_code.handed import SCRIPTS
 from lockstep.python.arguments import other_form
 
@@ -24,7 +25,7 @@ def refusal(env: Any) -> str:
             f"env: {type(env).__name__} is one environment, and a run makes several; give what makes one: {known}"
             "a class, a function, a lambda"
         )
-    shown = " ".join(repr(env).split())
+    shown = one_line(repr(env))
     if hasattr(env, "entry_point") and isinstance(getattr(env, "id", None), str):  # a gymnasium.EnvSpec
         return f"env: {shown[:80]} is what an id stands for; give the id, {env.id!r}"
     if form := other_form(env):

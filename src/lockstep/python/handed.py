@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.files import merge
+from lockstep.core.errors import one_line
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.user_code.handed import HANDED, VARIABLES, imported_name, is_wanted_again, shown_name
 from lockstep.core.user_code.search_path import PATH_VARIABLE
@@ -52,7 +53,7 @@ class Handed:
             try:
                 self._given = unpickled(self.pickled)
             except Exception as error:  # from its imports or its own code
-                reason = " ".join(str(error).split())
+                reason = one_line(error)
                 raise ValueError(
                     f"{self.key}: {self.id} can't be loaded in this process: {type(error).__name__}: {reason}"
                 ) from error
@@ -150,7 +151,7 @@ def _pickled(key: str, given: Any) -> bytes:
 
         return pickled(given)
     except Exception as error:  # the object's own
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         name = getattr(given, "__qualname__", "") or repr(given)
         raise ValueError(
             f"{key.removesuffix('.id')}: {name!r} can't be taken to another process ({reason}); put it into a module, "

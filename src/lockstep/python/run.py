@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.config.on_off import switch
+from lockstep.core.files import check_suffix
 from lockstep.core.temporary import temporary_directory
 from lockstep.launch.seeds.making import place_of_seeds
 from lockstep.policies.policy import Policy, load_policy
@@ -20,8 +21,7 @@ from lockstep.python.environments import refusal
 from lockstep.python.handed import Handed, handed_again, variables_for, with_objects
 from lockstep.python.start import start
 from lockstep.python.words import in_callers_words
-from lockstep.report.packages import check_installed
-from lockstep.report.suffixes import check_suffix
+from lockstep.report.packages import SUFFIXES, check_installed
 from lockstep.runs.checkpoint import checkpoints_in
 from lockstep.runs.directory import CHECKPOINTS, REPORT, SUMMARY
 from lockstep.runs.finding import seeds_in
@@ -281,7 +281,7 @@ class Run:
             ValueError: ``out`` names no HTML file, a package is missing, or the file can't be written; one line.
         """
         file = self.path / REPORT if out is None else file_given(out, "out")
-        check_suffix(file)
+        check_suffix(file, SUFFIXES, "out")
         check_installed()
         from lockstep.report.page import write_report  # imports packages that may be missing
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.report.reading import RunFiles, number
+from lockstep.report.reading import RunFiles
 from lockstep.runs.curves import METRIC, MOST_POINTS, curve_of, points_of, seeds_in_a_curve, that_know
+from lockstep.runs.listing import number
 from lockstep.runs.plot import places_of, stand_still
 
 EVALUATION = "eval/return_mean"

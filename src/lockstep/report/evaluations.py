@@ -13,11 +13,11 @@ from lockstep.core.fingerprint import sha256_of
 from lockstep.policies.baselines import BASELINES
 from lockstep.policies.results import read_json
 from lockstep.report.charts import EVALUATION
-from lockstep.report.reading import RunFiles, number
+from lockstep.report.reading import RunFiles
 from lockstep.runs.checkpoint import POLICY, CheckpointError, read_checkpoint
 from lockstep.runs.directory import CHECKPOINTS, OWN_NAMES
 from lockstep.runs.finding import checkpoints_of
-from lockstep.runs.listing import MOST_BYTES, printable
+from lockstep.runs.listing import MOST_BYTES, number, printable
 
 MOST_FILES = 4
 FACTS = {

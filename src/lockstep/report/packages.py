@@ -1,10 +1,11 @@
-"""Checks that the packages which write the page are installed, before anything is trained."""
+"""Says what the page needs, before anything is trained: packages that write it, and a suffix of its name."""
 
 from __future__ import annotations
 
 import importlib.util
 
 NEEDED = ("jinja2", "matplotlib")
+SUFFIXES = (".html", ".htm")
 
 
 def check_installed() -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.report.lengths import lengths_of
-from lockstep.report.reading import RunFiles, number, objects
+from lockstep.report.reading import RunFiles, objects
 from lockstep.report.timing import world_sizes
 from lockstep.report.words import setting
+from lockstep.runs.listing import number
 
 
 def leaves_of(run: RunFiles) -> list[str]:

@@ -10,10 +10,11 @@ from lockstep.launch.resume import may_change
 from lockstep.report.again import is_clone, verifying
 from lockstep.report.lengths import lengths_of
 from lockstep.report.promise import leaves_of, lengthened
-from lockstep.report.reading import RunFiles, number, objects
+from lockstep.report.reading import RunFiles, objects
 from lockstep.report.settings import differing, facts_apart, in_full
 from lockstep.report.timing import world_sizes
 from lockstep.report.words import setting
+from lockstep.runs.listing import number
 from lockstep.training.run_history import with_first_machine
 
 NONE, EQUAL, DIFFERENT, OTHER, UNTRAINED = "none", "equal", "different", "other", "untrained"

@@ -16,12 +16,12 @@ from lockstep.runs.curves import counted, is_current
 from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, SUMMARY, TIMING, VERIFY
 from lockstep.runs.finding import checkpoints_of, seeds_in
 from lockstep.runs.links import link_in_words
-from lockstep.runs.listing import MOST_BYTES, Row, UnreadableError, config_of, printable, read_object, row_of
+from lockstep.runs.listing import LARGEST, MOST_BYTES, Row, UnreadableError, config_of, printable, read_object, row_of
 from lockstep.runs.lock import is_held
 from lockstep.runs.plot import Records, records_of
 from lockstep.runs.trackers import METRICS_JSONL
 
-MOST_WHOLE, LARGEST = 2**63, 1e300
+MOST_WHOLE = 2**63
 OF_A_RESULT = (
     *("status", "iteration", "global_step", "num_seeds", "final_return", "final_return_interval", "seeds"),
     *("wall_time", "steps_per_second"),
@@ -196,14 +196,6 @@ def _environment(path: Path) -> dict[str, Any]:
 
 
 # --- values of files that may hold anything ---------------------------------------------------------------------------
-
-
-def number(found: Mapping[str, Any], key: str) -> float | None:
-    """Returns the finite number of a key, or None."""
-    value = found.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
-        return None
-    return float(value)
 
 
 def objects(found: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

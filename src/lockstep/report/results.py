@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.report.reading import RunFiles, number
+from lockstep.report.reading import RunFiles
 from lockstep.report.settings import config_with_seeds
 from lockstep.report.words import UNKNOWN, in_digits
 from lockstep.runs.curves import seeds_in_a_curve, single_seed
+from lockstep.runs.listing import number
 from lockstep.runs.progress import last_episodes
 
 

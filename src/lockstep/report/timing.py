@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.report.reading import RunFiles, number
+from lockstep.report.reading import RunFiles
+from lockstep.runs.listing import number
 from lockstep.runs.plot import Records
 
 PARTS = {

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as unpack
 from safetensors.numpy import save
 
+from lockstep.core.errors import one_line
 from lockstep.core.files import is_finite, quoted
 from lockstep.core.process import say
 from lockstep.runs.links import link_in_words
@@ -226,7 +227,7 @@ def checkpoint_of(files: Mapping[str, bytes], where: str) -> Checkpoint:
         shards = {int(Path(n).stem.removeprefix("shard_")): unpack(files[n]) for n in files if n.startswith(SHARD)}
         state = json.loads(files[STATE])
     except (SafetensorError, KeyError, ValueError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{where} holds what no checkpoint holds: {' '.join(str(error).split())}") from None
+        raise CheckpointError(f"{where} holds what no checkpoint holds: {one_line(error)}") from None
     return Checkpoint(arrays, shards, state)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.core.errors import one_line
 from lockstep.core.files import is_finite, write_json
 from lockstep.runs.checkpoint import checkpoints_in, step_of
 from lockstep.runs.curves import (
@@ -180,7 +181,7 @@ def _draw(group: RunDirectory, title: str, curve: Curve, alone: str) -> None:
         draw_curves(group.path, title, curve, alone)
     except Exception as error:
         (group.path / CURVES_PNG).unlink(missing_ok=True)  # of the curves before
-        group.warn(f"{group.path / CURVES_PNG} isn't written: {' '.join(str(error).split())}")
+        group.warn(f"{group.path / CURVES_PNG} isn't written: {one_line(error)}")
 
 
 def together(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.core.errors import one_line
 from lockstep.runs.checkpoint import STATE, manifest_of, step_of
 from lockstep.runs.curves import METRIC, counted, interquartile_mean, is_current
 from lockstep.runs.directory import CONFIG, LOCK, SUMMARY
@@ -25,6 +26,8 @@ MOST_BYTES = 1 << 26
 """Largest file that is read whole; no run writes larger ones."""
 LAST_BYTES = 1 << 20
 """Bytes at the end of ``metrics.jsonl`` in which the last record is sought."""
+LARGEST = 1e300
+"""Numbers in files count below this."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     if summary:
         return {
             "steps": _whole(summary, "global_step"),
-            "final_return": _number(summary, "final_return"),
+            "final_return": number(summary, "final_return"),
             "ranks": _whole(summary, "world_size"),
             "started": _date(summary),
         }
@@ -165,7 +168,7 @@ def _known(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     steps = _whole(last, "global_step")
     return {
         "steps": steps if steps is not None or newest is None else step_of(newest),
-        "final_return": _number(last, METRIC),
+        "final_return": number(last, METRIC),
         "ranks": _whole(last, "time/world_size"),
         "started": None if newest is None else _date(object_if_any(newest / STATE)),
     }
@@ -223,7 +226,7 @@ def read_object(path: Path) -> dict[str, Any]:
             raise UnreadableError(f"{path} is larger than any that a run writes")
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+        raise UnreadableError(f"{path} is damaged: {one_line(error)}") from None
     if not isinstance(found, dict):
         raise UnreadableError(f"{path} is damaged: it holds no object")
     return found
@@ -296,9 +299,10 @@ def _whole(found: Mapping[str, Any], key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _number(found: Mapping[str, Any], key: str) -> float | None:
+def number(found: Mapping[str, Any], key: str) -> float | None:
+    """Returns the finite number of a key, or None."""
     value = found.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < LARGEST:
         return None
     return float(value)
 

@@ -10,6 +10,7 @@ from lockstep.config.files import read_file
 from lockstep.config.keys import FREE, validate
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
+from lockstep.core.errors import one_line
 from lockstep.core.files import same_json
 from lockstep.core.process import say
 from lockstep.runs.checkpoint import manifest_of, newest_manifest
@@ -36,7 +37,7 @@ def stored_config(run: Path, warn: bool = True) -> Config:
             raise
         config, step = written
         if warn:
-            why = " ".join(str(error).removeprefix(f"{file}: ").removeprefix("can't be read: ").split())
+            why = one_line(str(error).removeprefix(f"{file}: ").removeprefix("can't be read: "))
             why = why if os.path.lexists(file) else "it is missing"
             say(f"lockstep: warning: {file} can't be read ({why}); taken from checkpoint step_{step}")
         return config

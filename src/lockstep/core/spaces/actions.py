@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import ArrayLike
 
-from lockstep.core.spaces.kinds import choices_of, one_line
+from lockstep.core.errors import one_line
+from lockstep.core.spaces.kinds import choices_of
 
 SUPPORTED_ACTIONS = "Discrete, MultiDiscrete, MultiBinary and floating-point Box"
 

@@ -45,8 +45,3 @@ def choices_of(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[tuple[int
     """Returns the number of values of each index, and their lowest values."""
     sizes = space.n if isinstance(space, spaces.Discrete) else space.nvec
     return tuple(int(n) for n in np.ravel(sizes)), tuple(int(n) for n in np.ravel(space.start))
-
-
-def one_line(space: gymnasium.Space) -> str:
-    """Returns a space as messages show it."""
-    return " ".join(str(space).split())

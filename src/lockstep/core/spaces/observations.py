@@ -17,7 +17,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.core.spaces.kinds import channels_first, choices_of, is_image, is_text, one_line, texts_in
+from lockstep.core.errors import one_line
+from lockstep.core.spaces.kinds import channels_first, choices_of, is_image, is_text, texts_in
 
 SUPPORTED_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of those"
 MASK = "action_mask"
@@ -286,7 +287,8 @@ def observation_layout(space: gymnasium.Space, mask_key: str | None = None, mask
     if mask_key is not None:
         names = [leaf.name for leaf in leaves]
         if mask_key not in names:
-            raise ValueError(f"env.action_mask: {mask_key!r} is no entry of the observation; there are {names}")
+            there = f"; there are {names}" if any(names) else ", which has none; give info or method, or leave it out"
+            raise ValueError(f"env.action_mask: {mask_key!r} is no entry of the observation{there}")
         leaves = [Leaf(x.name, "mask", x.shape) if x.name == mask_key else x for x in leaves]
     if mask_size:
         leaves.append(Leaf(MASK, "mask", (mask_size,), apart=True))

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 import lockstep
+from lockstep.core.errors import one_line
 
 NOT_THE_USERS = (str(Path(lockstep.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")))
 """Directories whose code isn't a user's own, besides those of installed packages."""
@@ -18,9 +19,9 @@ class UsersFunctionError(ValueError):
     """A named function of a user failed; the line names it and the place, and the original error is the cause."""
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Shortens an error of someone else's code to one line."""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
 
 

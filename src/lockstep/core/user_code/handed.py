@@ -14,6 +14,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from lockstep.core.errors import one_line
 from lockstep.core.private import only_we_write
 
 HANDED = "python"
@@ -116,7 +117,7 @@ def _read(key: str, name: str, file: str) -> Any:
     try:
         return pickle.loads(Path(file).read_bytes())  # written by this user's own process, for this one
     except Exception as error:  # from its imports or its own code
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ValueError(
             f"{key}: {name} can't be loaded in another process: {type(error).__name__}: {reason}"
         ) from error

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 
 from lockstep.config.run import Config, EnvConfig
+from lockstep.core.errors import one_line
 from lockstep.core.spaces import ObservationLayout
 from lockstep.envs.gymnasium.keyed import environment_failure
 from lockstep.envs.host_envs import HostEnvs, WantedEnvs
@@ -49,7 +50,7 @@ def pool_spaces(config: EnvConfig) -> tuple[gymnasium.Space, gymnasium.Space, in
         try:
             pool = _make(module, config, 1, 0)
         except Exception as error:
-            text = " ".join(str(error).split())
+            text = one_line(error)
             raise ValueError(f"env.id: EnvPool's {config.id} can't be made: {type(error).__name__}: {text}") from error
         spaces = pool.observation_space, pool.action_space, pool.config.get("max_episode_steps")
     pool.close()

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lockstep.core.errors import EnvironmentFailureError
+from lockstep.core.errors import EnvironmentFailureError, one_line
 from lockstep.core.life import life
 from lockstep.core.process import say
 from lockstep.envs.gymnasium.make import make_environment
@@ -73,7 +73,7 @@ def environment_failure(name: str, where: str, error: BaseException) -> Environm
     """Turns an error that an environment raised into one of a single line that says where."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    text = " ".join(str(error).split())
+    text = one_line(error)
     return EnvironmentFailureError(f"{name} raised in {where}: {type(error).__name__}: {text}{at}")
 
 
@@ -183,7 +183,7 @@ class KeyedEnv:
     def check_info(self, info: Any) -> None:
         """Raises an :class:`EnvironmentFailureError` if what a step returned as its info is no mapping."""
         if not isinstance(info, Mapping):
-            shown, line = " ".join(repr(info).split())[:80], _source_of(self._env, "step")
+            shown, line = one_line(repr(info))[:80], _source_of(self._env, "step")
             text = f"step() must return {_WANTED['step']}, and its info must be a dict and is {shown} ({line})"
             raise EnvironmentFailureError(f"{self._name}: {text}")
 

@@ -18,9 +18,10 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_i
 
 from lockstep.config.presets import ATARI_ID, with_version
 from lockstep.config.run import EnvConfig
+from lockstep.core.errors import one_line
 from lockstep.core.process import say
 from lockstep.core.user_code.classes import named_here
-from lockstep.core.user_code.errors import one_line
+from lockstep.core.user_code.errors import error_line
 from lockstep.core.user_code.handed import handed_object, is_handed
 from lockstep.core.user_code.search_path import check_module, passed_over, search_path_hint
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
@@ -86,7 +87,7 @@ def bare_environment(config: EnvConfig, **kwargs: Any) -> gymnasium.Env:
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ValueError(f"env.id: {_unknown(config.id, error)}") from None
     except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split()).partition(" was raised from the environment creator for ")[0]
+        text = one_line(error).partition(" was raised from the environment creator for ")[0]
         if config.atari.enabled and "frameskip" in text:
             raise ValueError(
                 f"env.atari: {config.id} is no ALE game (their ids begin with ALE/); leave it out"
@@ -111,7 +112,7 @@ def wrapped(config: EnvConfig, made: gymnasium.Env) -> gymnasium.Env:
         return wrap(config, made)
     except (Exception, SystemExit) as error:
         made.close()
-        text = " ".join(str(error).split())
+        text = one_line(error)
         raise ValueError(
             text if text.startswith("env.") else f"env.id: {config.id} can't be wrapped: {text}"
         ) from error
@@ -227,7 +228,7 @@ def _calm_mujoco(env_id: str) -> None:
         try:
             import mujoco
         except Exception as error:  # PyOpenGL's, if the graphics library that MUJOCO_GL names is missing
-            why = f"MuJoCo can't be imported: {one_line(error)}{graphics_hint()}"
+            why = f"MuJoCo can't be imported: {error_line(error)}{graphics_hint()}"
             raise ValueError(f"env.id: {env_id}: {why}") from None
 
         if hasattr(mujoco, "set_mju_user_warning"):

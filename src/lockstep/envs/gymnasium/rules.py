@@ -18,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 from lockstep.config.run import EnvConfig
+from lockstep.core.errors import one_line
 from lockstep.core.spaces import MASK
 from lockstep.envs.finding import Finding
 from lockstep.envs.gymnasium.in_process import MAKE_SECONDS, Watchdog
@@ -130,7 +131,7 @@ def _checked(env: gymnasium.Env, beats: _Beats) -> tuple[BaseException | None, l
             check_env(_PlainBools(env, beats), skip_render_check=True)
         except RAISED as error:
             complaint = error
-    texts = dict.fromkeys(_COLOURS.sub("", " ".join(str(one.message).split())) for one in said)
+    texts = dict.fromkeys(_COLOURS.sub("", one_line(one.message)) for one in said)
     return complaint, [text for text in texts if _OF_WRAPPERS not in text]
 
 
@@ -166,5 +167,5 @@ def _compared(env: gymnasium.Env, steps: int, seed: int, beats: _Beats) -> Findi
 
 
 def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    text = one_line(error)
     return text if isinstance(error, AssertionError) and text else f"{type(error).__name__}: {text}"

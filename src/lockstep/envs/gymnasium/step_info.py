@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lockstep.core.errors import one_line
 from lockstep.core.spaces import MASK
 
 SUCCESS_KEYS = ("is_success", "success")
@@ -32,7 +33,7 @@ def number(reward: Any) -> float:
             return float(single)
     except (TypeError, ValueError):
         pass
-    shown = " ".join(repr(reward).split())[:80]
+    shown = one_line(repr(reward))[:80]
     raise TypeError(f"the reward returned by step() must be a number, and is {shown}") from None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lockstep.core.errors import one_line
 from lockstep.core.process import say
 from lockstep.envs.gymnasium.step_info import as_array
 
@@ -70,7 +71,7 @@ def outside(space: gymnasium.Space, observation: Any, name: str = "") -> str | N
             at = tuple(int(i) for i in np.argwhere(below | above)[0])
             low, high = space.low[at], space.high[at]
             return f"{what} is {array[at]:g} at {list(at)}, its space says {low:g} to {high:g}"
-    return f"{what} is {' '.join(str(observation).split())[:80]}, which isn't in {space}"
+    return f"{what} is {one_line(observation)[:80]}, which isn't in {space}"
 
 
 def _first_outside(parts: Iterable[tuple[object, gymnasium.Space, Any]], name: str) -> str | None:
@@ -182,7 +183,7 @@ class WatchedEnv:
                 return f"the reward returned by step() must be a number, and is an array of shape {array.shape}"
             return None if self._space.contains(observation) else outside(self._space, observation)
         except Exception as error:  # of a space or an observation of the user's own
-            text = " ".join(str(error).split())
+            text = one_line(error)
             return f"the observation can't be compared with its space: {type(error).__name__}: {text}"
 
     def _warn(self, said: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.core.episodes import EpisodeCounter
+from lockstep.core.errors import one_line
 from lockstep.core.life import Part, life
 from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.restore.replay import ReplayLog
@@ -48,7 +49,7 @@ def check_savable(name: object, array: np.ndarray) -> None:
     if not isinstance(name, str):
         raise TypeError(f"the arrays' names must be texts, and one is {name!r}")
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"{name!r} must be an array of numbers, and is {' '.join(repr(array.tolist()).split())[:80]}")
+        raise TypeError(f"{name!r} must be an array of numbers, and is {one_line(repr(array.tolist()))[:80]}")
     if array.dtype.itemsize > WIDEST:
         raise TypeError(
             f"{name!r} is of dtype {array.dtype}, which no checkpoint holds; give bools, integers, or floats of 64 bits"

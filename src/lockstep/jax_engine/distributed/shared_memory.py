@@ -27,6 +27,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.config.run import Config
+from lockstep.core.errors import one_line
 from lockstep.core.files import sync_path
 from lockstep.core.private import only_we_write
 from lockstep.core.tree import Tree
@@ -91,7 +92,7 @@ def missing() -> str | None:
         library = _library()
         functions = [(name, jax.ffi.pycapsule(getattr(library, name))) for name in FUNCTIONS]
     except (OSError, ValueError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
-        return " ".join(str(error).split()) or type(error).__name__
+        return one_line(error) or type(error).__name__
     for name, function in functions:
         jax.ffi.register_ffi_target(name, function, platform="cpu")
     return None

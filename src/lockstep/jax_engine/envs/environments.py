@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from lockstep.config.run import EnvConfig
-from lockstep.core.user_code.errors import one_line
+from lockstep.core.user_code.errors import error_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS, ArrayEnvironment
 from lockstep.envs.arrays.base import render_modes
 from lockstep.envs.description import stepped_as_arrays
@@ -97,7 +97,7 @@ def _made(settings: str) -> JaxEnvironment:
         try:
             array_env = kind(**config.kwargs)
         except Exception as error:
-            raise ValueError(f"env.id: {config.id} can't be made: {one_line(error)}") from error
+            raise ValueError(f"env.id: {config.id} can't be made: {error_line(error)}") from error
         env: JaxEnvironment = ArrayEnvironmentAdapter(array_env, config.max_episode_steps)
     elif not config.jax_only:
         raise ValueError(f"env.id: {config.id} is stepped on the host, not by JAX")

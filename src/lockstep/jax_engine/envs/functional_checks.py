@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.core.user_code.errors import UsersFunctionError, one_line, users_line
+from lockstep.core.errors import one_line
+from lockstep.core.user_code.errors import UsersFunctionError, error_line, users_line
 from lockstep.envs.gymnasium.step_info import SUCCESS_KEYS
 from lockstep.jax_engine.envs.functional import TERMS, TRUNCATED, gets_keys
 from lockstep.jax_engine.shards.keys import is_key
@@ -69,7 +70,7 @@ def space_of(space: Any) -> gymnasium.Space:
         return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
     if hasattr(space, "n"):
         return spaces.Discrete(int(space.n))
-    raise ValueError(f"{' '.join(repr(space).split())} is neither a Gymnasium nor a gymnax space")
+    raise ValueError(f"{one_line(repr(space))} is neither a Gymnasium nor a gymnax space")
 
 
 def check_functions(
@@ -134,7 +135,7 @@ def _space(env: Any, which: str, params: Any, where: str) -> gymnasium.Space:
     try:
         return space_of(space(params) if callable(space) else space)
     except Exception as error:
-        text = str(error) if isinstance(error, ValueError) else one_line(error)
+        text = str(error) if isinstance(error, ValueError) else error_line(error)
         raise ValueError(f"{where}: {which}: {text}{users_line(error)}") from error
 
 
@@ -144,7 +145,7 @@ def _traced(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     except UsersFunctionError as error:
         raise ValueError(str(error)) from error.__cause__
     except Exception as error:
-        raise ValueError(f"{what} can't be traced by JAX: {one_line(error)}{users_line(error)}") from error
+        raise ValueError(f"{what} can't be traced by JAX: {error_line(error)}{users_line(error)}") from error
 
 
 def _what(value: Any) -> str:
@@ -157,7 +158,7 @@ def _example(space: gymnasium.Space, where: str) -> jax.ShapeDtypeStruct:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         return jax.ShapeDtypeStruct(space.shape or (), jnp.int32)
     raise ValueError(
-        f"{where}: action space {' '.join(str(space).split())} isn't supported; supported are Discrete, MultiDiscrete, "
+        f"{where}: action space {one_line(space)} isn't supported; supported are Discrete, MultiDiscrete, "
         "MultiBinary and floating-point Box"
     )
 

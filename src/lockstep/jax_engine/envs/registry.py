@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from lockstep.core.user_code.errors import one_line
+from lockstep.core.user_code.errors import error_line
 from lockstep.envs.arrays import ARRAY_ENVIRONMENTS
 from lockstep.envs.graphics import graphics_hint
 from lockstep.envs.tensor import named_object
@@ -138,7 +138,7 @@ def _constructed(env_id: str, kind: Any, kwargs: dict[str, Any]) -> Any:
     try:
         return kind(**kwargs)
     except Exception as error:
-        raise ValueError(f"env.id: {env_id} can't be made: {one_line(error)}") from error
+        raise ValueError(f"env.id: {env_id} can't be made: {error_line(error)}") from error
 
 
 def _package(env_id: str, module: str, extra: str) -> Any:
@@ -149,7 +149,7 @@ def _package(env_id: str, module: str, extra: str) -> Any:
             f"env.id: {env_id} needs {error.name}, which isn't installed; pip install 'lockstep-rl[{extra}]'"
         ) from None
     except Exception as error:  # MuJoCo's error if the graphics library that MUJOCO_GL names is missing
-        why = f"{module} can't be imported: {one_line(error)}{graphics_hint()}"
+        why = f"{module} can't be imported: {error_line(error)}{graphics_hint()}"
         raise ValueError(f"env.id: {env_id}: {why}") from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from lockstep.core.user_code.errors import one_line, users_line
+from lockstep.core.user_code.errors import error_line, users_line
 from lockstep.jax_engine.nets.custom import CustomNet, host_array
 from lockstep.jax_engine.shards.keys import seed_key
 from lockstep.networks.checks import check_outputs, other_type
@@ -37,7 +37,7 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
             seed_key(0),
         )
     except Exception as error:  # the user's own exception
-        raise ValueError(f"{name}: in training: {one_line(error)}{users_line(error)}") from error
+        raise ValueError(f"{name}: in training: {error_line(error)}{users_line(error)}") from error
     _check_single_row(name, custom, net)
     if custom.drew or host_generators() != before:
         raise keyed_by_nothing(name, "jax.random, of the key that it is called with,")
@@ -76,5 +76,5 @@ def _check_single_row(name: str, custom: CustomNet, net: Any) -> None:
             jnp.asarray(net.observation.zeros(1)),
         )
     except Exception as error:  # the user's own exception
-        raise ValueError(f"{name}: with a single observation: {one_line(error)}{users_line(error)}") from error
+        raise ValueError(f"{name}: with a single observation: {error_line(error)}{users_line(error)}") from error
     check_outputs(name, net, output.shape, None if values is None else values.shape, 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
+from lockstep.core.errors import one_line
 from lockstep.core.temporary import temporary_directory
 from lockstep.core.topology import LOOPBACK_ADDRESS, Topology, available_cores, bound_cores
 from lockstep.core.user_code.handed import is_handed
@@ -238,7 +239,7 @@ def connected() -> Iterator[Cluster]:
 
 def _not_joined(address: str | None, error: Exception) -> str:
     """Says why the cluster can't be joined; ``address`` is what the user gave."""
-    why = " ".join(f"{error}{'' if error.__cause__ is None else f': {error.__cause__}'}".split())
+    why = one_line(f"{error}{'' if error.__cause__ is None else f': {error.__cause__}'}")
     if address == LOCAL:
         return f"launcher: ray: no cluster can be started here: {why[:200]}"
     if address is not None:

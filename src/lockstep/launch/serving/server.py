@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.core.errors import RunError
+from lockstep.core.errors import RunError, one_line
 from lockstep.core.process import (
     adopt_orphans,
     end_with_parent,
@@ -282,7 +282,7 @@ def _failure_of(check: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _in_one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from lockstep.runs.directory import CHECKPOINTS, CONFIG, LOCK, OWN_NAMES, SUMMAR
 from lockstep.runs.mirror.fetch import manifests_on, steps_on
 from lockstep.runs.mirror.held import Held, found, holding
 from lockstep.runs.mirror.lease import LEASE, RENEW_SECONDS, Lease, LeaseGoneError, LeaseLostError
-from lockstep.runs.mirror.place import Place, one_line
+from lockstep.runs.mirror.place import Place, said_by
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks at the run's directory."""
@@ -104,7 +104,7 @@ class Mirror:
             self._copy_file(SUMMARY)
             self._lease.give_back()
         except Exception as error:
-            self.error = one_line(error)
+            self.error = said_by(error)
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
@@ -140,8 +140,8 @@ class Mirror:
         self._lost = isinstance(error, LeaseLostError)
         if self.error is None:
             then = "nothing more is copied" if self._lost else "training goes on, and copying is tried again"
-            _warn(f"{one_line(error)}; {then}")
-        self.error = one_line(error)
+            _warn(f"{said_by(error)}; {then}")
+        self.error = said_by(error)
         return self._lost
 
     def _stamp(self) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lockstep.config.redact import HIDDEN, secrets_in, shown_url
+from lockstep.core.errors import one_line
 
 PACKAGES = {
     "s3": "lockstep-rl[s3]",
@@ -117,7 +118,7 @@ class Place:
 
     def _said(self, error: BaseException) -> str:
         """Returns a library's error in one line without secrets, because it may quote the URL."""
-        text = shown_url(one_line(error))
+        text = shown_url(said_by(error))
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return text
@@ -223,9 +224,9 @@ def how_to_install(scheme: str) -> str:
     return " ".join(["pip install", *(f"'{package}'" for package in PACKAGES.get(scheme, "fsspec").split())])
 
 
-def one_line(error: BaseException) -> str:
+def said_by(error: BaseException) -> str:
     """Returns an error as one line, never empty."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error) or type(error).__name__
 
 
 def _is_unknown(error: Exception) -> bool:

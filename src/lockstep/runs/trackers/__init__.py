@@ -16,6 +16,7 @@ from typing import Any
 
 from lockstep.config.redact import shown_url
 from lockstep.config.run import Config, LogConfig
+from lockstep.core.errors import one_line
 from lockstep.core.process import say
 from lockstep.runs.trackers.csv import CsvTracker, check_csv, cut_csv, mend_csv
 from lockstep.runs.trackers.files import REWRITTEN, PlainRecord, prepare_to_append
@@ -260,5 +261,5 @@ def _reason(error: Exception) -> str:
 
     Services quote the URL that they were given, which may have a password in it.
     """
-    text = shown_url(" ".join(str(error).split()))
+    text = shown_url(one_line(error))
     return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"

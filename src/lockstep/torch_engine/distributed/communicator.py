@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lockstep import __version__
 from lockstep.config.run import Config
-from lockstep.core.errors import NoSharedMemoryError, PeerFailureError
+from lockstep.core.errors import NoSharedMemoryError, PeerFailureError, one_line
 from lockstep.core.life import life
 from lockstep.core.machine import check_facts_alike
 from lockstep.core.shards import ShardPlan
@@ -171,7 +171,7 @@ class Communicator:
         except (PeerFailureError, torch.OutOfMemoryError, torch.AcceleratorError):
             raise  # a device's own error doesn't mean that peers are gone
         except RuntimeError as error:
-            said = " ".join(str(error).split()) if isinstance(error, dist.DistError) else str(error).splitlines()[0]
+            said = one_line(error) if isinstance(error, dist.DistError) else str(error).splitlines()[0]
             raise PeerFailureError(f"rank {self.topology.rank} lost its peers: {said}") from error
         life.go_on()
         self.durations.append(time.perf_counter() - started)

@@ -20,7 +20,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from lockstep.core.errors import PeerFailureError, RunError
 from lockstep.core.life import LINE_BYTES, life, shared_pid, shared_signs
+from lockstep.core.machine import BOOT
 from lockstep.core.silence import SETTING, Silence
 
 SLOT_BYTES = 1 << 20  # longer messages go in pieces of this size, whose copies cost more than their flags
@@ -59,7 +59,7 @@ def obstacle() -> str | None:
 def host_identity() -> dict[str, str]:
     """Returns what two ranks have in common if they run on one host: boot, host name, namespaces."""
     identity = {name: os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES}
-    identity["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    identity["boot"] = BOOT.read_text().strip()
     return identity | {"host": socket.gethostname()}
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.run import EnvConfig
-from lockstep.core.errors import EnvironmentFailureError, RunError, memory_full
+from lockstep.core.errors import EnvironmentFailureError, RunError, memory_full, one_line
 from lockstep.core.life import life
 from lockstep.core.spaces import ActionLayout, Leaf, ObservationLayout
 from lockstep.envs.gymnasium.keyed import environment_failure
@@ -205,7 +205,7 @@ def _made(config: EnvConfig, count: int, device: torch.device, seed: int) -> Ten
     try:
         return factory(count, str(device), seed, **copy.deepcopy(config.kwargs))
     except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         where, full = f"{count} on {device}", memory_full(error, device.type)
         if full is not None:
             raise RunError(f"env.id: {config.id} can't be made, {where}: {full}") from error

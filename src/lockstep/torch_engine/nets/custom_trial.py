@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.core.user_code.errors import one_line, users_line
+from lockstep.core.user_code.errors import error_line, users_line
 from lockstep.networks.draws import host_generators, keyed_by_nothing, made_otherwise
 from lockstep.networks.trial_rows import trial_rows
 from lockstep.torch_engine.nets.custom import CustomNet, check_float32, check_outputs_of
@@ -75,7 +75,7 @@ def check_function(name: str, custom: CustomNet, net: Any) -> None:
             return custom(parameters, net.observation, rows)
         except Exception as error:  # raised by the user's code
             when = ": in training" if training else ""
-            raise ValueError(f"{name}{when}: {one_line(error)}{users_line(error)}") from error
+            raise ValueError(f"{name}{when}: {error_line(error)}{users_line(error)}") from error
         finally:
             custom.set_dropout(False)
 
@@ -127,7 +127,7 @@ def _check_single_row(name: str, custom: CustomNet, net: Any) -> None:
         try:
             output, values = custom.returned(parameters, net.observation, rows)
         except Exception as error:  # raised by the user's code
-            raise ValueError(f"{name}: with a single observation: {one_line(error)}{users_line(error)}") from error
+            raise ValueError(f"{name}: with a single observation: {error_line(error)}{users_line(error)}") from error
     check_outputs_of(name, net, output, values, 1)
 
 
@@ -186,7 +186,7 @@ def _check_gradient(name: str, custom: CustomNet, net: Any) -> None:
         try:
             output, _ = custom(parameters, net.observation, rows)
         except Exception as error:  # the user's code may fail if parameters have gradients
-            raise ValueError(f"{name}: in training: {one_line(error)}{users_line(error)}") from error
+            raise ValueError(f"{name}: in training: {error_line(error)}{users_line(error)}") from error
         finally:
             custom.set_dropout(False)
     if not output.requires_grad:

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from lockstep.core.user_code.errors import one_line, users_error, users_line
+from lockstep.core.user_code.errors import error_line, users_error, users_line
 from lockstep.training.losses import SETTING, LossSample
 
 TRAINED = ("log_prob", "entropy", "value", "actor_output")
@@ -91,7 +91,7 @@ def check_loss(name: str, outputs: int, try_out: TryOut) -> tuple[Losses, Gradie
         if str(error).startswith(SETTING):
             raise ValueError(str(error).replace(f"{SETTING}: it", f"{SETTING}: {name}", 1)) from None
         cause = users_error(error) or error
-        raise ValueError(f"{SETTING}: {name}: {one_line(error)}{users_line(error)}{hint(error)}") from cause
+        raise ValueError(f"{SETTING}: {name}: {error_line(error)}{users_line(error)}{hint(error)}") from cause
     if not np.array_equal(losses, again, equal_nan=True):
         raise ValueError(
             f"{SETTING}: {name} gave other numbers when it was called again with the same samples; a loss must be a "
