@@ -31,6 +31,14 @@ def test_the_command_line_completes_the_options_of_a_file(file, settings, words,
     assert getattr(read_request([file(settings), *words]).options, name) == value
 
 
+def test_a_file_that_names_its_run_resumes_it_too(file):
+    options = read_request([file({"name": "demo"}), "--resume", "runs/demo"]).options
+    assert (options.resume, options.name) == ("runs/demo", None)
+    assert read_request([file({"name": "demo"}), "--resume", "auto"]).options.name == "demo"
+    with pytest.raises(ValueError, match="name: 'x' with resume 'runs/demo'; a resumed run keeps its name"):
+        read_request([file({"resume": "runs/demo"}), "--name", "x"])
+
+
 def test_and_its_settings(file):
     game = file({"env": {"id": "ALE/Pong-v5", "frame_skip": 2, "atari": True}})
     assert read_request([game, "--env.atari.enabled", "false"]).config.env.frame_skip == 2

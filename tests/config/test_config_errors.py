@@ -184,6 +184,20 @@ def test_two_numbers_are_wanted(words):
     assert flag_complaint("--env.reward-clip", "1").endswith(": two numbers are wanted, e.g. -1 1")
 
 
+@pytest.mark.parametrize("value", ["0-4", "-1", "x", "1.5"])
+def test_a_seed_is_one_number(value):
+    wanted = "one whole number from 0 on, of at most 40 digits, is wanted; several seeds are --seeds 0-4"
+    assert flag_complaint("--seed", value) == f"command line: seed: {value!r}: {wanted}"
+
+
+@pytest.mark.parametrize(("device", "variable"), [("cuda:1", "CUDA_VISIBLE_DEVICES"), ("xpu:1", "ZE_AFFINITY_MASK")])
+def test_which_device_is_chosen_by_a_variable(device, variable):
+    kind = device.partition(":")[0]
+    said = f"write {kind}; {variable}=1 before the command chooses which"
+    assert flag_complaint("--device", device) == f"command line: device: {device!r}: {said}"
+    assert read_request(["CartPole-v1", "--device", "gpu"]).config.device == "cuda"
+
+
 def test_choices_are_listed():
     choices = "'cpu', 'cuda', 'xpu', 'tpu' or 'auto'"
     assert flag_complaint("--device", "npu") == f"command line: device: 'npu': input should be {choices}"
@@ -236,6 +250,17 @@ def test_the_layer_that_is_wrong_is_the_one_that_is_named(tmp_path):
 
 
 # ---- files
+
+
+@pytest.mark.parametrize("content", ["", "# env: CartPole-v1"])
+def test_a_file_without_settings(file_complaint, content):
+    assert file_complaint(content) == "holds no settings; write env: CartPole-v1, or the like, into it"
+
+
+def test_where_a_file_is_no_yaml(file_complaint):
+    said = file_complaint("env: CartPole-v1\n\tppo: 1\n")
+    assert "cannot start any token in line 2, column 1" in said
+    assert "unicode" not in said
 
 
 def test_a_missing_file_suggests_its_neighbour(tmp_path):
@@ -297,7 +322,7 @@ def test_a_file_that_is_no_text(tmp_path):
     assert complaint(str(tmp_path / "a.yaml")).startswith(f"{tmp_path / 'a.yaml'}: can't be read: ")
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.yaml", ""), ("a.yaml", "- 1"), ("a.yaml", "x"), ("a.json", "[1]")])
+@pytest.mark.parametrize(("name", "content"), [("a.yaml", "- 1"), ("a.yaml", "x"), ("a.json", "[1]")])
 def test_a_file_that_is_no_mapping(file_complaint, name, content):
     assert "a config is a mapping of keys to values, not " in file_complaint(content, name)
 

@@ -10,6 +10,7 @@ from lockstep.config.checks import resolve
 from lockstep.config.run import Config, RunOptions
 from lockstep.launch.resume import open_directory
 from lockstep.proof.kept import run_of
+from lockstep.runs.checkpoint_writer import commit
 from lockstep.runs.directory import CONFIG, open_run
 from lockstep.runs.finding import find_run, is_run, run_if_any
 from lockstep.runs.making import create_run, has_begun
@@ -146,3 +147,14 @@ def test_only_who_holds_a_run_says_that_it_begins_again(here, capsys):
     run.unlock()
     open_directory(CONFIG_OF, RunOptions(), path, None, True)[0].unlock()
     assert capsys.readouterr().out == f"run {path} has no checkpoint yet; it begins again\n"
+
+
+def test_a_checkpoint_that_a_run_has_not(here):
+    path = create()
+    with pytest.raises(ValueError, match=r"^run: runs/demo has no checkpoint step_9; it has none$"):
+        find_run("runs/demo/checkpoints/step_9")
+    commit(path / "checkpoints", 8, {"state.json": b"{}"}, None)
+    for word in ("runs/demo/checkpoints/step_9", "demo/checkpoints/step_9"):
+        with pytest.raises(ValueError, match=r"^run: runs/demo has no checkpoint step_9; it has step_8$"):
+            find_run(word)
+    assert find_run("demo/checkpoints/step_8")[1] == "step_8"

@@ -170,7 +170,9 @@ def test_a_run_in_its_first_iteration_is_not_started_again_over_its_head(tmp_pat
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "runs").write_text("a file")
     text = complaint(create, tmp_path)
-    assert text.startswith(f"runs_dir: {tmp_path / 'runs' / 'a'} can't be written: ")
+    assert text == f"runs_dir: {tmp_path / 'runs'} is a file; give a directory, in which run directories are made"
+    text = complaint(create, tmp_path / "runs")
+    assert text == f"runs_dir: {tmp_path / 'runs' / 'runs' / 'a'} can't be written: Not a directory"
 
 
 # ---- finding one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,15 +22,30 @@ def add_target(parser: argparse.ArgumentParser, metavar: str, said: str) -> None
     parser.add_argument_group(metavar, said)
 
 
-def at_least_one(text: str) -> int:
-    """Parses a count of at least 1; for ``type=``."""
+def whole_number(text: str) -> int:
+    """Parses a whole number of at most 64 bits; for ``type=``."""
     try:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if abs(number) > sys.maxsize:
+        raise argparse.ArgumentTypeError(f"{text} is beyond {sys.maxsize}")
+    return number
+
+
+def at_least_one(text: str) -> int:
+    """Parses a count of at least 1; for ``type=``."""
+    number = whole_number(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
 
 
 LATEST = "latest"
@@ -58,6 +74,8 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.register("type", Path, lambda text: Path(from_home(text)))
+        self.register("type", int, whole_number)
+        self.register("type", float, _number)
 
     def error(self, message: str) -> NoReturn:
         """Raises ``ValueError`` instead of printing the usage; for another library's option, says what to write."""

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.commands.parser import CommandParser, add_target
+from lockstep.commands.parser import CommandParser, add_target, at_least_one
 from lockstep.config.checks import resolve
 from lockstep.config.command_line import parse_arguments
 from lockstep.config.engines import check_processes_here
@@ -42,8 +42,6 @@ def main(argv: Sequence[str]) -> int:
     """
     options, words = _parser().parse_known_args(list(argv))
     target, rest = split_target("verify", words)
-    if options.iterations is not None and options.iterations < 1:
-        raise ValueError(f"iterations: {options.iterations} is below 1")
     run = run_of(target)
     named = run is not None and Path(target).name != CONFIG
     config = described_run("verify", str(run) if named else target, rest)
@@ -152,7 +150,7 @@ def _parser() -> CommandParser:
     )
     parser.add_argument(
         "--iterations",
-        type=int,
+        type=at_least_one,
         help=f"iterations of each (default: {ITERATIONS}, or fewer where schedules fall to 0 before)",
     )
     parser.add_argument(

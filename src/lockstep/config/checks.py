@@ -7,7 +7,7 @@ import json
 from lockstep.config.engines import check_engine
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
-from lockstep.config.sections import SERVICES
+from lockstep.config.sections import MOST, SERVICES
 from lockstep.core.shards import check_shards, check_world_size, default_num_shards, nearest_divisors
 
 
@@ -70,6 +70,11 @@ def in_steps_and_minibatches(config: Config, num_envs: int, num_shards: int = 1)
         config = config.model_copy(update={"ppo": ppo})
     if config.total_iterations is None:
         return config
+    if config.total_iterations * samples > MOST:
+        raise ValueError(
+            f"total_iterations: {config.total_iterations} x num_envs {num_envs} x num_steps {config.num_steps} is more "
+            f"than {MOST} steps; give at most {MOST // samples}"
+        )
     return config.model_copy(update={"total_steps": config.total_iterations * samples, "total_iterations": None})
 
 

@@ -320,6 +320,8 @@ def read_request(argv: Sequence[str], needs_env: bool = True) -> Request:
     for one, other in (("seeds", "num_seeds"), ("num_seeds", "seeds")):
         if options_given.get(one) is not None:
             options_in_file.pop(other, None)
+    if options_given.get("resume") not in (None, AUTO):
+        options_in_file.pop("name", None)  # of the run that the file began
     given = {k: v for k, v in from_words.items() if k in Config.model_fields}
     options = _validated(RunOptions, options_in_file, options_given, file if options_in_file else None)
     env_id = _env_id(settings, given)

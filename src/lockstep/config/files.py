@@ -62,6 +62,8 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: can't be read: {error}") from None
     except RecursionError:
         raise ValueError(f"{path}: {TOO_DEEP}") from None
+    if values is None:
+        raise ValueError(f"{path}: holds no settings; write env: CartPole-v1, or the like, into it")
     if not isinstance(values, dict):
         raise ValueError(f"{path}: a config is a mapping of keys to values, not {type(values).__name__}")
     try:

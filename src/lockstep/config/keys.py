@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from lockstep.config.engines import VISIBLE
 from lockstep.config.redact import shown_value
 from lockstep.config.run import Config, RunOptions
 from lockstep.config.words import ALIASES, SWITCHES, advice, algorithms, plain
@@ -136,6 +137,7 @@ NAMES = {"network.custom": "my_networks:Net", "ppo.loss": "my_losses:with_penalt
 WANTED = {
     "nproc": "a number of ranks, at least 1, a range such as 2:8, or auto",
     "env.workers": "a number of processes a rank, 0 for none, or auto",
+    "seed": "one whole number from 0 on, of at most 40 digits, is wanted; several seeds are --seeds 0-4",
     "seeds": "numbers are wanted, e.g. 0-4, or 0,3,7",
     "ppo.adam_betas": "two numbers are wanted, e.g. 0.9 0.999",
     "env.reward_clip": "two numbers are wanted, e.g. -1 1",
@@ -157,6 +159,8 @@ def _describe(error: Any) -> str:
         return f"{path}: {value!r}: {wanted}"
     if path == "algorithm":
         return f"algorithm: {value!r}: {algorithms(str(value))}"
+    if path == "device" and (one := re.fullmatch(rf"({'|'.join(VISIBLE)}):([0-9]+)", str(value))):
+        return f"device: {value!r}: write {one[1]}; {VISIBLE[one[1]]}={one[2]} before the command chooses which"
     if path == "normalize":
         return f"normalize: {value!r}: {advice('normalize', '')}"
     if kind == "extra_forbidden":

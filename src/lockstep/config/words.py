@@ -130,6 +130,7 @@ ALREADY = {
 VALUES = {
     "precision": {"amp": "bf16", "bfloat16": "bf16", "bf16-mixed": "bf16", "float32": "fp32", "32": "fp32"},
     "algorithm": {"PPO": "ppo", "GRPO": "grpo"},
+    "device": {"gpu": "cuda"},
 }
 """Other words for the values of a setting."""
 

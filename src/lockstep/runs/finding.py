@@ -35,6 +35,10 @@ def find_run(run: str, runs_dir: str = "runs", single: bool = True) -> tuple[Pat
     if found is not None:
         return found
     places = _places_of(run, runs_dir)
+    for path in places:
+        if path.parent.name == CHECKPOINTS and is_run(path.parent.parent):
+            names = ", ".join(each.name for each in checkpoints_in(path.parent)) or "none"
+            raise ValueError(f"run: {path.parent.parent} has no checkpoint {path.name}; it has {names}")
     there = sorted(p.parent.name for p in Path(os.path.expanduser(runs_dir)).glob(f"*/{CONFIG}") if is_run(p.parent))
     close = difflib.get_close_matches(run, there, 1, 0.6)
     more = f" and {len(there) - 5} more" if len(there) > 5 else ""

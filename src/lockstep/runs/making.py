@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ def create_run(runs_dir: str, name: str | None, config: Config, seeds: Sequence[
         ValueError: the name is taken, or the directory can't be written; one line.
     """
     path = Path(runs_dir) / (name or default_name(config, seeds))
+    if os.path.isfile(runs_dir):
+        raise ValueError(f"runs_dir: {runs_dir} is a file; give a directory, in which run directories are made")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path = new_directory(path) if name is None else path
