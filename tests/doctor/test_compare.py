@@ -7,10 +7,10 @@ from lockstep.doctor.judge.compare import (
     compare_parts,
     comparisons,
     inputs_at,
-    phase_lengths,
     relative_difference,
     same,
 )
+from lockstep.doctor.judge.phases import phase_lengths
 from lockstep.doctor.judge.traces import Check, Kept, Moment, RankTrace
 
 AT = Moment(0, 1, "after")

@@ -111,7 +111,7 @@ def test_one_rank_that_steps_without_a_group_is_judged_by_what_it_sends(tmp_path
         ({"normalizers": by_rank(1.0, 2.0)}, "normalizers"),
         ({"gathered": by_rank(1.0, 2.0), "sharded": 2}, "gathered"),
         ({"rates": lambda rank: [(0, [1e-3]), (2, [2e-3 if rank else 1e-3])]}, "learning_rate"),
-        ({"boundaries": lambda rank: [1 + rank, 3 + rank]}, "steps"),
+        ({"boundaries": lambda rank: [1 + rank, 3 + rank], "taken": lambda rank: 4 + rank}, "steps"),
         ({"taken": lambda rank: 4 + rank}, "steps"),
     ],
 )
@@ -147,7 +147,7 @@ def test_gradients_that_were_never_seen_are_not_called_equal(tmp_path):
 
 
 def test_steps_per_phase_are_counted_while_parameters_stay_equal(tmp_path):
-    found = Story(boundaries=lambda rank: [2, 3 + rank], steps=6).diagnosis(tmp_path)
+    found = Story(boundaries=lambda rank: [2, 3 + rank], steps=6, taken=lambda rank: 6 + rank).diagnosis(tmp_path)
     assert "1 (rank 0), 2 (rank 1) in rollout phase 2, while their parameters stay equal" in found.reason
 
 

@@ -11,6 +11,8 @@ ANNEALED: dict[str, Any] = {"rates": lambda rank: [(0, [4e-3]), (2 - rank, [3e-3
 LOGGED: dict[str, Any] = {"boundaries": lambda rank: [4, 8] if rank else [1, 2, 3, 4, 5, 6, 7, 8], "steps": 9}
 CROSSING: dict[str, Any] = {"boundaries": lambda rank: [4, 8] if rank else [3, 7], "steps": 9}
 VARYING: dict[str, Any] = {"boundaries": lambda rank: [4, 6, 8] if rank else [1, 3, 6, 7], "steps": 9}
+TRAINED_ON: dict[str, Any] = {"source": lambda rank, step: {"collected": f"of {rank}", "rows": [100 * rank + step]}}
+STOPPED: dict[str, Any] = {"ends": {0: None, 1: None}, "codes": {0: None, 1: None}}
 
 
 def test_what_one_rank_loads_after_its_last_compared_step_is_no_fault(tmp_path):
@@ -90,30 +92,64 @@ def test_ranks_that_fail_because_they_wait_are_accused(tmp_path):
     assert kinds(found, "fault") == ["steps", "waiting"]
 
 
-@pytest.mark.parametrize("story", [LOGGED | {"taken": lambda rank: 9 + rank}, CROSSING])
-def test_it_is_accused_of_other_steps_if_it_took_fewer_or_phases_cross(tmp_path, story):
-    found = Story(**story).diagnosis(tmp_path)
+@pytest.mark.parametrize("story", [LOGGED, CROSSING])
+def test_it_is_accused_of_other_steps_if_it_took_fewer(tmp_path, story):
+    found = Story(**story, taken=lambda rank: 9 + rank).diagnosis(tmp_path)
     assert (found.verdict, kinds(found, "fault")) == ("NOT IN SYNC", ["steps"])
 
 
-def test_phases_that_each_ranks_data_begin_leave_the_verdict_open(tmp_path):
-    found = Story(**VARYING).diagnosis(tmp_path)
+@pytest.mark.parametrize(("story", "times"), [(CROSSING, (2, 2)), (VARYING, (4, 3))])
+def test_ranks_that_look_by_turns_take_the_same_steps(tmp_path, story, times):
+    found = Story(**story).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("IN SYNC", ["phases"])
+    said = f"between different optimiser steps, {times[0]} (rank 0), {times[1]} (rank 1) times in all"
+    assert f"{said}, as ranks took equally many steps" in found.findings[0].text
+
+
+@pytest.mark.parametrize("story", [CROSSING, VARYING])
+def test_unless_they_train_on_what_they_were_given_then(tmp_path, story):
+    found = Story(**story, **TRAINED_ON).diagnosis(tmp_path / "trained on")
     assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["phases"])
-    assert "between different optimiser steps: 4 (rank 0), 3 (rank 1) times" in found.reason
+    assert "in all, and train on what they were given" in found.reason
     assert found.findings[0].cause == CAUSES["varying_phases"]
+    common = TRAINED_ON["source"](0, 1)
+    rollouts: dict[str, Any] = {"boundaries": lambda rank: [0, *story["boundaries"](rank)]}
+    early = Story(**story | rollouts, source=lambda rank, step: common if step == 1 else {})
+    assert early.diagnosis(tmp_path / "on what all collected").verdict == "IN SYNC"
+
+
+@pytest.mark.parametrize("story", [CROSSING, VARYING])
+def test_ranks_that_look_by_turns_are_not_accused_when_they_are_stopped(tmp_path, story):
+    found = Story(**story, **STOPPED).diagnosis(tmp_path / "stopped", stopped=True)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["phases"])
+    assert "let the script come to its end" in found.findings[0].fix
+    trained = Story(**story, **STOPPED, **TRAINED_ON).diagnosis(tmp_path / "trained on", stopped=True)
+    assert (trained.verdict, kinds(trained)) == ("NOT IN SYNC", ["steps"])
 
 
 @pytest.mark.parametrize(
     "story",
+    [{"taken": lambda rank: 9 + rank}, STOPPED, {"parameters": lambda rank, step: 1.0 + step + rank * (step > 5)}],
+)
+def test_but_only_if_what_follows_agrees(tmp_path, story):
+    assert "steps" in kinds(Story(**VARYING | story).diagnosis(tmp_path), "fault")
+
+
+@pytest.mark.parametrize(
+    ("story", "verdict", "kind"),
     [
-        {"taken": lambda rank: 9 + rank},
-        {"ends": {0: None, 1: None}, "codes": {0: None, 1: None}},
-        {"parameters": lambda rank, step: 1.0 + step + rank * (step > 5)},
-        {"inputs": lambda rank, step: f"data at {step}"},
+        ({"inputs": lambda rank, step: f"data at {step}"}, "UNDETERMINED", "identical_data"),
+        (
+            {name: lambda rank, step: step + rank * (step > 5) for name in ("gradients", "parameters")},
+            "NOT IN SYNC",
+            "gradients",
+        ),
     ],
 )
-def test_but_only_if_all_else_is_alike_and_gradients_are_reduced(tmp_path, story):
-    assert "steps" in kinds(Story(**VARYING | story).diagnosis(tmp_path), "fault")
+def test_what_else_is_wrong_with_ranks_that_look_by_turns_is_told(tmp_path, story, verdict, kind):
+    found = Story(**VARYING | story).diagnosis(tmp_path)
+    assert (found.verdict, found.findings[0].kind) == (verdict, kind)
+    assert "steps" not in kinds(found)
 
 
 def test_learning_rates_of_other_steps_are_not_compared(tmp_path):

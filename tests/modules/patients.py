@@ -773,7 +773,13 @@ def statistics_by_other_names():
     train(agent, optimizer, data, before_step=lambda: reduce_gradients(agent.parameters()), after=update)
 
 
-torch.set_num_threads(1)
-globals()[sys.argv[1]]()
-if dist.is_initialized():
-    dist.destroy_process_group()
+def run(patients):
+    """Runs the one of these functions that the command line names."""
+    torch.set_num_threads(1)
+    patients[sys.argv[1]]()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(globals())

@@ -23,12 +23,10 @@ from lockstep.doctor.judge.findings import (
     gradient_finding,
     no_evidence_finding,
     parameter_finding,
-    phases_finding,
     rate_finding,
     rollout_finding,
     sharded_finding,
     start_finding,
-    step_finding,
     step_reduction_finding,
 )
 from lockstep.doctor.judge.lone_optimizers import without_lone_optimizers
@@ -44,6 +42,7 @@ from lockstep.doctor.judge.others import (
     unstepped_finding,
 )
 from lockstep.doctor.judge.passing import passing_optimizers, set_aside
+from lockstep.doctor.judge.phases import phases_finding, step_finding
 from lockstep.doctor.judge.sums import alone_finding, summed_finding, sums_seen
 from lockstep.doctor.judge.traces import RankTrace
 

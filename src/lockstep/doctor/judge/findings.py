@@ -7,13 +7,10 @@ from lockstep.doctor.judge.compare import (
     Comparison,
     collected_at,
     first_rate_difference,
-    phase_lengths,
-    rank_with_more_phases,
     ranks_alike,
     rate_at,
     rows_in_common,
     told,
-    uneven_phase,
 )
 from lockstep.doctor.judge.evidence import (
     DOUBT,
@@ -156,82 +153,7 @@ def _end_finding(evidence: Evidence) -> Finding | None:
     return Finding("end", level, text + difference(evidence, found), CAUSES["end"], FIXES["end"], figures(found))
 
 
-# --- steps and data -----------------------------------------------------------------------------------------------
-
-
-def step_finding(evidence: Evidence, cut: bool) -> Finding | None:
-    """Finds different numbers of optimiser steps, within a phase or in all; ``cut``: ranks were stopped or failed."""
-    traces = evidence.traces
-    for optimizer in evidence.optimizers:
-        phase, whose = uneven_phase(traces, optimizer), of_optimizer(evidence, optimizer)
-        explained = _who_looks_in_between(evidence, optimizer, cut) is not None or _phases_vary(evidence, optimizer)
-        if phase is not None and not explained:
-            lengths = {t.rank: phase_lengths(t.boundaries[optimizer]) for t in traces}
-            counts = {rank: each[phase] for rank, each in lengths.items()}
-            before = sum(lengths[traces[0].rank][:phase])
-            said = ", ".join(f"{count} (rank {rank})" for rank, count in counts.items())
-            text = f"ranks take different numbers of optimiser steps{whose}: {said} in rollout phase {phase + 1}"
-            if not any(c.differing for c in evidence.of("parameters")):
-                text += ", while their parameters stay equal"
-            return fault("steps", text, "steps", {"phase": phase + 1, "steps": counts, "before": before})
-        totals = {t.rank: t.steps.get(optimizer, 0) for t in traces}
-        if len(set(totals.values())) > 1 and all(t.finished for t in traces):
-            said = ", ".join(f"{count} (rank {rank})" for rank, count in totals.items())
-            text = f"ranks take different numbers of optimiser steps{whose}: {said} in all"
-            return fault("steps", text, "steps", {"steps": totals})
-    return None
-
-
-def _who_looks_in_between(evidence: Evidence, optimizer: int, cut: bool) -> int | None:
-    """Returns the rank with additional phases, if all ranks took equally many steps or were ``cut`` short; else None.
-
-    If ranks ended their epochs by their own values instead, one would have taken fewer steps in the end, or waited.
-    """
-    return rank_with_more_phases(evidence.traces, optimizer) if cut or _equally_many(evidence, optimizer) else None
-
-
-def _equally_many(evidence: Evidence, optimizer: int) -> bool:
-    """Returns whether all ranks came to their end after the same number of an optimiser's steps."""
-    traces = evidence.traces
-    return len({trace.steps.get(optimizer, 0) for trace in traces}) == 1 and all(trace.finished for trace in traces)
-
-
-def _phases_vary(evidence: Evidence, optimizer: int) -> bool:
-    """Returns whether ranks began different numbers of phases, though they took equally many steps and nothing differs.
-
-    Ranks that end their epochs by their own values begin equally many phases.
-    """
-    phases = {len(trace.boundaries.get(optimizer, [])) for trace in evidence.traces}
-    alike = evidence.reduced(optimizer) and not any(c.differing for c in evidence.of("parameters"))
-    return len(phases) > 1 and alike and _equally_many(evidence, optimizer)
-
-
-def phases_finding(evidence: Evidence, cut: bool) -> Finding | None:
-    """Finds a rank that often makes forward passes without gradients between two steps, when others don't.
-
-    If each rank makes them when the others don't, its own data may decide it, or when its epochs end: a doubt.
-
-    If ranks were ``cut`` short (stopped or failed), this looks the same as one rank that always ends its epochs before
-    the others do, so it is only a doubt.
-    """
-    for optimizer in evidence.optimizers:
-        who = _who_looks_in_between(evidence, optimizer, cut)
-        if who is not None and uneven_phase(evidence.traces, optimizer) is not None:
-            text = f"{listed([who])} makes forward passes without gradients within the others' rollout phases: "
-            text += "an evaluation or a number for the log, as ranks "
-            details = {"optimizer": optimizer, "rank": who}
-            if not cut:
-                return Finding("phases", NOTE, text + "took equally many steps", "", "", details)
-            text += "were stopped, or failed, before they showed anything else"
-            return Finding("phases", DOUBT, text, CAUSES["phases"], FIXES["phases"], details)
-        if uneven_phase(evidence.traces, optimizer) is not None and _phases_vary(evidence, optimizer):
-            counts = {trace.rank: len(trace.boundaries.get(optimizer, [])) for trace in evidence.traces}
-            said = ", ".join(f"{count} (rank {rank})" for rank, count in counts.items())
-            text = f"ranks make forward passes without gradients between different optimiser steps: {said} times; "
-            text += "they took equally many steps in all"
-            details = {"optimizer": optimizer, "phases": counts}
-            return Finding("phases", DOUBT, text, CAUSES["varying_phases"], FIXES["varying_phases"], details)
-    return None
+# --- data -----------------------------------------------------------------------------------------------------
 
 
 def data_finding(evidence: Evidence) -> Finding | None:
