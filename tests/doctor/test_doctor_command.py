@@ -222,6 +222,25 @@ def test_a_report_takes_the_place_of_an_earlier_one(tmp_path):
         assert doctor("--nproc", 1, "script.py", cwd=tmp_path).json["verdict"] == "UNDETERMINED"
 
 
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a directory where nobody can write")
+def test_a_report_that_can_not_be_written_is_said_before_anything_starts(script):
+    (script / "place").symlink_to("/proc/self")
+    ended = lockstep("doctor", "--json", "place/report.json", "script.py", "alone", cwd=script)
+    assert (ended.code, ended.stdout) == (2, "")
+    assert "json: place/report.json can't be written: " in error_line(ended)
+    assert not list(script.glob("*.told"))
+
+
+def test_a_verdict_whose_report_can_not_be_written_in_the_end_is_printed(script):
+    place = script / "place"
+    place.mkdir()
+    (script / "removing.py").write_text("import shutil; shutil.rmtree('place')")
+    ended = lockstep("doctor", "--nproc", 1, "--json", place / "report.json", "removing.py", cwd=script)
+    assert ended.code == 3
+    assert "UNDETERMINED: there is one rank" in ended.stdout
+    assert f"json: {place / 'report.json'} can't be written: No such file or directory" in error_line(ended)
+
+
 def test_ranks_of_several_hosts_need_a_directory_they_share(script):
     place = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     ended = lockstep("doctor", "script.py", cwd=script, **place)

@@ -11,25 +11,34 @@ from pathlib import Path
 
 from lockstep.commands.parser import CommandParser, add_script_arguments, from_home
 from lockstep.commands.run import script_of
-from lockstep.core.process import flush_output, say
+from lockstep.core.files import try_json, why_unwritten, write_json
+from lockstep.core.process import flush_output, report_failure, say
 from lockstep.core.topology import from_environment
 from lockstep.doctor.examination import Examination, examine, examine_as_rank
 from lockstep.doctor.judge.diagnosis import Diagnosis
 from lockstep.doctor.judge.report import screen
 from lockstep.launch.script import Script, check_nproc
+from lockstep.runs.directory import is_writer
 
 DEFAULT_RANKS = 2
 WAIT_LIMIT = 20.0
+EXIT_UNWRITTEN = 3
+"""The exit status if there is a verdict and its file can't be written: none of a verdict's own."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs ``lockstep doctor ARGV``: exit status 0 IN SYNC, 1 NOT IN SYNC, 2 UNDETERMINED or bad input."""
+    """Runs ``lockstep doctor ARGV``: exit status 0 IN SYNC, 1 NOT IN SYNC, 2 UNDETERMINED or bad input.
+
+    It is 3 if the verdict was printed, but couldn't be written to the file of ``--json``.
+    """
     options = _parser().parse_args(list(argv))
     script = script_of(options, "doctor")
     _check(options)
     directory = None if options.directory is None else Path(options.directory)
     wanted = Examination(script, directory, options.first, options.interval, options.time_limit, options.seconds)
     topology = from_environment()
+    if options.json not in (None, "-") and is_writer(topology):
+        _try_report_file(Path(options.json))
     if not topology.launched:
         nproc = DEFAULT_RANKS if options.nproc is None else options.nproc
         check_nproc(nproc)
@@ -106,6 +115,14 @@ def _check_report_file(path: Path) -> None:
         raise ValueError(f"json: {path} exists and is no report of the doctor's; give another name, or remove it")
 
 
+def _try_report_file(path: Path) -> None:
+    """Raises a one-line ``ValueError`` if nothing can be written beside a report's file, which it will replace."""
+    try:
+        try_json(path.resolve(), {})
+    except OSError as error:
+        raise ValueError(f"json: {path} can't be written: {why_unwritten(error)}; give another directory") from None
+
+
 def _holds_report(path: Path) -> bool:
     """Returns whether a file is empty, or holds what ``lockstep doctor --json FILE`` wrote."""
     try:
@@ -116,12 +133,16 @@ def _holds_report(path: Path) -> bool:
 
 
 def _tell(options: argparse.Namespace, script: Script, diagnosis: Diagnosis) -> int:
-    """Prints and writes the report; returns the exit status."""
+    """Prints the report and then writes it; returns the exit status."""
     flush_output()
     if options.json == "-":
         say(json.dumps(diagnosis.to_json()), sys.stdout)
         return diagnosis.status
-    if options.json is not None:
-        Path(options.json).write_text(json.dumps(diagnosis.to_json(), indent=2) + "\n")
     say(screen(diagnosis, " ".join(script.words[:2] if script.is_module else script.words[:1])), sys.stdout)
+    try:
+        if options.json is not None:
+            write_json(Path(options.json).resolve(), diagnosis.to_json())
+    except OSError as error:
+        report_failure(f"json: {options.json} can't be written: {why_unwritten(error)}")
+        return EXIT_UNWRITTEN
     return diagnosis.status
