@@ -15,7 +15,7 @@ from lockstep.doctor.watch.side_store import ENDED, OPTIMIZED, SideWriter, write
 PARTS = ("parameters", "gradients", "moments", "frozen", "buffers", "normalizers", "gathered")
 PLACES = {"net.weight": "0.0", "net.bias": "0.1"}
 WHEN = {
-    "before": ("gradients", "gathered", "own"),
+    "before": ("gradients", "gathered", "whole", "own", "stepped"),
     "after": ("parameters", "moments", "frozen", "unstepped", "buffers", "normalizers"),
     "end": ("parameters", "moments"),
 }
@@ -47,7 +47,10 @@ class Story:
     buffer_names: tuple = ("norm.running_mean", "norm.running_var")
     normalizers: Callable[..., Any] = lambda rank, step: 2.0
     gathered: Callable[..., Any] | None = None
+    whole: Callable[..., Any] | None = None
     own: Callable[..., Any] | None = None
+    stepped: Callable[..., Any] | None = None
+    hooked: bool = False
     inputs: Callable[..., Any] = lambda rank, step: f"data of rank {rank} at {step}"
     source: Callable[..., Any] = lambda rank, step: {}
     rates: Callable[..., Any] = lambda rank: [(0, [1e-3])]
@@ -63,6 +66,9 @@ class Story:
     made: Callable[..., Any] = lambda rank: []
     untrained: Callable[..., Any] = lambda rank: []
     loaded: Callable[..., Any] = lambda rank: 0
+    held: Callable[..., Any] = lambda rank: {}
+    tensors: Callable[..., Any] = lambda rank: {}
+    unused: tuple = ()
     plans: int = 0
     gone: Callable[..., Any] = lambda plan: True
     ends: dict = field(default_factory=dict)
@@ -96,15 +102,22 @@ class Story:
     def _train(self, writer, rank, optimizer, named=True):
         facts: dict[str, Any] = {"wrappers": list(self.wrappers), "libraries": list(self.libraries)}
         facts |= {"sizes": list(self.sizes), "made": self.made(rank), "untrained": self.untrained(rank)}
-        facts |= {"state": self.loaded(rank)}
+        facts |= {"state": self.loaded(rank), "tensors": self.tensors(rank)}
         names = {place: name for name, place in PLACES.items()} if named else {}
         writer.add({"kind": "optimizer", "optimizer": optimizer, "names": names} | facts)
+        writer.add({"kind": "held", "optimizer": optimizer, "held": self.held(rank)})
         for step, rates in self.rates(rank):
             writer.add({"kind": "rates", "optimizer": optimizer, "step": step, "rates": rates})
         for step in range(1, self.steps + 1):
-            inputs = {"inputs": self.inputs(rank, step), "through": list(self.through)} | self.source(rank, step)
+            inputs = {"inputs": self.inputs(rank, step), "through": list(self.through), "hooked": self.hooked}
+            inputs |= self.source(rank, step)
             self._check(writer, rank, (optimizer, step, "before"), inputs)
-            self._check(writer, rank, (optimizer, step, "after"), {"broadcast": list(self.broadcast)})
+            self._check(
+                writer,
+                rank,
+                (optimizer, step, "after"),
+                {"broadcast": list(self.broadcast), "unused": list(self.unused)},
+            )
         words = [] if self.models is None else [str(self.models(rank, phase)) for phase in (1, 2, 3)]
         for phase, word in enumerate(words, 1):
             digests = {"net.weight": word, "fixed.weight": f"of rank {rank}"}
@@ -136,7 +149,11 @@ class Story:
             values = np.concatenate([values, second])
             shards = 0 if kind == "gathered" else self.sharded
             names = (
-                PLACES.values() if kind in (*OPTIMIZED, "own") else self.buffer_names if kind == "buffers" else PLACES
+                PLACES.values()
+                if kind in (*OPTIMIZED, "own", "stepped")
+                else self.buffer_names
+                if kind == "buffers"
+                else PLACES
             )
             entries = [[name, size, size, shards, ""] for name, size in zip(names, (1, 2), strict=True)]
             parts[kind] = {"tensors": entries}

@@ -19,8 +19,8 @@ from lockstep.doctor.judge.traces import Kept, Moment
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.torch import checks, forward_passes
 from lockstep.doctor.watch.torch import hooks as torch_hooks
-from lockstep.doctor.watch.torch.checks import was_made
 from lockstep.doctor.watch.torch.inspection import bare, look_around
+from lockstep.doctor.watch.torch.optimizer_watch import was_made
 from lockstep.doctor.watch.torch.own_gradients import NUMBERS, OwnGradients
 from lockstep.doctor.watch.torch.running_statistics import numbers_of, statistics_of
 from lockstep.doctor.watch.torch.values import (

@@ -1,7 +1,9 @@
 """More training scripts for the doctor, one a function: ``later_patients.py NAME`` a rank."""
 
 import torch
-from patients import Agent, Data, join, run
+import torch.distributed as dist
+from patients import Agent, Data, join, mlp, reduce_gradients, run, train
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -24,6 +26,62 @@ def evaluated_by_turns(unreduced_from=None):
 
 def evaluated_by_turns_and_unreduced():
     evaluated_by_turns(unreduced_from=6)
+
+
+def zero_by_hand(reduced=True, sent=True):
+    """Each rank's optimiser holds every second parameter, whole; they are sent after each step."""
+    rank = join()
+    agent, ranks = Agent(), dist.get_world_size()
+    parameters = list(agent.parameters())
+    optimizer = torch.optim.Adam(parameters[rank::ranks], 0.01)
+    for batch in Data(rank).phases(agent):
+        agent.zero_grad()
+        agent(batch).mean().backward()
+        if reduced:
+            reduce_gradients(parameters)
+        optimizer.step()
+        for number, parameter in enumerate(parameters if sent else ()):
+            dist.broadcast(parameter.data, number % ranks)
+
+
+def zero_by_hand_that_sends_nothing():
+    zero_by_hand(sent=False)
+
+
+def zero_by_hand_that_reduces_nothing():
+    zero_by_hand(reduced=False)
+
+
+def pretrained_on_rank_0(trained=True, sent=True, made=False):
+    """Rank 0 alone trains an encoder first, which all train then, or use as it is; all may have made its optimiser."""
+    rank = join()
+    encoder, agent, data = nn.Linear(4, 4), mlp(), Data(rank)
+    head = nn.Linear(4, 4)
+    if made or rank == 0:
+        alone = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 0.01)
+    for batch in [data.batch() for _ in range(5)] if rank == 0 else ():
+        alone.zero_grad()
+        (head(encoder(batch)) - batch).pow(2).mean().backward()
+        alone.step()
+    for parameter in encoder.parameters() if sent else ():
+        dist.broadcast(parameter.data, 0)
+    model = nn.Sequential(encoder, agent)
+    encoder.requires_grad_(trained)
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(wanted, 0.01)
+    train(model, optimizer, data, before_step=lambda: reduce_gradients(wanted))
+
+
+def pretrained_on_rank_0_and_frozen(sent=True):
+    pretrained_on_rank_0(trained=False, sent=sent, made=True)
+
+
+def pretrained_on_rank_0_and_not_sent():
+    pretrained_on_rank_0(sent=False)
+
+
+def pretrained_on_rank_0_and_frozen_and_not_sent():
+    pretrained_on_rank_0_and_frozen(sent=False)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,13 @@ CAUSES = {
         "a rank ends its epochs by a value of its own (the KL divergence of its own minibatch, its own loss):"
         " from then on ranks pair different minibatches, and in the end one waits for a step that never comes"
     ),
+    "steps_alone": (
+        "some ranks alone train what the others have, too, and the others weren't seen to hold the same afterwards"
+    ),
+    "parts_alone": (
+        "each rank steps its part of the parameters with its own gradient, and what the others computed of it from"
+        " their data is lost"
+    ),
     "phases": "that rank evaluates or logs, which is no mistake; or it always ends its epochs before the others do",
     "alone": "all ranks step with one rank's gradient, and what the others computed from their own data is lost",
     "varying_phases": (
@@ -190,6 +197,8 @@ FIXES = {
     "steps": (
         "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag)"
     ),
+    "steps_alone": "take these steps on every rank; or broadcast the parameters after them, before they are used",
+    "parts_alone": "reduce the gradients of all parameters before the step, or each to the rank that holds it",
     "phases": "let the script come to its end, after fewer steps: then it shows",
     "varying_phases": "none if data decide; else all-reduce the value before it is compared (lockstep.all_mean)",
     "normalizers": (

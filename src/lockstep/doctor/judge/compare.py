@@ -75,8 +75,8 @@ def relative_difference(a: Kept, b: Kept) -> float:
     return float(difference / scale) if difference > 0 else float("nan")
 
 
-WITNESSES = frozenset({"own", "stepped"})
-"""Kinds that need not be equal: samples of gradients as ``backward`` left them, and as the step got them."""
+WITNESSES = frozenset({"own", "stepped", "whole"})
+"""Kinds that need not be equal: gradients as ``backward`` left them and as the step got them; models not yet sent."""
 EVERYWHERE = frozenset({"parameters", "gradients"})
 """Kinds that every rank must have if one has them. Ranks may split moments, and one alone may have a normaliser."""
 

@@ -29,7 +29,7 @@ from lockstep.doctor.judge.findings import (
     start_finding,
     step_reduction_finding,
 )
-from lockstep.doctor.judge.lone_optimizers import without_lone_optimizers
+from lockstep.doctor.judge.matching import match_optimizers, without_lone_optimizers
 from lockstep.doctor.judge.others import (
     blindness_finding,
     frozen_finding,
@@ -43,7 +43,7 @@ from lockstep.doctor.judge.others import (
 )
 from lockstep.doctor.judge.passing import passing_optimizers, set_aside
 from lockstep.doctor.judge.phases import phases_finding, step_finding
-from lockstep.doctor.judge.sums import alone_finding, summed_finding, sums_seen
+from lockstep.doctor.judge.sums import alone_finding, parts_alone_finding, summed_finding, sums_seen
 from lockstep.doctor.judge.traces import RankTrace
 
 IN_SYNC, NOT_IN_SYNC, UNDETERMINED = "IN SYNC", "NOT IN SYNC", "UNDETERMINED"
@@ -93,7 +93,7 @@ def diagnose(
         interrupted: whether a signal stopped the run.
         stopped: whether the run was ended at its time limit.
     """
-    traces, lone = without_lone_optimizers(traces)
+    traces, lone = without_lone_optimizers(match_optimizers(traces))
     known = [trace for trace in traces if trace.state or trace.checks]
     evidence = gather_evidence(_one_agent(known)) if known else Evidence([RankTrace(0)], [], {})
     evidence, aside = set_aside(evidence, passing_optimizers(evidence.traces))
@@ -138,7 +138,7 @@ def _findings(
     ]
     found += [unstepped_finding(evidence)]
     found += [step_reduction_finding(evidence), summed_finding(evidence), alone_finding(evidence)]
-    found.append(phases_finding(evidence, cut))
+    found += [parts_alone_finding(evidence), phases_finding(evidence, cut)]
     return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
 
 

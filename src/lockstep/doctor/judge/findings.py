@@ -256,7 +256,7 @@ def sharded_finding(evidence: Evidence) -> Finding | None:
     count = max((c.sharded for c in sharded), default=0)
     text = f"{count} of the parameters are sharded over the ranks, each shard on one: "
     if by_parts:
-        text = "each rank's optimiser holds a part of the model's parameters, laid end to end: "
+        text = "each rank's optimiser holds a part of the model's parameters: "
     times = sum(1 for c in gathered if c.equal)
     seen = f"compared as forward passes gathered them, at {times} steps, and by step counts and learning rates"
     text += seen if times else "compared by step counts and learning rates alone"

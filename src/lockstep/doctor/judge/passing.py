@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.evidence import DOUBT, Evidence, Finding, difference, figures
@@ -48,7 +47,7 @@ def set_aside(evidence: Evidence, passing: set[int]) -> tuple[Evidence, Finding 
     mine = [c for c in evidence.compared if c.moment.optimizer in passing]
     kept = [c for c in evidence.compared if c.moment.optimizer not in passing]
     inputs = {moment: word for moment, word in evidence.inputs.items() if moment.optimizer not in passing}
-    traces = [_without(trace, passing) for trace in evidence.traces]
+    traces = [trace.numbered({o: o for o in trace.steps if o not in passing}) for trace in evidence.traces]
     differing = [c for c in mine if c.differing and c.kind in ("gradients", "parameters", "moments")]
     if not differing:
         return replace(evidence, traces=traces, compared=kept, inputs=inputs), None
@@ -57,13 +56,3 @@ def set_aside(evidence: Evidence, passing: set[int]) -> tuple[Evidence, Finding 
     text += difference(evidence, found)
     doubt = Finding("passing", DOUBT, text, CAUSES["passing"], FIXES["passing"], figures(found))
     return replace(evidence, traces=traces, compared=kept, inputs=inputs), doubt
-
-
-def _without(trace: RankTrace, passing: set[int]) -> RankTrace:
-    def left(held: Mapping[int, Any]) -> dict[int, Any]:
-        return {optimizer: value for optimizer, value in held.items() if optimizer not in passing}
-
-    checks = {moment: check for moment, check in trace.checks.items() if moment.optimizer not in passing}
-    counted = {"rates": left(trace.rates), "boundaries": left(trace.boundaries), "steps": left(trace.steps)}
-    said = {"names": left(trace.names), "settings": left(trace.settings), "loaded": left(trace.loaded)}
-    return replace(trace, checks=checks, **counted, **said)

@@ -33,7 +33,7 @@ def step_finding(evidence: Evidence, cut: bool) -> Finding | None:
         if len(set(totals.values())) > 1 and all(t.finished for t in traces):
             said = ", ".join(f"{count} (rank {rank})" for rank, count in totals.items())
             text = f"ranks take different numbers of optimiser steps{whose}: {said} in all"
-            return fault("steps", text, "steps", {"steps": totals})
+            return fault("steps", text, "steps" if all(totals.values()) else "steps_alone", {"steps": totals})
     return None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
+from lockstep.doctor.judge.compare import same
 from lockstep.doctor.judge.evidence import DOUBT, NOTE, Evidence, Finding, of_optimizer
 from lockstep.doctor.judge.traces import Moment, RankTrace
 
@@ -42,6 +43,23 @@ def alone_finding(evidence: Evidence) -> Finding | None:
             text += "they were sent, not reduced"
             details = {"optimizer": optimizer, "rank": found[0], "steps": len(found)}
             return Finding("alone", DOUBT, text, CAUSES["alone"], FIXES["alone"], details)
+    return None
+
+
+def parts_alone_finding(evidence: Evidence) -> Finding | None:
+    """Finds parts of the parameters that each rank steps with the gradient that ``backward`` left there, unreduced."""
+    for optimizer in sorted(set.intersection(*(trace.by_parts for trace in evidence.traces))):
+        moments = [m for m, word in evidence.inputs.items() if m.optimizer == optimizer and word == "differ"]
+        checks = [trace.checks[moment] for trace in evidence.traces for moment in moments]
+        seen = [check for check in checks if check.parts.get("own") and not check.facts.get("hooked", True)]
+        own = [(kept, c.parts["stepped"].get(place)) for c in seen for place, kept in c.parts["own"].items()]
+        if len(seen) < len(evidence.traces) or not any(np.any(kept.numbers) for kept, _ in own):
+            continue
+        if all(stepped is not None and same(kept, stepped) for kept, stepped in own):
+            text = f"each rank's part of the gradients{of_optimizer(evidence, optimizer)} is of its own data alone: "
+            text += f"none was changed between backward and the step, at {len(seen) // len(evidence.traces)} steps"
+            details = {"optimizer": optimizer}
+            return Finding("alone", DOUBT, text, CAUSES["parts_alone"], FIXES["parts_alone"], details)
     return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,9 @@ class RankTrace:
         boundaries: numbers of steps taken when each rollout phase began.
         steps: numbers of steps taken in the end.
         names: names of parameters in their modules, by place ``group.number`` in the optimiser.
+        held: where the script held these parameters at the last look, by place in the optimiser; only of modules that a
+            variable leads to.
+        tensors: numbers of the parameters, by place; a tensor has the same one in all of the rank's optimisers.
         wrapped: places of the parameters that DDP was given.
         by_parts: optimisers that held the rank's part of a model's parameters.
         gone: optimisers that the script had let go in the end, with all that they updated.
@@ -100,6 +103,8 @@ class RankTrace:
     boundaries: dict[int, list[int]] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
     names: dict[int, dict[str, str]] = field(default_factory=dict)
+    held: dict[int, dict[str, str]] = field(default_factory=dict)
+    tensors: dict[int, dict[str, int]] = field(default_factory=dict)
     wrapped: dict[int, set[str]] = field(default_factory=dict)
     by_parts: set[int] = field(default_factory=set)
     gone: set[int] = field(default_factory=set)
@@ -136,6 +141,25 @@ class RankTrace:
         unended = self.exit_code == 0 and self.end is None and bool(self.state or self.checks)
         return unended or bool(self.broken or self.state.get("lost"))
 
+    def numbered(self, number: Mapping[int, int]) -> RankTrace:
+        """Returns the trace of those optimisers alone that have a new ``number``, under that one."""
+
+        def left(held: Mapping[int, Any]) -> dict[int, Any]:
+            return {number[optimizer]: value for optimizer, value in held.items() if optimizer in number}
+
+        checks = {
+            moment._replace(optimizer=number[moment.optimizer]): check
+            for moment, check in self.checks.items()
+            if moment.optimizer in number
+        }
+        tables = {name: left(getattr(self, name)) for name in BY_OPTIMIZER}
+        sets = {name: {number[each] for each in getattr(self, name) if each in number} for name in ("by_parts", "gone")}
+        return replace(self, checks=checks, **tables, **sets)
+
+
+BY_OPTIMIZER = ("rates", "boundaries", "steps", "names", "held", "tensors", "wrapped", "settings", "loaded", "sizes")
+"""The dictionaries of a trace that are by optimiser, but for its checks."""
+
 
 def read_traces(directory: Path, ranks: Sequence[int]) -> list[RankTrace]:
     """Reads what each rank recorded; a rank that recorded nothing has an empty trace."""
@@ -161,6 +185,7 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.wrappers |= set(event["wrappers"])
             trace.libraries |= set(event["libraries"])
             trace.names[optimizer] = event["names"]
+            trace.tensors[optimizer] = event.get("tensors", {})
             trace.wrapped[optimizer] = set(event.get("wrapped", event["names"]))
             trace.by_parts |= {optimizer} if event.get("by_parts") else set()
             trace.settings[optimizer] = event.get("settings", [])
@@ -170,6 +195,8 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.untrained = event.get("untrained", trace.untrained)
             trace.unknown |= set(event.get("unknown", ()))
             trace.unplaced |= set(event.get("unplaced", ()))
+        elif kind == "held":
+            trace.held[optimizer] = event["held"]
         elif kind == "models":
             trace.models[event["phase"]] = event["digests"]
         elif kind == "failure":

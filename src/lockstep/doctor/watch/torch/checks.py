@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
-from lockstep.doctor.watch.boundaries import Boundaries
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import OPTIMIZED, SideWriter
 from lockstep.doctor.watch.torch.flat_parts import holds_vectors, tensors_of
 from lockstep.doctor.watch.torch.inspection import Inventory, look_around
+from lockstep.doctor.watch.torch.optimizer_watch import (
+    OptimizerWatch,
+    moments_of,
+    parameters_of,
+    place_of,
+    settings_of,
+    sizes_of,
+)
 from lockstep.doctor.watch.torch.own_gradients import OwnGradients
 from lockstep.doctor.watch.torch.running_statistics import numbers_of
 from lockstep.doctor.watch.torch.values import (
@@ -35,72 +43,6 @@ LIBRARIES = ("stable_baselines3",)
 Parts = dict[str, dict[str, Any]]
 
 
-class OptimizerWatch:
-    """Watches one optimiser of the script, or one group of the vectors that ZeRO steps one after another.
-
-    Attributes:
-        index: the optimiser's number, in the order of first steps.
-        boundaries: numbers of steps taken when each phase of forward passes without gradients began.
-        rates: learning rates of all groups as last seen.
-        seen_passes: how many forward passes belong to earlier steps.
-        through: wrappers through whose ``forward`` its gradients were made so far.
-        last_step: steps that all optimisers together had taken when it took its last one.
-        part: ids of the vectors that it updates, if they may be this rank's parts of a model; None if it holds whole
-            parameters.
-        sharded: ids of those vectors that are known to be parts.
-        kept: a strong reference to the optimiser, so that its state can be written when the script has ended; None if
-            the script may let it go before.
-    """
-
-    def __init__(self, index: int, optimizer: Optimizer) -> None:
-        self.index = index
-        self.kept: Optimizer | None = optimizer
-        self._optimizer = weakref.ref(optimizer)
-        self._tensors = [weakref.ref(tensor) for tensor in tensors_of(optimizer)]
-        self.steps = 0
-        self.boundaries = Boundaries()
-        self.rates: list[float | None] = []
-        self.seen_passes = 0
-        self.through: set[str] = set()
-        self.last_step = 0
-        self.part: frozenset[int] | None = None
-        self.sharded: frozenset[int] = frozenset()
-
-    def updates(self, optimizer: Optimizer) -> bool:
-        """Returns whether this watch stands for what an optimiser updates now."""
-        if self.optimizer is not optimizer:
-            return False
-        return self.part is None or not self.part.isdisjoint(map(id, tensors_of(optimizer)))
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimiser; None once the script has let it go."""
-        return self._optimizer()
-
-    @property
-    def gone(self) -> bool:
-        """Whether the script has let the optimiser go, and all tensors that it updated when it took its first step."""
-        return self.optimizer is None and all(tensor() is None for tensor in self._tensors)
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """The optimiser's parameter groups, or those of ``part``; empty once it is gone."""
-        optimizer, part = self.optimizer, self.part
-        groups = [] if optimizer is None else optimizer.param_groups
-        return groups if part is None else [g for g in groups if not part.isdisjoint(map(id, g["params"]))]
-
-    @property
-    def state(self) -> Mapping[Any, Any]:
-        """The optimiser's state by parameter, and what it keeps beside; empty once it is gone."""
-        optimizer = self.optimizer
-        return {} if optimizer is None else optimizer.state
-
-
-def was_made(cls: type[Optimizer] = Optimizer) -> bool:
-    """Returns whether this process ever made an optimiser of a class or a subclass: PyTorch then wraps ``step``."""
-    return hasattr(cls.step, "hooked") or any(was_made(derived) for derived in cls.__subclasses__())
-
-
 FEW_LOOKS, MANY_LOOKS = 4, 16
 """Looks at all objects, which take up to a second each, that any new optimiser is worth, and that an unknown one is."""
 
@@ -118,6 +60,10 @@ class StepRecorder:
         self.own_gradients = OwnGradients()
         self.inventory = Inventory()
         self._looks = 0
+        self._numbers: MutableMapping[Any, int] = WeakIdKeyDictionary()
+        self._next = itertools.count()
+        self._watches: list[OptimizerWatch] = []
+        self._sharing: set[int] = set()  # optimisers that were seen to leave gradients of other parameters
         self._whole: tuple[Callable[[], Any], set[int], dict[str, Taken]] = (lambda: None), set(), {}
 
     def first_seen(self, watch: OptimizerWatch) -> None:
@@ -126,29 +72,41 @@ class StepRecorder:
         if self._worth_a_look(watch):
             self._looks += 1
             self.inventory = look_around(self.inventory)
-            seen = {"made": [_sizes(each) for each in self.inventory.optimizers], "untrained": self._untrained()}
+            seen = {"made": [sizes_of(each) for each in self.inventory.optimizers], "untrained": self._untrained()}
             if self.inventory.unplaced:
                 gc.collect()  # unreachable normalisers would be compared, too
         optimizer, inventory = watch.optimizer, self.inventory
         if inventory.by_parts and optimizer is not None and holds_vectors(optimizer, inventory.owners):
             watch.part = frozenset(map(id, tensors_of(optimizer)))
             watch.sharded = watch.part & inventory.sharded
-        parameters = _parameters(watch)
+        parameters = parameters_of(watch)
         bases = {base for p in parameters.values() for base in inventory.owners.get(id(p), ())}
+        held = {id(p): name for name, p in inventory.parameters()}
         libraries = [name for name in LIBRARIES if any(base.startswith(f"{name}.") for base in bases)]
         facts = {
             "wrappers": sorted(inventory.wrappers),
             "libraries": libraries,
             "names": self.names(watch),
+            "tensors": {place: self._number(p) for place, p in parameters.items()},
             "wrapped": [place for place, p in parameters.items() if id(p) in inventory.wrapped],
             "by_parts": bool(watch.sharded),
             "sizes": [tensor.numel() for tensor in parameters.values()],
-            "settings": [_settings(group) for group in watch.groups],
-            "state": sum(isinstance(x, Tensor) for p in watch.state for x in _moments(watch, p).values()),
+            "settings": [settings_of(group) for group in watch.groups],
+            "state": sum(isinstance(x, Tensor) for p in watch.state for x in moments_of(watch, p).values()),
             "unknown": sorted(inventory.unknown),
             "unplaced": sorted(name for name in inventory.unplaced if inventory.normalizers[name]() is not None),
         }
         self._writer.add({"kind": "optimizer", "optimizer": watch.index} | facts | seen)
+        self._watches.append(watch)
+        for each in self._watches if seen else ():  # a module may be part of another one by now
+            where = {place: held[id(p)] for place, p in each.tensors().items() if id(p) in held}
+            self._writer.add({"kind": "held", "optimizer": each.index, "held": where})
+
+    def _number(self, tensor: Tensor) -> int:
+        """Returns a tensor's number, the same as long as it lives."""
+        if tensor not in self._numbers:
+            self._numbers[tensor] = next(self._next)
+        return self._numbers[tensor]
 
     def _untrained(self) -> list[int]:
         """Returns numbers of elements of the parameters in modules that no optimiser updates."""
@@ -168,7 +126,7 @@ class StepRecorder:
 
         Samples none if a model is wrapped in DDP or FSDP, which reduce within ``backward``.
         """
-        found = [] if self.inventory.wrappers else [p for watch in watches for p in _parameters(watch).values()]
+        found = [] if self.inventory.wrappers else [p for watch in watches for p in parameters_of(watch).values()]
         self.own_gradients.listen(found)
 
     def note_rates(self, watch: OptimizerWatch) -> None:
@@ -197,15 +155,17 @@ class StepRecorder:
             source: a word for what the rollout had collected, and hashes of rows of it that these passes were given.
             gathered: samples of a sharded model's parameters from its last forward pass.
         """
-        parameters = _parameters(watch)
+        parameters = parameters_of(watch)
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         parts: Parts = {"gradients": {n: g.coalesce().values() if g.is_sparse else g for n, g in gradients.items()}}
         parts["gathered"] = gathered | self._whole_before(watch)
+        parts["whole"] = self._shared(watch)
         parts["own"], parts["stepped"] = self.own_gradients.beside(parameters)
         if watch.steps == 0:
             parts |= self._state(watch)
         fixed = [place for place, p in parameters.items() if not p.requires_grad]
-        facts = {"inputs": inputs, "through": sorted(watch.through), "fixed": fixed} | source
+        facts: dict[str, Any] = {"inputs": inputs, "through": sorted(watch.through), "fixed": fixed} | source
+        facts["hooked"] = self.own_gradients.hooked(parameters.values())
         self._write(watch, watch.steps + 1, "before", parts, facts)
 
     def after(self, watch: OptimizerWatch, used: Container[int], stepped: Container[int]) -> None:
@@ -229,7 +189,9 @@ class StepRecorder:
             "normalizers": normalizers,
         }
         sent = sorted(name for name, buffer in buffers.items() if id(buffer) in self.inventory.broadcast)
-        self._write(watch, watch.steps, "after", parts, {"broadcast": sent})
+        seen = dict(self.inventory.parameters(used)) if parts["unstepped"] else {}
+        unused = [name for name in parts["unstepped"] if name not in seen]
+        self._write(watch, watch.steps, "after", parts, {"broadcast": sent, "unused": unused})
 
     def last(self, watch: OptimizerWatch) -> None:
         """Writes an optimiser's state at the script's end, so that the steps since the last checked one count."""
@@ -247,7 +209,7 @@ class StepRecorder:
     def names(self, watch: OptimizerWatch) -> dict[str, str]:
         """Returns the names that an optimiser's parameters have in their modules, by place."""
         names = self.inventory.names
-        return {place: names[id(p)] for place, p in _parameters(watch).items() if id(p) in names}
+        return {place: names[id(p)] for place, p in parameters_of(watch).items() if id(p) in names}
 
     def _whole_before(self, watch: OptimizerWatch) -> dict[str, Taken]:
         """Samples the parameters that are updated by parts, before an optimiser steps its first group.
@@ -264,12 +226,22 @@ class StepRecorder:
         self._whole = weakref.ref(optimizer), {*given, watch.index}, taken
         return taken
 
+    def _shared(self, watch: OptimizerWatch) -> dict[str, Tensor]:
+        """Returns all models' parameters if some that no optimiser updates had gradients at a step of this one.
+
+        Other ranks may update these and send them (ZeRO by hand). Parameters without a place are left out.
+        """
+        found = {n: p for n, p in self.inventory.parameters() if p.requires_grad}
+        if any(p.grad is not None for p in found.values() if id(p) not in self.inventory.optimized):
+            self._sharing.add(watch.index)
+        return found if watch.index in self._sharing else {}
+
     def _state(self, watch: OptimizerWatch) -> Parts:
-        parameters = _parameters(watch)
+        parameters = parameters_of(watch)
         moments = {
             f"{name}.{key}": value
             for name, parameter in parameters.items()
-            for key, value in _moments(watch, parameter).items()
+            for key, value in moments_of(watch, parameter).items()
             if isinstance(value, Tensor)
         }
         return {"parameters": parameters, "moments": moments}
@@ -278,13 +250,13 @@ class StepRecorder:
         most = DENSE_NUMBERS if step <= self._schedule.first else SPARSE_NUMBERS
         event: dict[str, Any] = {"kind": "check", "optimizer": watch.index, "step": step, "when": when} | facts
         event["parts"], arrays = {}, []
-        parameters = _parameters(watch)
+        parameters = parameters_of(watch)
         own = {place for place, p in parameters.items() if id(p) in self.inventory.sharded | watch.sharded}
         with torch.no_grad():
             for name, tensors in parts.items():
-                sharded = {key for key in tensors if name in OPTIMIZED and _place(key) in own}
+                sharded = {key for key in tensors if name in OPTIMIZED and place_of(key) in own}
                 if name == "moments":  # smaller than their parameter: sharded
-                    sharded |= {k for k, x in tensors.items() if 1 < x.numel() < parameters[_place(k)].numel()}
+                    sharded |= {k for k, x in tensors.items() if 1 < x.numel() < parameters[place_of(k)].numel()}
                 entries, numbers = take_part(tensors, most, sharded)
                 event["parts"][name] = part = {"tensors": entries}
                 arrays.append((part, numbers))
@@ -296,37 +268,3 @@ def _rate(rate: Any) -> float | None:
         return float(rate)
     except (TypeError, ValueError, RuntimeError):
         return None
-
-
-def _sizes(optimizer: Optimizer) -> list[int]:
-    return [tensor.numel() for group in optimizer.param_groups for tensor in group["params"]]
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Returns a parameter group's settings except learning rates, as JSON types; skips what isn't a number or text."""
-    found = {}
-    for name, value in group.items():
-        if name in ("lr", "initial_lr", "params"):
-            continue
-        value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        parts = value if isinstance(value, (tuple, list)) else [value]
-        if all(part is None or isinstance(part, (bool, int, float, str)) for part in parts):
-            found[name] = list(parts) if isinstance(value, (tuple, list)) else value
-    return found
-
-
-def _moments(watch: OptimizerWatch, parameter: Any) -> Mapping[str, Any]:
-    """Returns what an optimiser keeps of a parameter; nothing if it isn't a mapping, as a number beside them."""
-    state = watch.state.get(parameter)
-    return state if isinstance(state, Mapping) else {}
-
-
-def _place(key: str) -> str:
-    """Returns the parameter's place from a moment's: ``0.2`` from ``0.2.exp_avg``."""
-    return ".".join(key.split(".")[:2])
-
-
-def _parameters(watch: OptimizerWatch) -> dict[str, Tensor]:
-    """Returns an optimiser's parameters by place, ``group.number``; places agree between ranks even if names don't."""
-    groups = watch.groups
-    return {f"{g}.{p}": parameter for g, group in enumerate(groups) for p, parameter in enumerate(group["params"])}

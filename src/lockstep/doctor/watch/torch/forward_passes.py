@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.doctor.watch.side_store import BETWEEN_WORDS
-from lockstep.doctor.watch.torch.checks import OptimizerWatch
 from lockstep.doctor.watch.torch.inspection import is_ddp
+from lockstep.doctor.watch.torch.optimizer_watch import OptimizerWatch
 from lockstep.doctor.watch.torch.values import digest, input_digests, local, readable, spread, tensors_in
 
 MOST_PASSES = 4096

@@ -21,10 +21,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from lockstep.doctor.watch.schedule import Schedule
 from lockstep.doctor.watch.side_store import SideWriter
-from lockstep.doctor.watch.torch.checks import OptimizerWatch, StepRecorder, was_made
+from lockstep.doctor.watch.torch.checks import StepRecorder
 from lockstep.doctor.watch.torch.flat_parts import tensors_of
 from lockstep.doctor.watch.torch.forward_passes import ForwardPasses
 from lockstep.doctor.watch.torch.inner_steps import is_inner_step
+from lockstep.doctor.watch.torch.optimizer_watch import OptimizerWatch, was_made
 from lockstep.doctor.watch.torch.process_group import group_facts
 from lockstep.doctor.watch.torch.values import Taken, capturing, has_compiled, readable, take
 

@@ -38,6 +38,14 @@ class OwnGradients:
         now = {place: gradient for place in kept if (gradient := parameters[place].grad) is not None}
         return kept, {place: sampled(gradient.detach(), NUMBERS) for place, gradient in now.items() if _plain(gradient)}
 
+    def hooked(self, parameters: Iterable[Tensor]) -> bool:
+        """Returns whether the script has hooks of its own on these parameters, which may reduce within ``backward``."""
+        for p in parameters:
+            ours = id(p) in self._hooks
+            if p._backward_hooks or len(p._post_accumulate_grad_hooks or ()) > ours:  # pyright: ignore[reportAttributeAccessIssue]
+                return True
+        return False
+
     def _accumulated(self, parameter: Tensor) -> None:
         if torch.compiler.is_compiling():
             return
