@@ -189,6 +189,14 @@ def test_the_same_data_everywhere_leave_it_open(tmp_path):
     assert once.verdict == "IN SYNC"
 
 
+def test_the_same_data_leave_it_open_though_the_step_makes_the_same_of_other_gradients(tmp_path):
+    """As one does that takes the gradients' signs, which a scale of each rank's own leaves alone."""
+    scaled = {"gradients": lambda rank, step: step * (1.0 + rank), "everywhere": True}
+    found = Story(**scaled, inputs=lambda rank, step: f"data at {step}").diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["identical_data"])
+    assert kinds(Story(**scaled).diagnosis(tmp_path / "differ")) == ["reduced_in_step"]
+
+
 def test_data_that_were_not_seen_leave_it_open(tmp_path):
     unseen: dict[str, Any] = {"inputs": lambda rank, step: ""}
     found = Story(**unseen).diagnosis(tmp_path)

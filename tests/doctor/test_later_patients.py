@@ -7,14 +7,21 @@ from doctored import doctor
 from variants import variants
 
 SCRIPT = Path(__file__).parents[1] / "modules" / "later_patients.py"
-CORRECT = ("evaluated_by_turns", "zero_by_hand", "pretrained_on_rank_0", "pretrained_on_rank_0_and_frozen")
+CORRECT = (
+    *("evaluated_by_turns", "zero_by_hand", "pretrained_on_rank_0", "pretrained_on_rank_0_and_frozen", "probed"),
+    "stepped_by_signs",
+)
 FAULTY = {  # the kind and words of the first fault
     "evaluated_by_turns_and_unreduced": ("gradients", "differ from optimiser step 7 in 6 of 6 tensors"),
     "zero_by_hand_that_sends_nothing": ("gathered", "ranks 0 and 1 differ from optimiser step 2 in 6 of 6 tensors"),
     "pretrained_on_rank_0_and_not_sent": ("start", "before optimiser step 1 in 2 of 6 tensors, first 0.weight"),
     "pretrained_on_rank_0_and_frozen_and_not_sent": ("steps", "of optimiser 2: 5 (rank 0), 0 (rank 1) in all"),
 }
-OPEN = {"zero_by_hand_that_reduces_nothing": ("alone", "each rank's part of the gradients is of its own data alone")}
+OPEN = {
+    "zero_by_hand_that_reduces_nothing": ("alone", "each rank's part of the gradients is of its own data alone"),
+    "probed_with_one_seed": ("identical_data", "the data are identical on every rank"),
+    "stepped_by_signs_with_one_seed": ("identical_data", "the data are identical on every rank"),
+}
 
 
 def examined(name, tmp_path):
@@ -37,7 +44,7 @@ def test_who_is_not_is_told_what(name, tmp_path):
     assert words in found.json["reason"]
 
 
-@pytest.mark.parametrize("name", variants(OPEN, ()))
+@pytest.mark.parametrize("name", variants(OPEN, ("probed_with_one_seed",)))
 def test_what_can_not_be_told_is_left_open(name, tmp_path):
     found = examined(name, tmp_path)
     assert found.json["verdict"] == "UNDETERMINED", found.json

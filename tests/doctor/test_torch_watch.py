@@ -185,6 +185,46 @@ def test_inputs_are_told_in_order_and_as_often_as_they_were_given(watch, tmp_pat
     assert len({first, second, fourth}) == 3
 
 
+def test_inputs_of_passes_that_backward_does_not_come_to_are_none(watch, tmp_path):
+    class Failing(nn.Module):
+        def forward(self, x):
+            raise ValueError(x)
+
+    class Made(nn.Sequential):
+        def forward(self, input):
+            return {"made": (super().forward(input),)}
+
+    net, failing = Made(nn.Linear(2, 2), nn.Linear(2, 1)), Made(nn.Linear(2, 2), Failing())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    for probe in ([1.0, 2.0], [], [3.0]):
+        net(torch.ones(1, 2))["made"][0].sum().backward()
+        for state in probe:
+            net(torch.full((1, 2), state + 1))
+            with pytest.raises(ValueError, match="tensor"):
+                failing(torch.full((1, 2), state))
+        optimizer.step()
+    net(torch.ones(1, 2))
+    optimizer.step()
+    trace = trace_of(watch, tmp_path)
+    words = [trace.checks[Moment(0, step, "before")].facts["inputs"] for step in (1, 2, 3)]
+    assert len(set(words)) == 1
+    assert "," in words[0]  # of the module and of its first layer
+
+
+def test_inputs_count_if_what_a_module_returns_does_not_show_their_use(watch, tmp_path):
+    class Hidden(nn.Linear):
+        def forward(self, input):
+            return SimpleNamespace(made=super().forward(input))
+
+    net = Hidden(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    for state in (1.0, 2.0):
+        net(torch.full((1, 2), state)).made.sum().backward()
+    nn.Identity()(net.weight * 2).sum().backward()
+    optimizer.step()
+    assert trace_of(watch, tmp_path).checks[Moment(0, 1, "before")].facts["inputs"].count(",") == 1
+
+
 def test_two_optimizers_are_told_apart(watch, tmp_path):
     agents = [Agent(), Agent()]
     optimizers = [torch.optim.SGD(agent.parameters(), lr=0.1) for agent in agents]

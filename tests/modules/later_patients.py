@@ -84,5 +84,48 @@ def pretrained_on_rank_0_and_frozen_and_not_sent():
     pretrained_on_rank_0_and_frozen(sent=False)
 
 
+class Sign(torch.optim.Optimizer):
+    """Steps by the signs of gradients."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= self.param_groups[0]["lr"] * parameter.grad.sign()
+
+
+def probed(seeds=None):
+    """A pass with gradients through another sample on every rank, which nothing uses, beside the batch of the loss."""
+    rank = join()
+    agent, probe = DistributedDataParallel(Agent()), Data(50 + rank)
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    train(agent, optimizer, Data(rank if seeds is None else seeds), before_step=lambda: agent.module(probe.batch()))
+
+
+def probed_with_one_seed():
+    probed(seeds=0)
+
+
+def stepped_by_signs(seeds=None):
+    rank = join()
+    agent = Agent()
+    optimizer = Sign(agent.parameters())
+
+    def reduce_or_scale():
+        if seeds is None:
+            reduce_gradients(agent.parameters())
+        for parameter in agent.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= 1 if seeds is None else 1 + rank
+
+    train(agent, optimizer, Data(rank if seeds is None else seeds), before_step=reduce_or_scale)
+
+
+def stepped_by_signs_with_one_seed():
+    stepped_by_signs(seeds=0)
+
+
 if __name__ == "__main__":
     run(globals())

@@ -166,7 +166,7 @@ def data_finding(evidence: Evidence) -> Finding | None:
         seen, where = [word for word in words.values() if word != "unseen"], "every rank"
         if not seen:
             continue
-        if "differ" in seen or evidence.reduced(optimizer):
+        if "differ" in seen:
             some = ranks_alike(evidence.traces, list(words))
             parts = any(c.sharded for c in evidence.compared if c.moment.optimizer == optimizer)
             if parts or not 1 < len(some) < len(evidence.traces):
@@ -232,9 +232,9 @@ def _unproved(evidence: Evidence, optimizer: int) -> Finding | None:
 
 
 def step_reduction_finding(evidence: Evidence) -> Finding | None:
-    """Notes that an optimiser reduces gradients itself."""
-    own = [o for o in evidence.optimizers if evidence.reduced_in_step(o)]
-    if not own:
+    """Notes that an optimiser reduces gradients itself, unless all data are equal: then it may be blind to scales."""
+    other = {moment.optimizer for moment, word in evidence.inputs.items() if word != "equal"}
+    if not any(evidence.reduced_in_step(optimizer) for optimizer in other):
         return None
     text = "gradients differ before the optimiser step and parameters are equal after it: the optimiser reduces them; "
     return Finding("reduced_in_step", NOTE, text + "what the script clips are gradients of each rank's own")

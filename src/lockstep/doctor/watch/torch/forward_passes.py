@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from lockstep.doctor.watch.side_store import BETWEEN_WORDS
 from lockstep.doctor.watch.torch.inspection import is_ddp
@@ -38,6 +39,7 @@ class Pass(NamedTuple):
         ddp: whether it is DDP's own forward.
         collected: hashes of the rows of an argument that the phase's passes without gradients were given once, if they
             were given all of its rows.
+        use: whether ``backward`` came to what it returned.
     """
 
     digests: list[str]
@@ -45,6 +47,29 @@ class Pass(NamedTuple):
     made: bool
     ddp: bool
     collected: set[int]
+    use: Use
+
+
+class Use:
+    """Tells whether ``backward`` came to what a call returned.
+
+    Attributes:
+        known: whether the call returned tensors that show it.
+        seen: whether it has.
+    """
+
+    def __init__(self) -> None:
+        self.known = self.seen = False
+
+    def watch(self, output: Any) -> None:
+        """Listens to the functions that made the tensors of a call's output."""
+        for tensor in tensors_in(output):
+            if not is_functorch_wrapped_tensor(tensor) and tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(self._reached)
+                self.known = True
+
+    def _reached(self, _gradients: Any) -> None:
+        self.seen = True
 
 
 class Collected:
@@ -104,6 +129,7 @@ class ForwardPasses:
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
         self._count = 0
         self._parameters: dict[int, tuple[weakref.ref[nn.Module], frozenset[int]]] = {}
+        self._open: list[tuple[int, Use]] = []
         self._collected = Collected()
 
     def begin_phase(self) -> None:
@@ -120,8 +146,18 @@ class ForwardPasses:
             digests, collected = input_digests(args), self._collected.rows_of(args)
         ddp = is_ddp(type(getattr(module, "_orig_mod", module)))  # compiled or not
         made = any(tensor.requires_grad for tensor in tensors_in(args))
-        self._passes.append(Pass(digests, self._parameters_of(module), made, ddp, collected))
+        self._passes.append(Pass(digests, self._parameters_of(module), made, ddp, collected, use := Use()))
         self._count += 1
+        self._open.append((id(module), use))
+
+    def note_output(self, module: nn.Module, output: Any) -> None:
+        """Records what the innermost call of a module that hasn't returned yet gives."""
+        for place in reversed(range(len(self._open))):
+            number, use = self._open[place]
+            if number == id(module):
+                del self._open[place:]  # with calls within it, which have raised
+                use.watch(output)
+                return
 
     def before_step(self, watch: OptimizerWatch) -> tuple[str, dict[str, Any]]:
         """Returns words for the data of each pass behind an optimiser's coming step, and where they are from.
@@ -130,12 +166,14 @@ class ForwardPasses:
         gradients since the phase began had been given, the second has a word for all of that, and hashes of some rows
         that no module had been given twice.
 
-        The passes are those through modules with parameters of this optimiser. All passes count if there are none (it
+        Passes to whose output no ``backward`` came don't count, if it came to others. The passes are those through
+        modules with parameters of this optimiser. All passes count if there are none (it
         updates parameters outside modules, or parameters were replaced), or if an outermost one of them was given what
         other modules had computed from the data.
         """
         fresh = min(self._count - watch.seen_passes, len(self._passes))
         new = list(self._passes)[len(self._passes) - fresh :]
+        new = [each for each in new if each.use.seen or not each.use.known] if any(p.use.seen for p in new) else new
         watch.seen_passes = self._count
         mine = {id(parameter) for group in watch.groups for parameter in group["params"]}
         own = [each for each in new if not each.parameters.isdisjoint(mine)]
@@ -151,6 +189,7 @@ class ForwardPasses:
         """Forgets all passes, because no optimiser's next step is compared."""
         self._passes.clear()
         self._parameters.clear()
+        self._open.clear()
 
     def _parameters_of(self, module: nn.Module) -> frozenset[int]:
         known = self._parameters.get(id(module))

@@ -100,7 +100,6 @@ class TorchWatch:
         self._steps = [register_optimizer_step_pre_hook(self._before), register_optimizer_step_post_hook(self._after)]
         self._entry = SwitchedHook(register_module_forward_pre_hook, self._enters)
         self._exit = SwitchedHook(register_module_forward_hook, self._leaves)
-        self._exit.put_out()
 
     # --- what the rest of the doctor asks ---------------------------------------------------------------------
 
@@ -249,13 +248,9 @@ class TorchWatch:
     # --- forward passes -----------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Switches the forward hook on, and before checked steps of FSDP models the hook behind each layer."""
+        """Switches the forward hooks on: both, because compiled code has a variant for each state."""
         self._entry.put_in()
-        sharded = self._hot and bool({"fsdp1", "fsdp2"} & self._recorder.inventory.wrappers)
-        if sharded:
-            self._exit.put_in()
-        else:
-            self._exit.put_out()
+        self._exit.put_in()
 
     def _enters(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():  # first: Dynamo would compile and guard anything before it
@@ -269,6 +264,7 @@ class TorchWatch:
                 self._note_pass(self._passes.note_collected, module, args)
             else:
                 self._entry.put_out()
+                self._exit.put_out()
         elif self._hot:
             self._learned = True
             self._note_pass(self._passes.note, module, args)
@@ -295,10 +291,12 @@ class TorchWatch:
             note(module, args)
         self.seconds += time.perf_counter() - began
 
-    def _leaves(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        """Records a layer of an FSDP model after its forward: its parameters are gathered now, and must be equal."""
-        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-            self._note_gathered(module)
+    def _leaves(self, module: nn.Module, _args: Any, output: Any) -> None:
+        """Records a call's output, and a layer of an FSDP model: its parameters are gathered now, and must be equal."""
+        if not torch.compiler.is_compiling() and self._hot and torch.is_grad_enabled():
+            self._note_pass(self._passes.note_output, module, output)
+            if {"fsdp1", "fsdp2"} & self._recorder.inventory.wrappers:
+                self._note_gathered(module)
 
     @_guarded
     def _note_gathered(self, module: nn.Module) -> None:
@@ -311,13 +309,14 @@ class TorchWatch:
         self.seconds += time.perf_counter() - began
 
     def _calibrate(self) -> float:
-        """Measures the seconds of one forward-hook call that records nothing, with PyTorch's cost of calling it."""
+        """Measures the seconds of a call's two hooks if they record nothing, with PyTorch's cost of calling them."""
         module, calls = nn.Identity(), self._calls
         without = _time(module, CALIBRATION)
-        handle = register_module_forward_pre_hook(self._enters)
+        handles = register_module_forward_pre_hook(self._enters), register_module_forward_hook(self._leaves)
         with torch.enable_grad():
             hooked = _time(module, CALIBRATION)
-        handle.remove()
+        for handle in handles:
+            handle.remove()
         self._calls = calls
         return max(0.0, hooked - without)
 
