@@ -20,6 +20,7 @@ from small_runs import (
 )
 
 from lockstep.config.run import Config
+from lockstep.core.errors import NonFiniteError
 from lockstep.core.normalizers import shard_moments
 from lockstep.core.shards import ShardPlan
 from lockstep.torch_engine import minibatches, statistics
@@ -79,10 +80,21 @@ def test_only_what_is_normalised_is_measured_and_merged(normalize):
     observations, returns = split_normalizer_moments(state, rows)
     assert observations.shape == (4, 2, 2 if "observations" in normalize else 0)
     assert returns.shape == (4, 2, 1 if "returns" in normalize else 0)
-    merge_normalizers(state, observations, returns, np.full(4, 8))
+    merge_normalizers(state, observations, returns, np.full(4, 8), 1)
     for name, normalizer in (("observations", state.observation_normalizer), ("returns", state.return_normalizer)):
         assert (normalizer is not None) == (name in normalize)
         assert normalizer is None or normalizer.moments.count == 32
+
+
+@pytest.mark.parametrize("name", ["observations", "returns"])
+def test_statistics_of_numbers_too_large_to_be_squared_end_the_run_in_the_iteration_that_gave_them(name):
+    config = small_config(num_shards=4, normalize=NORMALIZE[3])
+    state = small_state(config, described(size=2))
+    parts = {"observations": np.ones((4, 2, 2)), "returns": np.ones((4, 2, 1))}
+    merge_normalizers(state, parts["observations"], parts["returns"], np.full(4, 8), 6)
+    parts[name][2] = np.inf
+    with pytest.raises(NonFiniteError, match=f"after iteration 7, of normalize.{name}: "):
+        merge_normalizers(state, parts["observations"], parts["returns"], np.full(4, 8), 7)
 
 
 def test_first_statistics_are_those_of_all_random_steps_and_leave_no_return_running():
