@@ -34,6 +34,13 @@ JAX_COLLECTIVE_FILES = (
     "jax_engine/distributed/placement.py",
     "jax_engine/distributed/processes.py",
 )
+EXCHANGES = ("psum", "pmean", "pmax", "pmin", "ppermute", "pshuffle", "all_gather", "all_to_all", "psum_scatter")
+EXCHANGE_FILES = (
+    "jax_engine/distributed/placement.py",
+    "jax_engine/distributed/reductions.py",
+    "jax/task.py",  # what a task's hook does unless it is overridden
+    "jax/wrappers/batch.py",  # over an axis of the user's own program
+)
 DEVICE_CALLS = (
     *("torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator", "torch.mtia"),
     *("torch.backends.cuda", "torch.backends.cudnn", "torch.backends.mps"),
@@ -86,6 +93,14 @@ def touches_collectives(node: ast.AST) -> bool:
 def touches_jax_collectives(node: ast.AST) -> bool:
     """Imports what makes meshes, shardings or groups of JAX processes, or reaches for it through ``jax``."""
     return below(dotted(node), JAX_COLLECTIVES) or any(below(name, JAX_COLLECTIVES) for name in imports(node))
+
+
+def exchanges_in_a_program(node: ast.AST) -> bool:
+    """Calls or imports what exchanges data between devices inside a compiled program: ``lax.psum``."""
+    name = dotted(node)
+    return any(
+        f".{each}".endswith(f".lax.{exchange}") for each in (name, *imports(node)) for exchange in EXCHANGES if each
+    )
 
 
 def calls_a_device(node: ast.AST) -> bool:
@@ -149,8 +164,8 @@ def found(rule: Callable[[ast.AST], bool], source: str) -> Iterator[int]:
 
 
 RULES = (
-    *(touches_collectives, touches_jax_collectives, calls_a_device, asks_for_the_first_rank, loads_code),
-    names_a_room_of_an_engine,
+    *(touches_collectives, touches_jax_collectives, exchanges_in_a_program, calls_a_device),
+    *(asks_for_the_first_rank, loads_code, names_a_room_of_an_engine),
 )
 
 
@@ -187,6 +202,11 @@ def test_only_one_room_of_the_engine_touches_torch_distributed():
 def test_only_four_modules_touch_jax_distributed_and_shardings():
     assert offenders(touches_jax_collectives, JAX_COLLECTIVE_FILES) == []
     assert len({line.partition(":")[0] for line in offenders(touches_jax_collectives)}) == 4
+
+
+def test_only_one_room_of_the_jax_engine_exchanges_data_in_a_program():
+    assert offenders(exchanges_in_a_program, EXCHANGE_FILES) == []
+    assert {line.partition(":")[0] for line in offenders(exchanges_in_a_program)} == set(EXCHANGE_FILES)
 
 
 def test_one_file_makes_the_calls_of_a_kind_of_device():
@@ -260,6 +280,12 @@ def test_long_files_and_full_folders_are_found(tmp_path):
             "jax.distributed.initialize()",
             "mesh = jax.make_mesh((2,), ('batch',))",
         )],
+        *[(exchanges_in_a_program, f"import jax\n{line}") for line in (
+            "total = jax.lax.psum(x, 'batch')",
+            "from jax.lax import all_gather",
+            "from jax import lax\nlax.psum_scatter(x, axes())",
+            "shared = map(lax.pmean, parts)",
+        )],
         *[(calls_a_device, f"import torch\n{line}") for line in (
             "torch.cuda.synchronize()",
             "from torch import cuda",
@@ -306,6 +332,10 @@ def test_the_rules_find_what_they_look_for(rule, source):
         (
             touches_jax_collectives,
             "import jax\njax.lax.psum(x, 'batch')\njax.shard_map(f)\njax.devices()\njax.numpy.sum(x)",
+        ),
+        (
+            exchanges_in_a_program,
+            "from jax import lax\nlax.scan(step, x, None, 3)\nlax.axis_size(axes())\nall_gather(x)",
         ),
         (
             calls_a_device,

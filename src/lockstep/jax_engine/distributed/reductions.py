@@ -174,9 +174,30 @@ def sum_shards(x: Tree) -> Tree:
 def sum_devices(x: Array) -> Array:
     """Sums float32 arrays over all devices: on a CPU by the tree, elsewhere by the framework's all-reduce."""
     if _traced.get().platform != "cpu":
-        return jax.lax.psum(x, axes())
+        return all_reduce(x)
     devices = jax.lax.axis_size(axes())
     return _summed(x.reshape(1, -1), tree_of(devices, devices)).reshape(x.shape)
+
+
+def all_reduce(x: Array) -> Array:
+    """Sums arrays over all devices by the framework's all-reduce, also on a CPU."""
+    return jax.lax.psum(x, axes())
+
+
+def gather_slices(x: Array, axis: int) -> Array:
+    """Joins what the devices along ``fsdp`` hold of an array that is cut along ``axis``: the whole array."""
+    return jax.lax.all_gather(x, FSDP_AXIS, axis=axis, tiled=True)
+
+
+def scatter_sum(x: Array, axis: int) -> Array:
+    """Sums whole arrays over all devices; each gets its slice of the sum, cut along ``axis`` over ``fsdp``."""
+    part = jax.lax.psum_scatter(x, FSDP_AXIS, scatter_dimension=axis, tiled=True)
+    return jax.lax.psum(part, axes()[0])
+
+
+def sum_slices(x: Array) -> Array:
+    """Sums arrays over the devices along ``fsdp``."""
+    return jax.lax.psum(x, FSDP_AXIS)
 
 
 def _summed(rows: Array, tree: ShardTree) -> Array:

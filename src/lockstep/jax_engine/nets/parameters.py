@@ -13,12 +13,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax import numpy as jnp
 
 from lockstep.jax_engine.distributed.mesh import REPLICATED, Specs, cut_along
 from lockstep.jax_engine.distributed.placement import first_copy, gathered
-from lockstep.jax_engine.distributed.reductions import FSDP_AXIS, axes, sum_devices, sum_shards
+from lockstep.jax_engine.distributed.reductions import (
+    all_reduce,
+    gather_slices,
+    scatter_sum,
+    sum_devices,
+    sum_shards,
+    sum_slices,
+)
 
 Named = dict[str, Array]
 """Arrays by a parameter's name, such as ``actor.0.weight`` ``[out, in]``."""
@@ -103,7 +110,7 @@ class VectorLayout:
         if self.synchronize is not None:
             local = packed.sum(0)
             total = self.synchronize(self.named(local[: self.size]))
-            return self._join(total), lax.psum(local[self.size :], axes())
+            return self._join(total), all_reduce(local[self.size :])
         total = sum_shards(packed) if self.exact else sum_devices(packed.sum(0))
         return total[: self.size], total[self.size :]
 
@@ -132,10 +139,7 @@ class SlicedLayout:
 
     def named(self, held: Held) -> Named:
         """See :meth:`VectorLayout.named`: an all-gather over ``fsdp``."""
-        return {
-            name: x if self.axes[name] is None else lax.all_gather(x, FSDP_AXIS, axis=self.axes[name] or 0, tiled=True)
-            for name, x in held.items()
-        }
+        return {name: x if (axis := self.axes[name]) is None else gather_slices(x, axis) for name, x in held.items()}
 
     def placed(self, held: Held) -> Named:
         """See :meth:`VectorLayout.placed`."""
@@ -157,21 +161,18 @@ class SlicedLayout:
         """See :meth:`VectorLayout.reduce`; a collective for each parameter."""
         gradients, terms = packed
         local = {name: g.sum(0) for name, g in gradients.items()}
-        reduced = {name: self._scattered(g, self.axes[name]) for name, g in local.items()}
-        return reduced, lax.psum(terms.sum(0), axes())
-
-    def _scattered(self, gradient: Array, axis: int | None) -> Array:
-        if axis is None:
-            return lax.psum(gradient, axes())
-        part = lax.psum_scatter(gradient, FSDP_AXIS, scatter_dimension=axis, tiled=True)
-        return lax.psum(part, axes()[0])
+        reduced = {
+            name: all_reduce(g) if (axis := self.axes[name]) is None else scatter_sum(g, axis)
+            for name, g in local.items()
+        }
+        return reduced, all_reduce(terms.sum(0))
 
     def norm(self, gradient: Held) -> Array:
         """See :meth:`VectorLayout.norm`."""
         cut = [jnp.square(g).sum() for name, g in gradient.items() if self.axes[name] is not None]
         whole = [jnp.square(g).sum() for name, g in gradient.items() if self.axes[name] is None]
         total = sum(whole, jnp.zeros(()))
-        return jnp.sqrt(total + lax.psum(sum(cut, jnp.zeros(())), FSDP_AXIS) if cut else total)
+        return jnp.sqrt(total + sum_slices(sum(cut, jnp.zeros(()))) if cut else total)
 
 
 ParameterLayout = VectorLayout | SlicedLayout
