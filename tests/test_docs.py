@@ -12,6 +12,7 @@ import pytest
 from lockstep import cli
 from lockstep.commands.parser import CommandParser
 from lockstep.config.command_line import parse_arguments
+from lockstep.launch.resume import CHANGEABLE
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "lockstep"
@@ -200,6 +201,19 @@ def test_a_decision_says_when_it_was_taken(path):
     assert decided_on(path.read_text()) is not None
 
 
+def not_named_as_changeable(text: str) -> list[str]:
+    """Settings that a resumed run may change, but that a page's sentence about them leaves out."""
+    sentence = re.search(r"may\s+change\s(.*?)[.;]\s", text, re.DOTALL)
+    named = SPAN.findall(sentence[1]) if sentence else []
+    here = {name.removesuffix(".*") for name in named}
+    return [name for name in CHANGEABLE if name.removesuffix(".") not in here]
+
+
+@pytest.mark.parametrize("name", ["docs/runs.md", "docs/decisions/015-resuming.md"])
+def test_all_that_a_resumed_run_may_change_is_named(name):
+    assert not_named_as_changeable((ROOT / name).read_text()) == []
+
+
 def relative_links(text: str) -> list[str]:
     """Links and pictures that lead nowhere where a page stands alone, as on a package index."""
     targets = [*LINK.findall(prose(text)), *re.findall(r"(?:src|href)=\"([^\"]+)", prose(text))]
@@ -245,6 +259,12 @@ def test_a_link_that_a_package_index_breaks_is_found():
     text = '[a](docs/x.md) ![b](y.png) [c](#here) <img src="z.png"> [d](https://x.y)'
     assert relative_links(text) == ["docs/x.md", "y.png", "#here", "z.png"]
     assert pictures_of_pages("![a](https://github.com/x/y.png)") == ["https://github.com/x/y.png"]
+
+
+def test_a_setting_that_a_resumed_run_may_change_is_missed():
+    names = ", ".join(f"`{name}*`" if name.endswith(".") else f"`{name}`" for name in CHANGEABLE if name != "fsdp")
+    assert not_named_as_changeable(f"It may\nchange {names}. `fsdp` is read.") == ["fsdp"]
+    assert not_named_as_changeable("Resuming changes nothing.") == list(CHANGEABLE)
 
 
 def test_a_decision_without_a_day_is_found():
