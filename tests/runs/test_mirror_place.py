@@ -648,3 +648,28 @@ def test_a_place_as_it_was_shown_is_refused():
         CheckpointConfig(mirror="sftp:/me:geheim@host")
     assert "geheim" not in str(caught.value.errors()[0]["msg"])
     assert "a place that fsspec knows is wanted" in str(caught.value)
+
+
+def test_a_lease_that_came_back_before_it_was_taken_again_is_the_one_that_was_known(clock):
+    """So what is there is what was written, and needn't be sent again."""
+    place = MemoryPlace()
+    lease = lease_of(place, clock)
+    lease.take()
+    lease.take_again()
+    assert lease.check()
+    del place.files[LEASE]
+    lease.take_again()
+    assert lease.check()
+
+
+def test_a_lease_is_renewed_only_when_that_is_due(clock):
+    place = MemoryPlace()
+    lease = lease_of(place, clock)
+    lease.take()
+    taken = place.files[LEASE]
+    clock.now += 0.9 * RENEW_SECONDS
+    lease.renew()
+    assert place.files[LEASE] == taken
+    clock.now += 0.2 * RENEW_SECONDS
+    lease.renew()
+    assert place.files[LEASE] != taken

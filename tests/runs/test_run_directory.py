@@ -207,6 +207,14 @@ def test_a_run_that_is_not_there(tmp_path):
     assert complaint(find_run, "b", runs).endswith(f"in {runs} there are: a, c")
 
 
+def test_of_many_runs_five_are_named_and_the_one_that_is_called_nearly_so(tmp_path):
+    runs = str(tmp_path)
+    for name in ("aa", "bb", "cc", "dd", "ee", "ff", "walker-7"):
+        create_run(runs, name, CONFIG).unlock()
+    assert complaint(find_run, "zz", runs).endswith(f"in {runs} there are: aa, bb, cc, dd, ee and 2 more")
+    assert complaint(find_run, "walker7", runs).endswith("; did you mean walker-7?")
+
+
 # ---- one writer
 
 

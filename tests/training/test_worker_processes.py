@@ -110,3 +110,9 @@ def test_a_number_that_was_given_stays_and_nothing_is_measured(monkeypatch):
         found, line = settle_workers(config, describe(config), 16, Topology(), lambda _: pytest.fail("asked"))
         assert found.workers == (3 if config.workers == 3 else 0)
         assert line is None
+
+
+def test_each_rank_has_a_core_at_least():
+    here = ["node", [0, 1]]
+    assert worker_processes.cores_of_ranks([[2, here, None, None]] * 3) == [1, 1, 1]
+    assert worker_processes.cores_of_ranks([[8, here, 1, None]] * 2) == [1, 1]
