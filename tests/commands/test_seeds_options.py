@@ -184,7 +184,6 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
         ({"id": "CartPole-v1", "backend": "envpool"}, False),
         ({"id": "simulators:isaac", "backend": "tensor"}, False),
         ({"id": "lockstep/CartPole-v1", "backend": "tensor"}, True),
-        ({"id": "corridors:Painted", "backend": "jax"}, True),
     ],
 )
 def test_a_video_is_offered_where_play_would_take_the_run(tmp_path, env, drawn):

@@ -150,7 +150,7 @@ def test_a_report_overwrites_no_file_of_another_kind(tmp_path):
         (lambda run: run.evaluate(0), "episodes: 0 is below 1"),
         (lambda run: run.report(5), r"out: 5 names no file; give text or a path, e\.g\. 'report\.html'"),
         (lambda run: run.report(""), r"out: '' names no file; give text or a path, e\.g\. 'report\.html'"),
-        (lambda run: run.evaluate(seed="x"), "seed: invalid int value: 'x'"),
+        (lambda run: run.evaluate(seed="x"), "seed: 'x' is no whole number"),
     ],
 )
 def test_what_a_method_refuses_is_its_argument(use, said):

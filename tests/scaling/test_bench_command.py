@@ -229,7 +229,7 @@ def test_a_failed_run_is_a_row_and_the_rest_is_measured(tmp_path):
         (("--world-sizes", "1,9", "--mode", "strong", "--num-shards", "8"), "nproc: 9 ranks can't share 8 shards"),
         (("--world-sizes", "1,x"), "world-sizes: '1,x' is not a list of different numbers of ranks such as 1,2,4"),
         (("--iters", "0"), "iters: 0 is below 1"),
-        (("--iters", "many"), "argument --iters: invalid int value: 'many' (lockstep bench --help)"),
+        (("--iters", "many"), "argument --iters: 'many' is no whole number (lockstep bench --help)"),
         (("--repeats", "0"), "repeats: 0 is below 1"),
         (("--warmup-iters", "-1"), "warmup-iters: -1 is below 0"),
         (("--mode", "wide"), "mode: 'wide' is none of weak, strong"),
