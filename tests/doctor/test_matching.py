@@ -54,7 +54,7 @@ def test_a_fault_beside_it_stays_one(tmp_path):
     [
         {"made": lambda rank: [[1, 2], [4, 1]]},
         {"untrained": lambda rank: [1, 3, 4]},
-        {"second": {"sizes": (1, 2)}},
+        {"second": {"sizes": (1, 2)}, "made": lambda rank: [[1, 2], [1, 2]]},
         {"second": {"sizes": ()}},
     ],
 )
@@ -62,6 +62,13 @@ def test_what_other_ranks_have_and_never_step_is_a_fault(tmp_path, others):
     found = Story(**PROBE | others).diagnosis(tmp_path)
     assert (found.verdict, kinds(found, "fault")) == ("NOT IN SYNC", ["steps"])
     assert "numbers of optimiser steps of optimiser 2: 4 (rank 0), 0 (rank 1) in all" in found.reason
+
+
+def test_an_optimiser_that_all_ranks_step_is_none_that_they_never_step(tmp_path):
+    """A copy of the model, say: it has tensors of the same sizes."""
+    copied: dict[str, Any] = PROBE | {"second": {"sizes": (1, 2)}, "made": lambda rank: [[1, 2]]}
+    found = Story(**copied).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["lone_optimizer"])
 
 
 def test_optimisers_of_which_each_rank_has_its_own_are_compared(tmp_path):

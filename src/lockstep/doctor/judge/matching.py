@@ -103,9 +103,9 @@ def _of_part(check: Check, every: set[str]) -> Check:
 def without_lone_optimizers(traces: Sequence[RankTrace]) -> tuple[Sequence[RankTrace], Finding | None]:
     """Returns the traces without optimisers that one rank alone has, and a finding about the first of these.
 
-    It is a note if what they trained is the same on all ranks since. Else no other rank made one with tensors of the
-    same sizes, nor has such tensors in modules that nothing trains, and it is a doubt. All ranks must have all others,
-    which are numbered anew.
+    It is a note if what they trained is the same on all ranks since. Else no other rank made one more with tensors of
+    the same sizes, nor has such tensors in modules that nothing trains, and it is a doubt. All ranks must have all
+    others, which are numbered anew.
     """
     if len(traces) < 2 or not all(trace.finished for trace in traces):
         return traces, None
@@ -116,7 +116,7 @@ def without_lone_optimizers(traces: Sequence[RankTrace]) -> tuple[Sequence[RankT
     (trace,) = having
     others, numbers = [other for other in traces if other is not trace], sorted(set(trace.steps) - common)
     sent = [number for number in numbers if _was_sent(trace, number, others, common)]
-    if not all(number in sent or _is_lone(trace, number, others) for number in numbers):
+    if not all(number in sent or _is_lone(trace, number, others, common) for number in numbers):
         return traces, None
     details = {"rank": trace.rank, "optimizers": numbers, "steps": [trace.steps[o] for o in numbers]}
     text = _text(trace, numbers)
@@ -130,16 +130,16 @@ def without_lone_optimizers(traces: Sequence[RankTrace]) -> tuple[Sequence[RankT
     return [each.numbered(new) for each in traces], finding
 
 
-def _is_lone(trace: RankTrace, number: int, others: Sequence[RankTrace]) -> bool:
-    """Returns whether no other rank made, or could have made, one of a rank's optimisers."""
+def _is_lone(trace: RankTrace, number: int, others: Sequence[RankTrace], common: set[int]) -> bool:
+    """Returns whether no other rank made, or could have made, one of a rank's optimisers beside the ``common`` ones."""
     sizes = trace.sizes.get(number, [])
-    return bool(sizes) and number not in trace.by_parts and not any(_has(other, sizes) for other in others)
+    return bool(sizes) and number not in trace.by_parts and not any(_has(other, sizes, common) for other in others)
 
 
-def _has(trace: RankTrace, sizes: Sequence[int]) -> bool:
-    """Returns whether a rank made an optimiser of such tensors, or has such tensors in modules that nothing trains."""
-    made = [*trace.made, *trace.sizes.values()]
-    return list(sizes) in made or Counter(sizes) <= Counter(trace.untrained)
+def _has(trace: RankTrace, sizes: Sequence[int], common: set[int]) -> bool:
+    """Returns whether a rank made another optimiser of such tensors, or has such tensors that nothing trains."""
+    left = trace.made - Counter(tuple(trace.sizes.get(number, ())) for number in common)
+    return tuple(sizes) in left or Counter(sizes) <= Counter(trace.untrained)
 
 
 def _was_sent(trace: RankTrace, number: int, others: Sequence[RankTrace], common: set[int]) -> bool:

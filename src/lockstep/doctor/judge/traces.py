@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,7 +83,8 @@ class RankTrace:
         settings: settings of the groups, except learning rates.
         loaded: how many tensors the state held before the first step.
         sizes: numbers of elements of all its tensors.
-        made: such sizes of every optimiser that was found, whether or not it ever made a step.
+        made: such sizes of every optimiser that was found, whether or not it ever made a step, with how many there were
+            at once.
         untrained: numbers of elements of the parameters in modules that no optimiser updated at the last look.
         models: digests of all models' parameters by name, by the phase (from 1) at whose beginning they were taken.
         unplaced: names of normalisers that can't be matched with other ranks'.
@@ -111,7 +113,7 @@ class RankTrace:
     settings: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     loaded: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, list[int]] = field(default_factory=dict)
-    made: list[list[int]] = field(default_factory=list)
+    made: Counter[tuple[int, ...]] = field(default_factory=Counter)
     untrained: list[int] = field(default_factory=list)
     models: dict[int, dict[str, str]] = field(default_factory=dict)
     unplaced: set[str] = field(default_factory=set)
@@ -191,7 +193,7 @@ def _read_trace(reader: SideReader, rank: int) -> RankTrace:
             trace.settings[optimizer] = event.get("settings", [])
             trace.loaded[optimizer] = event.get("state", 0)
             trace.sizes[optimizer] = event.get("sizes", [])
-            trace.made += event.get("made", [])
+            trace.made |= Counter(map(tuple, event.get("made", [])))
             trace.untrained = event.get("untrained", trace.untrained)
             trace.unknown |= set(event.get("unknown", ()))
             trace.unplaced |= set(event.get("unplaced", ()))
