@@ -15,6 +15,7 @@ from lockstep.policies.comparison import (
     comparison,
     describe_metric,
     draw,
+    improvement_interval,
     in_words,
     interval,
     probability_of_improvement,
@@ -92,6 +93,45 @@ def test_probability_of_improvement_counts_every_pair(x, y):
     found = probability_of_improvement(x, y)
     assert found == pytest.approx(np.mean(pairs))
     assert found + probability_of_improvement(y, x) == pytest.approx(1.0)
+
+
+def test_the_interval_of_a_probability_of_improvement_by_hand():
+    # shares of wins: 1/2, 1, 1 of y, with variance 1/12, and 0, 0, 1/3, 1/3 of x, with 1/27
+    low, high = improvement_interval(np.array([1.0, 2, 3, 4]), np.array([2.5, 5, 6]))
+    odds, half = math.log(5), 1.959964 * math.sqrt(1 / 36 + 1 / 108) / (5 / 6 * 1 / 6)  # of 5/6
+    assert [low, high] == pytest.approx([1 / (1 + math.exp(-odds + end)) for end in (half, -half)], rel=1e-6)
+
+
+def test_samples_that_do_not_overlap_leave_a_doubt_that_falls_with_their_size():
+    """However they lie apart: three of each are easily apart by chance."""
+    apart = [improvement_interval(np.arange(n) / n, np.arange(n) / n + 2) for n in (2, 3, 5, 10, 100)]
+    assert [high for _, high in apart] == [1.0] * 5
+    assert [low for low, _ in apart] == pytest.approx([0.386, 0.501, 0.643, 0.800, 0.980], abs=5e-4)
+    for (low, _), n in zip(apart, (2, 3, 5, 10, 100), strict=True):  # the score's equation, with (n + n) / 2 - 1
+        variance = low * (1 - low) * (1 + (n - 1) * ((1 - low) / (2 - low) + low / (1 + low))) / n**2
+        assert 1 - low == pytest.approx(1.959964 * math.sqrt(variance), rel=1e-6)
+    low, high = improvement_interval(np.full(100, 500.0), np.full(100, 500.0))
+    assert (low, high) == pytest.approx((0.421, 0.579), abs=5e-4)
+
+
+@given(x=samples, y=samples)
+def test_the_interval_of_a_probability_of_improvement_is_turned_round_with_the_order(x, y):
+    low, high = improvement_interval(x, y)
+    assert 0 <= low <= probability_of_improvement(x, y) + 1e-12 <= high + 2e-12 <= 1 + 2e-12
+    assert low < high
+    assert improvement_interval(y, x) == pytest.approx((1 - high, 1 - low), abs=1e-9)
+
+
+@pytest.mark.parametrize(("count", "other"), [(3, 3), (5, 5), (5, 20), (30, 30)])
+def test_the_interval_of_a_probability_of_improvement_holds_it_as_often_as_it_says(count, other):
+    """A percentile bootstrap holds 0.92 in 38, 61, 83 and 92 % of these cases, and has no width in up to 62 %."""
+    rng = np.random.default_rng(0)
+    for shift, spread, truth in ((0.0, 1.0, 0.5), (2.0, 1.0, 0.92135), (1.0, 0.2, 0.83661)):
+        held = 0
+        for _ in range(400):
+            low, high = improvement_interval(rng.normal(size=count), shift + spread * rng.normal(size=other))
+            held += low <= truth <= high
+        assert held / 400 > 0.88
 
 
 @given(x=samples, y=samples)

@@ -6,7 +6,9 @@ method is judged by (Agarwal et al. 2021, "Deep reinforcement learning at the ed
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,9 @@ from lockstep.policies.results import edges_of
 from lockstep.runs.curves import CONFIDENCE, REPETITIONS, interquartile_mean, without_latex
 from lockstep.runs.plot import in_a_picture
 
+ERRORS = NormalDist().inv_cdf(0.5 + 0.5 * CONFIDENCE)
+"""Standard errors on each side of the estimate that such an interval of a normal one has."""
+HALVINGS = 60
 COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
 NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 METRICS = ("return", "score", "length")
@@ -76,9 +81,53 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
     Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice", section 4.3: the
     Mann-Whitney U statistic over ``n_x n_y``.
     """
+    return float(_twice_beaten(x, y).sum() / (2 * len(x) * len(y)))
+
+
+def _twice_beaten(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns twice the number of values of ``x`` that each of ``y`` beats, int64 ``[n_y]``; a tie counts half."""
     ordered = np.sort(x)
-    below, up_to = np.searchsorted(ordered, y, "left"), np.searchsorted(ordered, y, "right")
-    return float((below + up_to).sum() / (2 * len(x) * len(y)))
+    return np.searchsorted(ordered, y, "left") + np.searchsorted(ordered, y, "right")
+
+
+def improvement_interval(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Returns the interval of :func:`probability_of_improvement`, of at least two values on each side.
+
+    It is symmetric on the scale of log-odds, by the variance of DeLong et al. 1988: for each side that of the values'
+    own shares of wins, over their number. Where nothing varies, as between samples that don't overlap, it is
+    :func:`_score_interval` (Perme and Manevski 2019, "Confidence intervals for the Mann-Whitney test"). A percentile
+    bootstrap has no width there: with 5 on each side it holds a probability of 0.92 in 6 of 10 cases, this in 9 of 10.
+    """
+    share = probability_of_improvement(x, y)
+    shares = _twice_beaten(x, y) / (2 * len(x)), _twice_beaten(y, x) / (2 * len(y))
+    variance = sum(float(np.var(each, ddof=1)) / len(each) for each in shares)
+    if variance == 0.0:
+        return _score_interval(share, len(x), len(y))
+    half, odds = ERRORS * math.sqrt(variance) / (share * (1.0 - share)), (1.0 - share) / share
+    return 1.0 / (1.0 + odds * math.exp(half)), 1.0 / (1.0 + odds * math.exp(-half))
+
+
+def _score_interval(share: float, count: int, other: int) -> tuple[float, float]:
+    """Returns the interval of a probability of improvement by the numbers of values alone.
+
+    Newcombe 2006, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic. Part 2", method
+    5: the probabilities ``p`` at most so many standard errors away, whose square is ``p (1 - p) (1 + n ((1 - p) /
+    (2 - p) + p / (1 + p))) / (count other)``, with ``n = (count + other) / 2 - 1``.
+    """
+    more = (count + other) / 2 - 1
+
+    def is_within(p: float) -> bool:
+        squared = p * (1.0 - p) * (1.0 + more * ((1.0 - p) / (2.0 - p) + p / (1.0 + p))) / (count * other)
+        return abs(p - share) <= ERRORS * math.sqrt(squared)
+
+    def end(outside: float) -> float:
+        inside = share
+        for _ in range(HALVINGS if outside != share else 0):
+            middle = 0.5 * (inside + outside)
+            inside, outside = (middle, outside) if is_within(middle) else (inside, middle)
+        return inside
+
+    return end(0.0), end(1.0)
 
 
 def describe_metric(values: np.ndarray) -> dict[str, float | None]:
@@ -114,7 +163,7 @@ def against(x: np.ndarray, y: np.ndarray, statistic: str = "mean") -> dict[str, 
         return float(average(y) - average(x))
 
     low, high = _ends(difference, x, y)
-    better = _ends(probability_of_improvement, x, y)
+    better = improvement_interval(x, y) if min(len(x), len(y)) > 1 else (None, None)
     return {
         "difference": difference(x, y),
         "difference_low": low,
