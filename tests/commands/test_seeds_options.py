@@ -151,9 +151,10 @@ def test_the_end_of_a_run_of_seeds_in_words(tmp_path):
         "seeds": [{"directory": "seed_0", "global_step": 1000}, {"directory": "seed_1", "global_step": 1000}],
     }
     text = next_steps(tmp_path, summary)
-    assert "interquartile mean over 2 seeds of the return 12.50 (95 % interval 10.00 … 14.00)" in text
+    covers = "(with 2 seeds it covers about 50 %)"
+    assert f"interquartile mean over 2 seeds of the return 12.50, 95 % interval 10.00 … 14.00 {covers} after " in text
     small = next_steps(tmp_path, summary | {"final_return": 0.74, "final_return_interval": [0.71, 0.78]})
-    assert "of the return 0.74 (95 % interval 0.71 … 0.78)" in small
+    assert "of the return 0.74, 95 % interval 0.71 … 0.78 (with 2 seeds it covers" in small
     assert f"lockstep train --resume {tmp_path}\n" in text
     assert f"run: {tmp_path}   curves: {tmp_path}/curves.csv\n" in text
     assert text.endswith(f"lockstep report {tmp_path}")

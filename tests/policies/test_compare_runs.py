@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.policies.comparison import (
+    COVERED_MEANS,
     against,
     cohens_d,
     comparison,
@@ -71,7 +72,7 @@ SPREAD = np.array([0.0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
 )
 def test_an_effect_size_that_would_say_nothing_isnt_shown(x, y, why):
     found: Any = against(x, y)
-    line = in_words(comparison([evaluated("a", x), evaluated("b", y)])).splitlines()[-1]
+    line = in_words(comparison([evaluated("a", x), evaluated("b", y)])).splitlines()[3]
     if why is None:
         assert found["no_cohens_d"] is None
         assert found["cohens_d"] == cohens_d(x, y)
@@ -294,7 +295,29 @@ def test_groups_are_compared_by_their_runs():
     assert "interquartile means over runs, and in brackets their 95% intervals over runs" in text
     assert "a  4 runs  return 4.00 [" in text
     assert "b against a: interquartile mean return +1.00 [" in text
-    assert text.endswith("of pairs of runs")
+    assert text.split("\n")[3].endswith("of pairs of runs")
+
+
+def test_what_intervals_of_few_runs_or_episodes_hold_is_said():
+    few = comparison([group("a", [1.0], [2.0], [3.0]), group("b", *[[float(n)] for n in range(8)])])
+    line = "of 3 runs (a), 95% intervals hold the interquartile mean in about 75% of cases"
+    assert few["few"] == [line]
+    assert line in in_words(few).split("\n")
+    five = evaluated("c", SPREAD[:5])
+    said = "of 5 episodes (c), 95% intervals hold the mean in about 84% of cases"
+    assert comparison([five, five])["few"] == comparison([evaluated("d", SPREAD), five])["few"] == [said]
+    both = comparison([five, evaluated("d", SPREAD[:3]), evaluated("e", SPREAD[:5])])["few"]
+    assert [line.partition(",")[0] for line in both] == ["of 3 episodes (d)", "of 5 episodes (c"]
+    assert comparison([evaluated("d", SPREAD), evaluated("e", [1.0])])["few"] == []  # which has no interval
+
+
+@pytest.mark.parametrize("count", COVERED_MEANS)
+def test_the_intervals_of_few_values_hold_their_mean_as_often_as_is_said(count):
+    rng = np.random.default_rng(count)
+    drawn = rng.normal(size=(1200, 1, count))
+    means = np.take_along_axis(drawn, rng.integers(count, size=(1200, 400, count)), 2).mean(2)
+    low, high = np.percentile(means, (2.5, 97.5), axis=1)
+    assert ((low <= 0) & (high >= 0)).mean() == pytest.approx(COVERED_MEANS[count], abs=0.035)
 
 
 def test_intervals_over_episodes_are_called_that():

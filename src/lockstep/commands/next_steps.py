@@ -13,7 +13,7 @@ from lockstep.core.files import quoted
 from lockstep.core.user_code.handed import loading
 from lockstep.envs.describe import says_it_draws
 from lockstep.envs.description import stepped_as_arrays
-from lockstep.runs.curves import CURVES_CSV, CURVES_PNG, single_seed
+from lockstep.runs.curves import CURVES_CSV, CURVES_PNG, single_seed, what_few_cover
 from lockstep.runs.groups import seeds_of
 from lockstep.runs.progress import format_number, last_episodes
 
@@ -72,7 +72,7 @@ def _of_seeds(path: Path, summary: dict[str, Any], command: str, again: str | No
         result = f"{what} {format_number(final)}"
         if summary["final_return_interval"] is not None:
             low, high = map(format_number, summary["final_return_interval"])
-            result += f" (95 % interval {low} … {high})"
+            result += f", 95 % interval {low} … {high}{what_few_cover(len(seeds))}"
     how = "" if summary["status"] == "finished" else f" ({summary['status']})"
     first = seeds[0]["directory"]
     furthest = max(each["global_step"] for each in seeds)

@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.core.shards import keyed_generator
 from lockstep.policies.evaluated import Evaluated, unlike
 from lockstep.policies.results import edges_of
-from lockstep.runs.curves import CONFIDENCE, REPETITIONS, interquartile_mean, without_latex
+from lockstep.runs.curves import CONFIDENCE, COVERED, REPETITIONS, interquartile_mean, without_latex
 from lockstep.runs.plot import in_a_picture
 
 ERRORS = NormalDist().inv_cdf(0.5 + 0.5 * CONFIDENCE)
@@ -25,6 +25,8 @@ HALVINGS = 60
 COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
 NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 METRICS = ("return", "score", "length")
+COVERED_MEANS = {2: 0.5, 3: 0.74, 4: 0.8, 5: 0.84, 6: 0.86, 7: 0.88, 8: 0.88, 9: 0.89}
+"""How often :func:`interval` of so few normal values holds their mean, by simulation; skewed ones have 0.05 less."""
 LEAST_EPISODES, LARGEST_EFFECT = 10, 10.0
 """Cohen's d needs this many episodes on each side: with fewer it is mostly chance, and over 4 % too large. It is also
 not shown beyond this many standard deviations: episodes hardly vary then, and it measures that, not the difference.
@@ -214,6 +216,7 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
         "statistic": first.statistic,
         "environment": first.facts["environment"],
         "unlike": unlike(all_of_them),
+        "few": _too_few(all_of_them),
         "confidence": CONFIDENCE,
         "policies": [numbers(lambda x, name: describe_metric(_known(x, name)), each) for each in all_of_them],
         "against": first.name,
@@ -222,6 +225,20 @@ def comparison(all_of_them: Sequence[Evaluated]) -> dict[str, Any]:
             for each in all_of_them[1:]
         ],
     }
+
+
+def _too_few(all_of_them: Sequence[Evaluated]) -> list[str]:
+    """Returns a line for each number of episodes or runs that is so small that intervals are narrower than they say."""
+    first, names = all_of_them[0], {}
+    for each in all_of_them:
+        names.setdefault(each.count, dict[str, None]())[each.name] = None
+    covered = COVERED if first.unit == "run" else COVERED_MEANS
+    return [
+        f"of {count} {first.unit}s ({', '.join(of)}), {CONFIDENCE:.0%} intervals hold the {NAMES[first.statistic]} in "
+        f"about {covered[count]:.0%} of cases"
+        for count, of in sorted(names.items())
+        if count in covered
+    ]
 
 
 def _what(each: Evaluated) -> str:
@@ -259,7 +276,7 @@ def in_words(found: dict[str, Any]) -> str:
             f"{each['name']} against {found['against']}: {NAMES[statistic]} {metric} {change}, {effect}, better in "
             f"{share} of pairs of {over}"
         )
-    return "\n".join([*lines, *found["unlike"]])
+    return "\n".join([*lines, *found["few"], *found["unlike"]])
 
 
 def _in_brackets(form: str, value: float, low: float | None, high: float | None) -> str:

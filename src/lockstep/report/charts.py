@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.report.reading import RunFiles
-from lockstep.runs.curves import METRIC, MOST_POINTS, curve_of, points_of, seeds_in_a_curve, that_know
+from lockstep.runs.curves import (
+    METRIC,
+    MOST_POINTS,
+    curve_of,
+    points_of,
+    seeds_in_a_curve,
+    that_know,
+    what_few_cover,
+)
 from lockstep.runs.listing import number
 from lockstep.runs.plot import places_of, stand_still
 
@@ -153,7 +161,8 @@ def series_of(run: RunFiles, color: int, key: str) -> Series | None:
     band = None if curve.band is None else (curve.band[0].tolist(), curve.band[1].tolist())
     seeds = curve.returns.T.tolist() if key in LARGE else []
     places = _places(records[0], curve.iterations)
-    return Series(label, color, places, curve.iqm.tolist(), band, "95 % interval of the interquartile mean", seeds)
+    interval = f"95 % interval of the interquartile mean{what_few_cover(len(records))}"
+    return Series(label, color, places, curve.iqm.tolist(), band, interval, seeds)
 
 
 def _single(run: RunFiles, color: int, key: str) -> Series | None:

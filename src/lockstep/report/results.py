@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.report.reading import RunFiles
 from lockstep.report.settings import config_with_seeds
 from lockstep.report.words import UNKNOWN, in_digits
-from lockstep.runs.curves import seeds_in_a_curve, single_seed
+from lockstep.runs.curves import seeds_in_a_curve, single_seed, what_few_cover
 from lockstep.runs.listing import number
 from lockstep.runs.progress import last_episodes
 
@@ -21,8 +21,8 @@ class Result:
         seed: the run's seed, or its seeds.
         final_return: the final return.
         mean_of: what the final return is a mean of.
-        interval: 95 % interval of the mean over seeds; empty for a single run or seed, and once a seed was trained
-            further by itself.
+        interval: 95 % interval of the mean over seeds, of few seeds with how often it holds the truth; empty for a
+            single run or seed, and once a seed was trained further by itself.
         steps: steps taken; if seeds have taken different numbers, the smallest and the largest.
         steps_of: whose steps these are; empty for a single run.
         speed: steps per second over all sessions, of all seeds together.
@@ -55,7 +55,8 @@ def result_of(run: RunFiles) -> Result:
         mean_of = f"of {single_seed(run.counted[0].name, len(run.seeds))}"
         return Result(seed, final, mean_of, "", steps, steps_of, speed)
     mean_of = f"interquartile mean over {seeds_in_a_curve(len(run.counted), len(run.seeds))}"
-    return Result(seed, final, mean_of, _interval(run.summary.get("final_return_interval")), steps, steps_of, speed)
+    interval = _interval(run.summary.get("final_return_interval"), len(run.counted))
+    return Result(seed, final, mean_of, interval, steps, steps_of, speed)
 
 
 def _steps_per_second(run: RunFiles) -> float | None:
@@ -66,10 +67,10 @@ def _steps_per_second(run: RunFiles) -> float | None:
     return sum(each.row.steps or 0 for each in run.seeds or [run]) / seconds
 
 
-def _interval(ends: Any) -> str:
+def _interval(ends: Any, seeds: int) -> str:
     if not isinstance(ends, list) or len(ends) != 2:
         return ""
-    return f"{in_digits(ends[0])} … {in_digits(ends[1])}"
+    return f"{in_digits(ends[0])} … {in_digits(ends[1])}{what_few_cover(seeds)}"
 
 
 def _episodes(run: RunFiles) -> int | None:

@@ -20,7 +20,7 @@ from lockstep.runs.trackers.jsonl import read_jsonl
 Records = list[dict[str, Any]]
 TIME = "time/t_iter"
 X_LABELS = {"steps": "environment steps", "time": "seconds of training", "iterations": "iterations"}
-OF_SEEDS = "interquartile mean of seeds, with its 95 % interval"
+OF_SEEDS = "interquartile mean of seeds, with its 95 % interval (of few seeds it covers less)"
 Y_LABELS = {METRIC: "mean return of the last 100 episodes"}
 
 
