@@ -1,7 +1,9 @@
 """Options that would say nothing of what a command is given are refused, or warned of, in a line."""
 
+import json
+
 import pytest
-from command_line import CARTPOLE
+from command_line import CARTPOLE, EVALUATED
 from made_runs import make_run
 
 from lockstep import load_policy
@@ -78,6 +80,20 @@ def test_what_says_nothing_of_some_is_warned_of(trained, capsys, played):
     step = run / "checkpoints" / "step_384"
     error = said(capsys, "compare", step, run, "--episodes", 2, "--checkpoint", "best")
     assert error == f"lockstep: warning: --checkpoint: without effect on {step}, which is a checkpoint itself\n"
+
+
+def test_a_checkpoint_that_was_chosen_by_the_episodes_that_it_plays_is_warned_of(trained, capsys):
+    """They are those of the run's evaluations: the same returns again."""
+    run, other = trained(*EVALUATED), trained(*CARTPOLE)
+    warning = "checkpoint: best was chosen by episodes of seed 0, so their mean flatters it; --seed N plays others\n"
+    words = ("--checkpoint", "best", "--episodes", 16)
+    assert said(capsys, "eval", run.path, *words, "--json") == f"lockstep: warning: {warning}"
+    assert main(["eval", str(run.path), *map(str, words), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["return_mean"] == run.summary["best_evaluation"]["return_mean"]
+    assert said(capsys, "compare", run.path, other.path, *words) == f"lockstep: warning: {run.path}: {warning}"
+    for more in (("--seed", 1), ("--stochastic",)):
+        assert said(capsys, "eval", run.path, *words, *more) == ""
+    assert said(capsys, "eval", run.path, "--episodes", 2) == said(capsys, "eval", other.path, *words) == ""
 
 
 def test_a_run_that_starts_otherwise_than_a_file_is_told_apart(trained, capsys, played):

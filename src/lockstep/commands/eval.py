@@ -8,9 +8,10 @@ from pathlib import Path
 
 from lockstep.commands.parser import LATEST, CommandParser, add_policy_options, at_least_one, from_home, policy_of
 from lockstep.core.files import as_json
+from lockstep.core.process import say
 from lockstep.launch.request import config_named
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
-from lockstep.policies.evaluation import BATCH, evaluate, start_of
+from lockstep.policies.evaluation import BATCH, chosen_by_these, evaluate, start_of
 from lockstep.policies.policy import Policy
 from lockstep.policies.results import (
     check_files,
@@ -30,10 +31,14 @@ def main(argv: Sequence[str]) -> int:
     prints_json, json_file = options.json == "", Path(options.json) if options.json else None
     check_files(json_file, options.csv, options.histogram)
     actor = actor_of(options)
+    seed = start_of(actor, options.seed)
+    flattered = chosen_by_these(actor.config, options.checkpoint, seed, not options.stochastic)
+    if flattered is not None:
+        say(f"lockstep: warning: {flattered}")
     table = evaluate(actor, options.episodes, options.seed, not options.stochastic, options.batch)
     facts = facts_of(actor, table, not options.stochastic)
     if json_file is not None:
-        how = {"policy": options.policy or options.run, "seed": start_of(actor, options.seed)}
+        how = {"policy": options.policy or options.run, "seed": seed}
         how |= {"params_sha256": actor.params_sha256} if isinstance(actor, Policy) else {}
         write_json(json_file, {**facts, **how}, table)
     if options.csv is not None:

@@ -25,6 +25,8 @@ from lockstep.envs.numbers import infinite, unusable
 from lockstep.envs.registry import make_envs
 from lockstep.policies.baselines import Actor
 
+BEST = "best"
+"""The checkpoint of the best evaluation."""
 COLUMNS = 4
 """Columns of an evaluation's table: return, length, success, score."""
 BATCH = 256
@@ -139,6 +141,17 @@ def summarize(episodes: np.ndarray) -> dict[str, float | int]:
 def start_of(actor: Actor, seed: int | None) -> int:
     """Returns the seed of the episodes' starts: the given one, else the actor's own."""
     return actor.config.seed if seed is None else seed
+
+
+def chosen_by_these(config: Config, checkpoint: str, seed: int, deterministic: bool) -> str | None:
+    """Says that the best checkpoint was chosen by episodes that it is to play; None if it wasn't.
+
+    Evaluations of training begin as those of the run's own seed do. Of many checkpoints the one that was lucky there is
+    chosen: of 50 that are equally good, the mean over these episodes is about two standard errors too high.
+    """
+    if checkpoint != BEST or not config.eval.interval or seed != config.seed or not deterministic:
+        return None
+    return f"checkpoint: best was chosen by episodes of seed {seed}, so their mean flatters it; --seed N plays others"
 
 
 def evaluate(
