@@ -25,15 +25,22 @@ STUDENT = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-NORMAL = 1.960
+NORMAL = 1.959964
+
+
+def student(freedom: int) -> float:
+    """Returns the 97.5 % quantile of Student's t: from the table, then by Abramowitz and Stegun 1964, 26.7.5."""
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    z = NORMAL
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Returns the 95 % confidence interval of a mean (Student's t), or None for fewer than two values."""
     if len(values) < 2:
         return None
-    quantile = STUDENT[len(values) - 2] if len(values) - 2 < len(STUDENT) else NORMAL
-    half = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    half = student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
