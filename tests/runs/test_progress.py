@@ -19,6 +19,7 @@ from lockstep.runs.progress import (
     Progress,
     TerminalProgress,
     evaluation_line,
+    format_share,
     full_lines,
     make_progress,
     plain_line,
@@ -95,6 +96,26 @@ def test_plain_line_shows_dashes_for_what_is_not_known(missing):
 )
 def test_returns_have_digits_that_suit_their_size(value, shown):
     assert f"return {shown} " in plain_line(make_record(0, value), TOTAL)
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [
+        (0.0, "0%"),
+        (1e-6, "<0.01%"),
+        (0.0004, "0.04%"),
+        (0.004, "0.4%"),
+        (0.006, "1%"),
+        (0.5, "50%"),
+        (0.994, "99%"),
+        (0.995, "99.5%"),
+        (0.9999, "99.99%"),
+        (0.99996, ">99.99%"),
+        (1.0, "100%"),
+    ],
+)
+def test_a_share_that_is_not_everything_is_not_said_to_be(share, shown):
+    assert format_share(share) == shown
 
 
 @pytest.mark.parametrize(

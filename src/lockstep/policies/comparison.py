@@ -18,6 +18,7 @@ from lockstep.policies.evaluated import Evaluated, unlike
 from lockstep.policies.results import edges_of
 from lockstep.runs.curves import CONFIDENCE, COVERED, REPETITIONS, interquartile_mean, without_latex
 from lockstep.runs.plot import in_a_picture
+from lockstep.runs.progress import format_share
 
 ERRORS = NormalDist().inv_cdf(0.5 + 0.5 * CONFIDENCE)
 """Standard errors on each side of the estimate that such an interval of a normal one has."""
@@ -271,7 +272,9 @@ def in_words(found: dict[str, Any]) -> str:
         d = facts["cohens_d"]
         effect = f"no Cohen's d ({facts['no_cohens_d']})" if d is None else f"Cohen's d {d:+.2f}"
         change = _in_brackets("+,.2f", *(facts[f"difference{end}"] for end in ("", "_low", "_high")))
-        share = _in_brackets(".0%", *(facts[f"probability{end}"] for end in ("_of_improvement", "_low", "_high")))
+        share = _in_brackets(
+            format_share, *(facts[f"probability{end}"] for end in ("_of_improvement", "_low", "_high"))
+        )
         lines.append(
             f"{each['name']} against {found['against']}: {NAMES[statistic]} {metric} {change}, {effect}, better in "
             f"{share} of pairs of {over}"
@@ -279,9 +282,10 @@ def in_words(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *found["few"], *found["unlike"]])
 
 
-def _in_brackets(form: str, value: float, low: float | None, high: float | None) -> str:
+def _in_brackets(form: str | Callable[[float], str], value: float, low: float | None, high: float | None) -> str:
     """Formats a number, with the ends of its interval in brackets if it has one."""
-    return f"{value:{form}}" if low is None or high is None else f"{value:{form}} [{low:{form}}, {high:{form}}]"
+    said = (lambda x: format(x, form)) if isinstance(form, str) else form
+    return said(value) if low is None or high is None else f"{said(value)} [{said(low)}, {said(high)}]"
 
 
 @without_latex()

@@ -24,6 +24,7 @@ from lockstep.runs.directory import OWN_NAMES
 from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
 from lockstep.runs.plot import in_a_picture
+from lockstep.runs.progress import format_share
 
 COLUMN_NAMES = ("return", "length", "success", "score")
 NEEDED = ("return", "length")
@@ -52,7 +53,7 @@ def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dic
 
 def in_words(actor: Actor, facts: dict[str, Any]) -> str:
     """Returns an evaluation's facts as one line."""
-    more = f", success rate {facts['success_rate']:.0%}" if "success_rate" in facts else ""
+    more = f", success rate {format_share(facts['success_rate'])}" if "success_rate" in facts else ""
     if "score_mean" in facts:
         more += f", score {facts['score_mean']:,.2f} (max {facts['score_max']:,.0f})"
     trained = f"after {actor.global_step:,} training steps"

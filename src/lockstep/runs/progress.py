@@ -32,6 +32,7 @@ LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
 PACE_WINDOW = 60.0  # seconds that the speed shown is a mean of
 MOST_WAITING = 1000  # lines kept while the output takes none
+PRECISIONS = 3  # numbers of decimals that a share may have: none, one or two
 NARROW = 76  # columns of a terminal; with fewer, the live bar is a line of what changes, without bar and steps
 
 
@@ -288,6 +289,15 @@ def format_number(value: float) -> str:
     if size >= 100:
         return f"{value:,.1f}"
     return f"{value:.2f}" if size >= 1 or not value else f"{value:.3g}"
+
+
+def format_share(share: float) -> str:
+    """Formats a share of one as per cent, with decimals where it would be taken for 0 % or 100 % and is neither."""
+    for decimals in range(PRECISIONS):
+        text = f"{share:.{decimals}%}"
+        if share in (0.0, 1.0) or float(text.rstrip("%")) not in (0.0, 100.0):
+            return text
+    return "<0.01%" if share < 0.5 else ">99.99%"
 
 
 def format_size(size: float) -> str:
