@@ -221,7 +221,7 @@ def test_a_clone_plays_like_what_it_saw(greedy, capsys, tmp_path):
     scores = {}
     for name in (out, "random"):
         target = (name,) if name == out else ("Snake-v0", "--policy", "random")
-        printed(capsys, "eval", *target, "--episodes", 40, "--json", tmp_path / "a.json")
+        printed(capsys, "eval", *target, "--seed", 1, "--episodes", 40, "--json", tmp_path / "a.json")
         scores[name] = json.loads((tmp_path / "a.json").read_text())["score_mean"]
     assert scores[out] > 1 > scores["random"]
     assert "→" in printed(capsys, "play", out, "--video", tmp_path / "a.gif")
@@ -230,6 +230,23 @@ def test_a_clone_plays_like_what_it_saw(greedy, capsys, tmp_path):
     again = tmp_path / "runs" / "again"
     printed(capsys, "clone", greedy / "games.safetensors", "--out", again, *words)
     assert json.loads((again / "summary.json").read_text())["params_sha256"] == summary["params_sha256"]
+
+
+def test_a_clone_that_plays_what_it_learnt_from_is_warned_of(greedy, capsys, tmp_path):
+    out = tmp_path / "clone"
+    assert main(["clone", str(greedy / "games.npz"), "--out", str(out), "--epochs", "1"]) == 0
+    warning = "it learnt from recorded episodes of seed 0, which flatter it; --seed N plays others\n"
+    other = tmp_path / "other.json"
+    for words, said in (
+        (("eval", out), f"lockstep: warning: {warning}"),
+        (("eval", out, "--stochastic"), f"lockstep: warning: {warning}"),
+        (("eval", out, "--seed", 1, "--json", other), ""),
+        (("compare", other, out, "--seed", 1), ""),
+        (("compare", out, out, "--seed", 0), 2 * f"lockstep: warning: {out}: {warning}"),
+    ):
+        capsys.readouterr()
+        assert main([*map(str, words), "--episodes", "2"]) == 0
+        assert capsys.readouterr().err == said
 
 
 def test_continuous_actions_and_normalised_numbers_are_cloned_too(trained, capsys, tmp_path):

@@ -18,7 +18,7 @@ from lockstep.core.process import say
 from lockstep.launch.resume import may_change
 from lockstep.policies.comparison import comparison, draw, in_words
 from lockstep.policies.evaluated import Evaluated, EvaluatedGroup
-from lockstep.policies.evaluation import chosen_by_these, evaluate
+from lockstep.policies.evaluation import evaluate, flattered
 from lockstep.policies.results import check_files, facts_of, is_evaluation, read_json, save_figure, write_text, written
 from lockstep.report.settings import seeds_in_words
 from lockstep.runs.directory import SEED
@@ -130,9 +130,8 @@ def _played(run: str | Path, options: Namespace) -> tuple[dict[str, Any], np.nda
     checkpoint = options.checkpoint if which == LATEST else LATEST
     policy = policy_of(run, checkpoint, options)
     seed = SEED_OF_STARTS if options.seed is None else options.seed
-    flattered = chosen_by_these(policy.config, checkpoint, seed, not options.stochastic)
-    if flattered is not None:
-        say(f"lockstep: warning: {run}: {flattered}")
+    if why := flattered(policy, checkpoint, seed, not options.stochastic):
+        say(f"lockstep: warning: {run}: {why}")
     table = evaluate(policy, options.episodes or EPISODES, seed, not options.stochastic)
     facts = facts_of(policy, table, not options.stochastic) | {"seed": seed}
     return facts, table, Recorded(policy.config.model_dump(mode="json"), path)

@@ -11,7 +11,7 @@ from lockstep.core.files import as_json
 from lockstep.core.process import say
 from lockstep.launch.request import config_named
 from lockstep.policies.baselines import BASELINES, Actor, Baseline
-from lockstep.policies.evaluation import BATCH, chosen_by_these, evaluate, start_of
+from lockstep.policies.evaluation import BATCH, evaluate, flattered, start_of
 from lockstep.policies.policy import Policy
 from lockstep.policies.results import (
     check_files,
@@ -32,9 +32,8 @@ def main(argv: Sequence[str]) -> int:
     check_files(json_file, options.csv, options.histogram)
     actor = actor_of(options)
     seed = start_of(actor, options.seed)
-    flattered = chosen_by_these(actor.config, options.checkpoint, seed, not options.stochastic)
-    if flattered is not None:
-        say(f"lockstep: warning: {flattered}")
+    if isinstance(actor, Policy) and (why := flattered(actor, options.checkpoint, seed, not options.stochastic)):
+        say(f"lockstep: warning: {why}")
     table = evaluate(actor, options.episodes, options.seed, not options.stochastic, options.batch)
     facts = facts_of(actor, table, not options.stochastic)
     if json_file is not None:

@@ -107,6 +107,7 @@ def clone(
             "recent_episodes": {"window": [], "total": 0},
             "environment": recording.facts["environment"],
             "cloned": True,
+            "recorded_seed": recording.facts.get("seed"),
         }
         run.checkpoints.mkdir(exist_ok=True)
         commit(run.checkpoints, 0, to_files(arrays, {}, state), None, {"config": config.model_dump(mode="json")})

@@ -24,6 +24,7 @@ from lockstep.envs.host_envs import HostEnvs
 from lockstep.envs.numbers import infinite, unusable
 from lockstep.envs.registry import make_envs
 from lockstep.policies.baselines import Actor
+from lockstep.policies.policy import Policy
 
 BEST = "best"
 """The checkpoint of the best evaluation."""
@@ -143,12 +144,16 @@ def start_of(actor: Actor, seed: int | None) -> int:
     return actor.config.seed if seed is None else seed
 
 
-def chosen_by_these(config: Config, checkpoint: str, seed: int, deterministic: bool) -> str | None:
-    """Says that the best checkpoint was chosen by episodes that it is to play; None if it wasn't.
+def flattered(policy: Policy, checkpoint: str, seed: int, deterministic: bool) -> str | None:
+    """Says why the episodes of a seed flatter a policy, None if they don't.
 
-    Evaluations of training begin as those of the run's own seed do. Of many checkpoints the one that was lucky there is
-    chosen: of 50 that are equally good, the mean over these episodes is about two standard errors too high.
+    A best checkpoint was chosen by evaluations of training, which begin as the episodes of the run's own seed do: of 50
+    that are equally good, the mean over these is about two standard errors too high. A clone knows the episodes that it
+    learnt from by heart.
     """
+    if policy.cloned and seed == policy.recorded_seed:
+        return f"it learnt from recorded episodes of seed {seed}, which flatter it; --seed N plays others"
+    config = policy.config
     if checkpoint != BEST or not config.eval.interval or seed != config.seed or not deterministic:
         return None
     return f"checkpoint: best was chosen by episodes of seed {seed}, so their mean flatters it; --seed N plays others"

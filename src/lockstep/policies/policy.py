@@ -49,7 +49,7 @@ class Policy:
         observation: layout of observations in rows.
         action: description of actions.
         global_step: environment steps that the policy was trained for.
-        cloned: whether it imitates recorded episodes instead.
+        cloned: whether it imitates recorded episodes instead; ``recorded_seed`` is that of their starts, if known.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Policy:
         self.environment: dict[str, Any] = checkpoint.state["environment"]
         self.global_step = int(checkpoint.state["global_step"])
         self.cloned = bool(checkpoint.state.get("cloned"))
+        self.recorded_seed = checkpoint.state.get("recorded_seed")
         module = _engine_of(config, engine or config.engine)
         kept = (POLICY, NORMALIZER_PREFIX)
         self._arrays = {name: array for name, array in checkpoint.arrays.items() if name.startswith(kept)}

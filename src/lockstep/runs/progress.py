@@ -104,12 +104,7 @@ def takes_more(stream: Any) -> bool:
 
 
 class Lines:
-    """Writes lines to a stream; those that it doesn't take yet wait, the newest :data:`MOST_WAITING`.
-
-    Args:
-        stream: the lines' own.
-        write: writes one of them.
-    """
+    """Writes lines to a stream by ``write``; those that it doesn't take yet wait, the newest :data:`MOST_WAITING`."""
 
     def __init__(self, stream: Any, write: Callable[[str], None]) -> None:
         self._stream, self._write = stream, write
