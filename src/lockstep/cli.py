@@ -84,11 +84,11 @@ RUNNING_SCRIPTS = ("run", "doctor")
 """Commands whose ranks are a user's own program, whose numerics we must not change."""
 
 
-THREADS_SECONDS = 5.0
+THREADS_SECONDS = 30.0
 """Seconds for which the end of a command waits for threads that aren't daemons."""
 
 
-STEPPING = tuple(sorted({*COMMANDS} - {*RUNNING_SCRIPTS, "list", "plot", "report", "export"}))
+STEPPING = ("train", "check", "eval", "play", "compare", "record", "clone", "verify", "bench", "plan")
 """Commands that step environments, in this process or in those that it starts."""
 
 
@@ -164,7 +164,8 @@ def command() -> int:
     if sys.argv[1:2] and sys.argv[1] in STEPPING:
         begin_with_fixed_hashes()
     code = main()
-    threading.Thread(target=_end_despite_threads, args=(code,), name="lockstep-end", daemon=True).start()
+    if sys.argv[1:2] and sys.argv[1] in STEPPING:
+        threading.Thread(target=_end_despite_threads, args=(code,), name="lockstep-end", daemon=True).start()
     return code
 
 
@@ -177,7 +178,7 @@ def _end_despite_threads(code: int) -> None:
     left = [each.name for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]
     if left:
         what = f"lockstep: ended, though thread {left[0]} still runs"
-        say(f"{what}; make it a daemon, or end it in the environment's close")
+        say(f"{what}; whoever starts it should make it a daemon, or end it: an environment in its close")
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         leave_at_once(code)

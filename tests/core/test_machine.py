@@ -185,3 +185,10 @@ def test_isolated_programs_keep_their_hashes_and_go_on():
     variables = {name: value for name, value in os.environ.items() if name != machine.HASH_SEED}
     ended = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
     assert ended.stdout.split()[2:] == ["1", "[]"]
+
+
+def test_a_program_begins_again_once_even_if_something_takes_the_variable_away():
+    code = f"import os; os.environ.pop({machine.HASH_SEED!r}, None); " + HASHED + PRINTED
+    variables = {name: value for name, value in os.environ.items() if name != machine.HASH_SEED}
+    ended = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout.split()[3:]) == (0, ["[]"])

@@ -77,16 +77,22 @@ def test_an_environments_handlers_dont_take_the_runs_signals(tmp_path, engine, w
     assert (run.path / "checkpoints" / f"step_{run.summary['global_step']}").is_dir()
 
 
-def test_nor_in_a_worker_which_leaves_the_end_to_its_rank(tmp_path):
-    kwargs = json.dumps({"when": "made", "number": int(signal.SIGINT), "after": 3})
-    words = ("train", "handling:Handling", *SMALL, "--env.kwargs", kwargs, "--env.workers", 2, "--name", "run")
-    ended = lockstep(*words, cwd=tmp_path)
-    assert (ended.code, Run(tmp_path / "runs" / "run", ended).summary["status"]) == (0, "finished")
+@pytest.mark.parametrize(("when", "after"), [("made", 3), ("reset", 200)])
+def test_nor_in_a_worker_which_leaves_the_end_to_its_rank(tmp_path, when, after):
+    kwargs = json.dumps({"when": when, "number": int(signal.SIGINT), "after": after})
+    more = ("--total-steps", 2048, "--env.kwargs", kwargs, "--env.workers", 2, "--name", "run")
+    ended = lockstep("train", "handling:Handling", *SMALL, *more, cwd=tmp_path)
+    assert (ended.code, Run(tmp_path / "runs" / "run", ended).summary["status"]) == (0, "finished"), ended.stderr
+
+
+BRIEF = "import sys, lockstep.cli as cli; cli.THREADS_SECONDS = 1; sys.exit(cli.command())"
 
 
 def test_a_command_ends_though_an_environment_leaves_a_thread_running(tmp_path):
-    ended = run_words(command("train", "threaded:Threaded", *SMALL, "--name", "run"), tmp_path)
+    words = ["train", "threaded:Threaded", *map(str, SMALL), "--name", "run"]
+    ended = run_words([sys.executable, "-c", BRIEF, *words], tmp_path)
     assert (ended.code, Run(tmp_path / "runs" / "run", ended).summary["status"]) == (0, "finished")
     assert ended.stderr == (
-        "lockstep: ended, though thread poller still runs; make it a daemon, or end it in the environment's close\n"
+        "lockstep: ended, though thread poller still runs; whoever starts it should make it a daemon, or end it: an "
+        "environment in its close\n"
     )

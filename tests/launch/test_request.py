@@ -272,9 +272,17 @@ def test_a_group_is_no_config_of_a_single_run_unless_a_seed_is_given(tmp_path, s
 def test_a_command_about_a_run_says_which_for_a_checkpoint(tmp_path, command):
     checkpoint = tmp_path / "my run" / "checkpoints" / "step_64"
     checkpoint.mkdir(parents=True)
+    (checkpoint.parents[1] / "config.json").write_text('{"env": {}}')
     said = f"{checkpoint} is a checkpoint; lockstep {command} takes its run, '{tmp_path / 'my run'}'"
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         split_target(command, [str(checkpoint)])
+
+
+def test_a_run_may_lie_in_a_folder_that_is_called_as_checkpoints_are(tmp_path):
+    run = tmp_path / "checkpoints" / "foo"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text('{"env": {}}')
+    assert split_target("check", [str(run)]) == (str(run), [])
 
 
 def test_a_device_of_the_other_engine_is_said_to_be_its():

@@ -140,3 +140,15 @@ def test_handlers_that_environments_set_are_replaced_and_those_before_the_run_gi
     assert signal.getsignal(signal.SIGTERM) == before
     request.take_signals()  # outside of the block: it leaves them alone
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("ignored", [True, False], ids=["nohup", "a terminal"])
+def test_which_signals_are_the_runs_is_settled_before_environments_set_handlers(ignored):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with stop_requests() as request:
+            signal.signal(signal.SIGHUP, (lambda *_: None) if ignored else signal.SIG_IGN)
+            request.take_signals()
+            assert (signal.getsignal(signal.SIGHUP) == request) == (not ignored)
+    finally:
+        signal.signal(signal.SIGHUP, before)

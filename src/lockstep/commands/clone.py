@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.commands.parser import CommandParser, add_runs_dir, add_trust, at_least_one
+from lockstep.commands.parser import CommandParser, add_runs_dir, add_trust, at_least_one, seed_number
 from lockstep.launch.request import config_named
 from lockstep.policies.cloning import EPOCHS, STEPS, CloneSettings, clone
 from lockstep.runs.listing import printable
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--epochs", type=at_least_one, help=passes)
     parser.add_argument("--batch", type=at_least_one, default=default.batch, help="steps at once (default: 512)")
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate, help="Adam's (default: 1e-3)")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and minibatches (default: 0)")
+    parser.add_argument("--seed", type=seed_number, default=0, help="of parameters and minibatches (default: 0)")
     parser.add_argument("--validation", type=float, default=default.validation, help="share of episodes (default: 0.1)")
     add_runs_dir(parser)
     add_trust(parser)

@@ -33,6 +33,19 @@ def whole_number(text: str) -> int:
     return number
 
 
+def seed_number(text: str) -> int:
+    """Parses a seed, which may have as many digits as that of a run; for ``type=``."""
+    from lockstep.config.sections import MOST_SEED
+
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    if abs(number) > MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{text} has more than {len(str(MOST_SEED))} digits")
+    return number
+
+
 def at_least_one(text: str) -> int:
     """Parses a count of at least 1; for ``type=``."""
     number = whole_number(text)
@@ -93,7 +106,7 @@ def add_policy_options(parser: argparse.ArgumentParser, seed: int | None = None)
     """
     add_checkpoint(parser)
     said = "the run's" if seed is None else seed
-    parser.add_argument("--seed", type=int, help=f"of the episodes' starts (default: {said})")
+    parser.add_argument("--seed", type=seed_number, help=f"of the episodes' starts (default: {said})")
     parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the most likely")
     add_trust(parser)
 

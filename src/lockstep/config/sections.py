@@ -161,7 +161,7 @@ class ImageConfig(Section):
     )
     width: float = Field(default=1.0, gt=0, description="channels and features are multiplied by it")
     depth: int = Field(
-        default=2, ge=1, le=MOST_SIZE, description="residual blocks (impala: per stage) or layers (simple)"
+        default=2, ge=1, le=MOST_LAYERS, description="residual blocks (impala: per stage) or layers (simple)"
     )
 
     @model_validator(mode="before")

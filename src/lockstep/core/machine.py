@@ -56,6 +56,9 @@ KERNEL_VARIABLES = (
 HASH_SEED = "PYTHONHASHSEED"
 """Variable from which Python hashes texts and bytes, and so the order of a set of them; it is read at a start only."""
 
+BEGUN_AGAIN = "LOCKSTEP_BEGUN_AGAIN"
+"""Variable by which a process that has begun again knows it."""
+
 CUDA_PACKAGES = ("nvidia_cu", "nvidia_nccl", "nvidia_nvjitlink", "nvidia_nvshmem")
 TORCH_PACKAGES = (*CUDA_PACKAGES, "triton", "pytorch_triton", "onemkl_sycl", "oneccl", "dpcpp_cpp_rt", "intel_sycl_rt")
 JAX_PACKAGES = (*CUDA_PACKAGES, "jax_cuda", "jax_rocm", "libtpu")
@@ -283,11 +286,13 @@ def fix_hashes(variables: MutableMapping[str, str]) -> bool:
 def begin_with_fixed_hashes() -> None:
     """Starts this process's program again, in the same process, if its hashes aren't fixed; returns if they are.
 
-    For the first call of a program only: what it has done until then is done twice.
+    For the first call of a program only: what it has done until then is done twice. Python's options ``-E`` and ``-I``
+    hide the variable from this process, which then keeps its hashes.
     """
-    if fix_hashes(os.environ) and sys.executable and not sys.flags.ignore_environment:
+    again = os.environ.pop(BEGUN_AGAIN, None) is not None  # by a wrapper of Python's that takes the variable away
+    if fix_hashes(os.environ) and not again and sys.executable and not sys.flags.ignore_environment:
         with contextlib.suppress(OSError):
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, BEGUN_AGAIN: "1"})
 
 
 def one_torch_thread() -> None:

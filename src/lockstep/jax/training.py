@@ -52,6 +52,7 @@ from lockstep.jax_engine.program.runner import DeviceRunner
 from lockstep.jax_engine.session import parameter_layout
 from lockstep.jax_engine.setup.set_up import check_not_traced, check_numbers, prepare_jax
 from lockstep.jax_engine.state import check_networks, init_state, place_state, state_specs
+from lockstep.jax_engine.statistics import check_first_statistics
 from lockstep.training.announcement import APART, FAST
 
 
@@ -131,6 +132,8 @@ class Training:
         runner.state = place_state(state, specs, program.mesh)
         with self.rounding():
             runner.begin()
+        if given is None:
+            check_first_statistics(runner.state)
         first = None if self._first_envs is None else self._first_envs()
         if first is not None:
             observation, states = first

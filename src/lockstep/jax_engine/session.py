@@ -52,6 +52,7 @@ from lockstep.jax_engine.state import (
     policy_arrays,
     state_arrays,
 )
+from lockstep.jax_engine.statistics import check_first_statistics
 from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.beginning import agreed_beginning
@@ -245,6 +246,7 @@ def open_session(config: Config, topology: Topology, options: RunOptions, checkp
         check_loss_on_ranks(config.ppo.loss, session.own_loss, gather_json)
     if checkpoint is None:
         runner.begin()
+        check_first_statistics(runner.state)
     else:
         resume(session, state, checkpoint)
     return session

@@ -12,12 +12,16 @@ from jax import numpy as jnp
 from lockstep.config.run import Config
 from lockstep.jax_engine.advantages import UNROLLED_SHARDS, counted_moments, merge_counts
 from lockstep.jax_engine.batch import Batch
+from lockstep.jax_engine.distributed.placement import fetch
 from lockstep.jax_engine.distributed.reductions import gather_devices, shards_alone
 from lockstep.jax_engine.nets.nets import PolicyNet
 from lockstep.jax_engine.rollout import Rollout
 from lockstep.jax_engine.shards.normalizers import Moments, merged, vectors_of
 from lockstep.jax_engine.state import TrainState
-from lockstep.training.limits import RETURN_ROUNDING
+from lockstep.training.limits import RETURN_ROUNDING, non_finite_statistics
+
+FINITE = "finite/"
+"""Prefix of the metrics that say whether moments are finite."""
 
 
 class Statistics(NamedTuple):
@@ -127,13 +131,24 @@ def merge_normalizers(state: TrainState, moments: NormalizerMoments) -> TrainSta
 
 def finite_statistics(state: TrainState) -> dict[str, Array]:
     """Tells, as metrics, whether the normalisers' moments are finite: bool ``[]``, by ``finite/…``."""
-    normalizers = {"observations": state.observation_normalizer, "returns": state.return_normalizer}
     with jax.enable_x64(True):
         return {
-            f"finite/{name}": jnp.isfinite(moments.mean).all() & jnp.isfinite(moments.m2).all()
-            for name, moments in normalizers.items()
-            if moments is not None
+            f"{FINITE}{name}": jnp.isfinite(moments.mean).all() & jnp.isfinite(moments.m2).all()
+            for name, moments in _normalizers(state).items()
         }
+
+
+def check_first_statistics(state: TrainState) -> None:
+    """Raises a ``NonFiniteError`` if the moments that a random policy gave a state's normalisers aren't finite."""
+    for name, moments in _normalizers(state).items():
+        if not all(np.isfinite(fetch(x)).all() for x in (moments.mean, moments.m2)):
+            raise non_finite_statistics(0, name)
+
+
+def _normalizers(state: TrainState) -> dict[str, Moments]:
+    """Returns the moments that a state has, by what they are of."""
+    normalizers = {"observations": state.observation_normalizer, "returns": state.return_normalizer}
+    return {name: moments for name, moments in normalizers.items() if moments is not None}
 
 
 def _merged(moments: Moments | None, parts: Array | None) -> Moments | None:

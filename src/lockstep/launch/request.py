@@ -25,7 +25,7 @@ from lockstep.envs.gymnasium.make import version_note
 from lockstep.launch.jax_start import start_jax
 from lockstep.launch.world import topology_of
 from lockstep.runs.directory import CHECKPOINTS, CONFIG
-from lockstep.runs.finding import run_if_any
+from lockstep.runs.finding import is_run, run_if_any
 from lockstep.runs.groups import seeds_of
 from lockstep.runs.listing import printable
 from lockstep.runs.making import has_begun
@@ -221,7 +221,7 @@ def split_target(command: str, argv: Sequence[str]) -> tuple[str, list[str]]:
     if len(targets) > 1:
         raise ValueError(f"{targets[1]!r}: one config file or environment id is enough")
     path = Path(os.path.expanduser(targets[0]))
-    if path.parent.name == CHECKPOINTS and path.is_dir():
+    if path.parent.name == CHECKPOINTS and is_run(path.parent.parent) and path.is_dir():
         raise ValueError(
             f"{targets[0]} is a checkpoint; lockstep {command} takes its run, {quoted(path.parent.parent)}"
         )

@@ -99,7 +99,7 @@ def takes_more(stream: Any) -> bool:
         poll = select.poll()
         poll.register(stream.fileno(), select.POLLOUT)
         return bool(poll.poll(0))
-    except (OSError, ValueError):  # it has no descriptor, or is closed
+    except (OSError, ValueError, AttributeError):  # it has no descriptor, or is closed
         return True
 
 

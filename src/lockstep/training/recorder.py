@@ -285,8 +285,6 @@ class Recorder:
 
     def close(self) -> None:
         """Closes everything that is open; suppresses errors that would hide the run's own failure."""
-        with contextlib.suppress(Exception):
-            self.progress.close()
         self.audience.close()
         with contextlib.suppress(Exception):  # a checkpoint under way is finished even if the run failed
             self.checkpoints.wait()
@@ -297,6 +295,8 @@ class Recorder:
             if writer is not None:
                 with contextlib.suppress(OSError):  # lines are written when they are logged
                     writer.close()
+        with contextlib.suppress(Exception):
+            self.progress.close()  # last, as a terminal may be stopped
 
 
 def missing_in_words(stretches: Sequence[tuple[int, int]], iterations: int) -> str:

@@ -51,7 +51,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._since = 0.0
-        self._previous: dict[int, Any] | None = None
+        self._taken: list[signal.Signals] = []
+        self._previous: dict[int, Any] = {}
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal by recording it."""
@@ -66,23 +67,23 @@ class StopRequest:
 
         Does nothing outside the block of :func:`stop_requests`, and in other threads than the main one.
         """
-        if self._previous is None or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return
-        for number in stop_signals():
+        for number in self._taken:
             before = signal.signal(number, self)
             self._previous.setdefault(number, signal.SIG_DFL if before is None else before)
 
     @contextmanager
     def taking_signals(self) -> Iterator[None]:
         """Takes stop signals during the block; then the handlers from before it are restored."""
-        self._previous = {}
+        self._taken = stop_signals()  # by what was ignored before anybody else set handlers
         try:
             self.take_signals()
             yield
         finally:
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
-            self._previous = None
+            self._taken, self._previous = [], {}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import multiprocessing
 import os
 import select
@@ -73,16 +74,20 @@ def _serve(sweep: Sweep, command: str, arguments: tuple) -> Any:
     return getattr(sweep, command)(*arguments)
 
 
-def _leave_the_end_to_the_rank() -> None:
-    """Has stop signals do nothing in this process.
+def _leave_the_end_to_the_rank(numbers: Iterable[int]) -> None:
+    """Has stop signals of these ``numbers`` do nothing in this process.
 
     By a handler, because a program that an environment starts would inherit ``SIG_IGN`` and couldn't be terminated.
     Most system calls that a signal interrupts are taken up again, by the kernel or by Python.
     """
-    for number in stop_signals():
+    for number in numbers:
         signal.signal(number, _do_nothing)
         signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+COMMANDS_BETWEEN = 32
+"""Commands after which a worker sets its handlers of stop signals again."""
 
 
 @contextlib.contextmanager
@@ -115,15 +120,17 @@ def _work(
     """Runs a worker: makes its environments, answers commands until the rank closes the pipe, closes them."""
     end_with_parent(parent)
     os.environ.pop(_SAFE_PATH, None)
-    _leave_the_end_to_the_rank()
+    ours, served = stop_signals(), itertools.count()
+    _leave_the_end_to_the_rank(ours)
     sweep: Sweep | None = None
     try:
         buffers = _views(raw, layout)
         buffers.heartbeats[slot] += 1  # from here on the time limits are those of the environments
         sweep = Sweep(wanted, buffers, rows, slot)
-        _leave_the_end_to_the_rank()  # again, as an environment may have set handlers of its own
         connection.send(("ok", None))
         while True:
+            if next(served) % COMMANDS_BETWEEN == 0:
+                _leave_the_end_to_the_rank(ours)  # again, as an environment may have set handlers of its own
             command, *arguments = connection.recv()
             answer = _serve(sweep, command, tuple(arguments))
             connection.send_bytes(_DONE if command == "step" and not answer else _message("ok", answer))

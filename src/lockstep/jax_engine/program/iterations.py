@@ -12,6 +12,7 @@ from jax import Array
 
 from lockstep.config.run import Config
 from lockstep.core.episodes import WINDOW
+from lockstep.jax_engine.statistics import FINITE
 from lockstep.training.limits import minibatch_name, non_finite, non_finite_statistics
 from lockstep.training.losses import loss_settings
 from lockstep.training.metrics import Record, update_metrics
@@ -118,14 +119,14 @@ def numbers_of(iteration: Iteration, config: Config) -> Record:
             of what is normalised aren't.
     """
     found, settings = iteration.numbers, loss_settings(config)
-    for name in ("observations", "returns"):
-        if not found.get(f"finite/{name}", True):
-            raise non_finite_statistics(iteration.number + 1, name)
     if found["failed"] >= 0:
         where = minibatch_name(config, int(found["failed"]))
         unseen = None if iteration.parts else config.env.id  # on the host they are checked
         custom = config.network.custom
         raise non_finite(iteration.number + 1, where, settings.terms, found["failed_terms"], unseen, custom)
+    for name in ("observations", "returns"):
+        if not found.get(f"{FINITE}{name}", True):
+            raise non_finite_statistics(iteration.number + 1, name)
     totals = ("terms", "evaluated", "grad_norm", "steps", "stopped_by_kl", "learning_rate")
     coefficients = scheduled_coefficients(config, iteration.number * config.steps_per_iteration)
     out = update_metrics(settings, **{name: found[name] for name in totals}, coefficients=coefficients)

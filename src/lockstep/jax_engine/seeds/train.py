@@ -24,6 +24,7 @@ from lockstep.jax_engine.session import Session, first_state, open_program
 from lockstep.jax_engine.start.announcement import start_lines
 from lockstep.jax_engine.start.own_loss import check_own_loss
 from lockstep.jax_engine.state import check_networks
+from lockstep.jax_engine.statistics import check_first_statistics
 from lockstep.jax_engine.train import Trainer
 from lockstep.jax_engine.train import train as train_one
 from lockstep.runs.checkpoint import Checkpoint
@@ -47,6 +48,7 @@ def open_sessions(config: Config, topology: Topology, options: RunOptions) -> tu
     states = [first_state(each, _own_program(each, program)) for each in configs]
     runner = SeedsRunner(program, [each.seed for each in configs], states, num_local_devices(program.mesh))
     runner.begin()
+    check_first_statistics(runner.state)
     own_loss = check_own_loss(config, program.net)
     plan = ShardPlan(config.envs, config.shards)
     sessions = []
