@@ -211,6 +211,14 @@ def test_inputs_of_passes_that_backward_does_not_come_to_are_none(watch, tmp_pat
     assert "," in words[0]  # of the module and of its first layer
 
 
+def test_calls_that_raise_are_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(forward_passes, "MOST_PASSES", 8)
+    passes = forward_passes.ForwardPasses()
+    for _ in range(100):
+        passes.note(nn.Linear(2, 1), (torch.ones(1, 2),))
+    assert sum(isinstance(thing, forward_passes.Use) for thing in gc.get_objects()) <= 2 * 8
+
+
 def test_inputs_count_if_what_a_module_returns_does_not_show_their_use(watch, tmp_path):
     class Hidden(nn.Linear):
         def forward(self, input):

@@ -129,7 +129,7 @@ class ForwardPasses:
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
         self._count = 0
         self._parameters: dict[int, tuple[weakref.ref[nn.Module], frozenset[int]]] = {}
-        self._open: list[tuple[int, Use]] = []
+        self._open: deque[tuple[int, Use]] = deque(maxlen=MOST_PASSES)  # bounded: a call that raises never returns
         self._collected = Collected()
 
     def begin_phase(self) -> None:
@@ -152,12 +152,10 @@ class ForwardPasses:
 
     def note_output(self, module: nn.Module, output: Any) -> None:
         """Records what the innermost call of a module that hasn't returned yet gives."""
-        for place in reversed(range(len(self._open))):
-            number, use = self._open[place]
-            if number == id(module):
-                del self._open[place:]  # with calls within it, which have raised
-                use.watch(output)
-                return
+        place = next((n for n, (number, _) in enumerate(reversed(self._open), 1) if number == id(module)), 0)
+        if place:
+            use = [self._open.pop()[1] for _ in range(place)][-1]  # after calls within it, which have raised
+            use.watch(output)
 
     def before_step(self, watch: OptimizerWatch) -> tuple[str, dict[str, Any]]:
         """Returns words for the data of each pass behind an optimiser's coming step, and where they are from.
@@ -167,9 +165,9 @@ class ForwardPasses:
         that no module had been given twice.
 
         Passes to whose output no ``backward`` came don't count, if it came to others. The passes are those through
-        modules with parameters of this optimiser. All passes count if there are none (it
-        updates parameters outside modules, or parameters were replaced), or if an outermost one of them was given what
-        other modules had computed from the data.
+        modules with parameters of this optimiser. All passes count if there are none (it updates parameters outside
+        modules, or parameters were replaced), or if an outermost one of them was given what other modules had computed
+        from the data.
         """
         fresh = min(self._count - watch.seen_passes, len(self._passes))
         new = list(self._passes)[len(self._passes) - fresh :]
