@@ -133,10 +133,27 @@ def trained_alone(more, **others):
     return Story(second=second | held | more, **first)
 
 
+SHARED: dict[str, Any] = {"tensors": lambda rank: {"0.0": 0, "0.1": 1}}
+
+
+@pytest.mark.parametrize("left", [5.0, 7.0])
+def test_what_one_rank_alone_trained_last_must_be_what_all_have_in_the_end(tmp_path, left):
+    others: dict[str, Any] = {"untrained": lambda rank: [], "end": lambda rank: 5.0}
+    found = trained_alone(SHARED | {"end": lambda rank: left}, **others).diagnosis(tmp_path)
+    if left == 5.0:
+        assert (found.verdict, kinds(found)) == ("IN SYNC", ["lone_optimizer"])
+        assert found.findings[0].text.endswith("set aside, as all ranks have what it trained")
+    else:
+        assert (found.verdict, kinds(found, "fault")) == ("NOT IN SYNC", ["steps"])
+        assert found.findings[0].cause == CAUSES["steps_alone"]
+
+
 def test_what_one_rank_alone_trained_and_all_train_since_is_a_note(tmp_path):
-    found = trained_alone({"tensors": lambda rank: {"0.0": 1, "0.1": 5}}).diagnosis(tmp_path)
+    first, other = read_traces(trained_alone(SHARED).tell(tmp_path), range(2))
+    checks = dict(sorted(first.checks.items(), key=lambda item: item[0].optimizer == 0))  # the lone one's come first
+    found = diagnose([replace(first, checks=checks), other])
     assert (found.verdict, kinds(found)) == ("IN SYNC", ["lone_optimizer"])
-    assert found.findings[0].text.endswith("set aside, as all ranks have what it trained")
+    assert diagnose([first, other]).verdict == "NOT IN SYNC"
 
 
 @pytest.mark.parametrize("kind", ["frozen", "unstepped"])
@@ -155,7 +172,7 @@ def test_what_one_rank_alone_trained_and_sent_is_a_note(tmp_path, kind):
 def test_what_no_other_rank_uses_need_not_be_sent(tmp_path):
     heads: dict[str, Any] = {"unstepped": lambda rank, step: 7.0 - rank, "unused": ("net.weight",)}
     held = {"held": lambda rank: {"0.0": "net.weight", "0.1": "elsewhere"}}
-    both = held | {"tensors": lambda rank: {"0.0": 2, "0.1": 0}}
+    both = held | {"tensors": lambda rank: {"0.0": 2, "0.1": 1}}
     assert "steps" not in kinds(trained_alone(both, **heads).diagnosis(tmp_path / "unused"))
     used = trained_alone(both, **heads | {"unused": ()}).diagnosis(tmp_path / "used")
     assert "steps" in kinds(used, "fault")

@@ -105,7 +105,7 @@ def without_lone_optimizers(traces: Sequence[RankTrace]) -> tuple[Sequence[RankT
 
     It is a note if what they trained is the same on all ranks since. Else no other rank made one more with tensors of
     the same sizes, nor has such tensors in modules that nothing trains, and it is a doubt. All ranks must have all
-    others, which are numbered anew.
+    others, which are numbered anew. None is set aside if one changed what all ranks train, and wasn't seen to send it.
     """
     if len(traces) < 2 or not all(trace.finished for trace in traces):
         return traces, None
@@ -115,6 +115,8 @@ def without_lone_optimizers(traces: Sequence[RankTrace]) -> tuple[Sequence[RankT
         return traces, None
     (trace,) = having
     others, numbers = [other for other in traces if other is not trace], sorted(set(trace.steps) - common)
+    if not all(_came_to_all(trace, number, others, common) for number in numbers):
+        return traces, None
     sent = [number for number in numbers if _was_sent(trace, number, others, common)]
     if not all(number in sent or _is_lone(trace, number, others, common) for number in numbers):
         return traces, None
@@ -142,11 +144,39 @@ def _has(trace: RankTrace, sizes: Sequence[int], common: set[int]) -> bool:
     return tuple(sizes) in left or Counter(sizes) <= Counter(trace.untrained)
 
 
+def _came_to_all(trace: RankTrace, number: int, others: Sequence[RankTrace], common: set[int]) -> bool:
+    """Returns whether what one rank's optimiser left in tensors of optimisers of all ranks (``common``) came to all.
+
+    Either an optimiser that all ranks have was compared after its last step, or what it left is what the other ranks
+    had in the end.
+    """
+    last = {Moment(number, trace.steps[number], when) for when in ("after", "end")}
+    moments = list(trace.checks)
+    done = next((n for n, moment in enumerate(moments) if moment in last), len(moments))
+    since = {moment.optimizer for moment in moments[done:] if moment.optimizer in common and moment.when != "end"}
+    left = _parameters(trace, number)
+    for place, tensor in trace.tensors.get(number, {}).items():
+        theirs = [(each, where) for each in common for where, n in trace.tensors.get(each, {}).items() if n == tensor]
+        if not theirs or any(each in since for each, _ in theirs):
+            continue
+        for other in others:
+            held = [_parameters(other, each).get(where) for each, where in theirs]
+            if place not in left or not any(kept is not None and same(left[place], kept) for kept in held):
+                return False
+    return True
+
+
+def _parameters(trace: RankTrace, number: int) -> Part:
+    """Returns what an optimiser updates as it was seen last."""
+    seen = [c.parts["parameters"] for m, c in trace.checks.items() if m.optimizer == number and "parameters" in c.parts]
+    return seen[-1] if seen else {}
+
+
 def _was_sent(trace: RankTrace, number: int, others: Sequence[RankTrace], common: set[int]) -> bool:
     """Returns whether all that other ranks have of what one rank's optimiser trained is the same there.
 
-    It is compared with the optimisers that all ranks have (``common``) if these train it, or else as other ranks use it
-    untrained. What no other rank has or uses (a head that reconstructs) doesn't count, unless it is all.
+    What optimisers of all ranks (``common``) train, too, is compared with these. The rest is compared as other ranks
+    use it untrained. What no other rank has or uses (a head that reconstructs) doesn't count, unless it is all.
     """
     trained = set[int]().union(*(trace.tensors.get(each, {}).values() for each in common))
     last, found = trace.checks.get(Moment(number, trace.steps[number], "end")), 0
