@@ -151,6 +151,12 @@ def test_steps_per_phase_are_counted_while_parameters_stay_equal(tmp_path):
     assert "1 (rank 0), 2 (rank 1) in rollout phase 2, while their parameters stay equal" in found.reason
 
 
+@pytest.mark.parametrize("boundaries", [lambda rank: [1 + rank, 3 + rank], lambda rank: [2, 3 + rank]])
+def test_phases_of_other_lengths_leave_it_open_though_ranks_took_equally_many_steps(tmp_path, boundaries):
+    found = Story(boundaries=boundaries, steps=6).diagnosis(tmp_path)
+    assert (found.verdict, kinds(found)) == ("UNDETERMINED", ["phases"])
+
+
 def test_a_rank_that_evaluates_in_between_takes_no_other_steps(tmp_path):
     found = Story(boundaries=lambda rank: [2, 4, 5, 6, 8] if rank else [2, 4, 6, 8], steps=9).diagnosis(tmp_path)
     assert found.verdict == "IN SYNC"

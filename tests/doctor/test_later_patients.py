@@ -8,16 +8,22 @@ from variants import variants
 
 SCRIPT = Path(__file__).parents[1] / "modules" / "later_patients.py"
 CORRECT = (
-    *("evaluated_by_turns", "zero_by_hand", "pretrained_on_rank_0", "pretrained_on_rank_0_and_frozen", "probed"),
-    "stepped_by_signs",
+    *("evaluated_by_turns_between_rollouts", "zero_by_hand", "pretrained_on_rank_0", "pretrained_on_rank_0_and_frozen"),
+    *("probed", "stepped_by_signs", "tuned_on_rank_0_and_sent"),
 )
 FAULTY = {  # the kind and words of the first fault
     "evaluated_by_turns_and_unreduced": ("gradients", "differ from optimiser step 7 in 6 of 6 tensors"),
     "zero_by_hand_that_sends_nothing": ("gathered", "ranks 0 and 1 differ from optimiser step 2 in 6 of 6 tensors"),
+    "tuned_on_rank_0": ("steps", "of optimiser 2: 5 (rank 0), 0 (rank 1) in all"),
     "pretrained_on_rank_0_and_not_sent": ("start", "before optimiser step 1 in 2 of 6 tensors, first 0.weight"),
     "pretrained_on_rank_0_and_frozen_and_not_sent": ("steps", "of optimiser 2: 5 (rank 0), 0 (rank 1) in all"),
 }
+UNSEEN = ("phases", "and whether they train on what they were given wasn't seen")
 OPEN = {
+    "evaluated_by_turns": UNSEEN,
+    "epochs_of_its_own": ("phases", "times in all, and train on what they were given"),
+    "epochs_of_its_own_on_normalized_states": UNSEEN,
+    "epochs_of_its_own_on_whole_numbers": UNSEEN,
     "zero_by_hand_that_reduces_nothing": ("alone", "each rank's part of the gradients is of its own data alone"),
     "probed_with_one_seed": ("identical_data", "the data are identical on every rank"),
     "stepped_by_signs_with_one_seed": ("identical_data", "the data are identical on every rank"),

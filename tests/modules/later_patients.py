@@ -28,6 +28,70 @@ def evaluated_by_turns_and_unreduced():
     evaluated_by_turns(unreduced_from=6)
 
 
+def evaluated_by_turns_between_rollouts():
+    """All take five steps on what they collected, and one of them evaluates before the fourth or the fifth."""
+    rank = join()
+    agent, data = DistributedDataParallel(Agent()), Data(rank)
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    for phase in range(4):
+        batch = data.batch()
+        with torch.no_grad():
+            agent.module(batch)
+        for step in range(5):
+            if step == 3 + rank and phase % 2 == rank:
+                with torch.no_grad():
+                    agent.module(data.batch())
+            optimizer.zero_grad()
+            agent(batch).mean().backward()
+            optimizer.step()
+
+
+def epochs_of_its_own(normalized=False, whole_numbers=False):
+    """By turns, one rank takes three epochs and the other four, and all end after as many steps."""
+    rank = join()
+    net = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), mlp(4)) if whole_numbers else mlp()
+    agent, data, steps = DistributedDataParallel(net), Data(rank), 0
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    for phase in range(7):
+        batch = data.batch()
+        batch = (batch[:, :1] * 10).long() % 50 if whole_numbers else batch
+        with torch.no_grad():
+            net(batch)
+        batch = (batch - batch.mean()) / batch.std() if normalized else batch
+        for _ in range(min(3 + (phase + rank) % 2, 21 - steps)):
+            optimizer.zero_grad()
+            agent(batch).mean().backward()
+            optimizer.step()
+            steps += 1
+
+
+def epochs_of_its_own_on_normalized_states():
+    epochs_of_its_own(normalized=True)
+
+
+def epochs_of_its_own_on_whole_numbers():
+    epochs_of_its_own(whole_numbers=True)
+
+
+def tuned_on_rank_0(sent=False):
+    """Rank 0 alone trains on with another optimiser when all have trained."""
+    rank = join()
+    agent, data = mlp(), Data(rank)
+    wanted = list(agent.parameters())
+    train(agent, torch.optim.Adam(wanted, 0.01), data, before_step=lambda: reduce_gradients(wanted))
+    fine = torch.optim.SGD(wanted, 0.5)
+    for batch in [data.batch() for _ in range(5)] if rank == 0 else ():
+        fine.zero_grad()
+        agent(batch).pow(2).mean().backward()
+        fine.step()
+    for parameter in wanted if sent else ():
+        dist.broadcast(parameter.data, 0)
+
+
+def tuned_on_rank_0_and_sent():
+    tuned_on_rank_0(sent=True)
+
+
 def zero_by_hand(reduced=True, sent=True):
     """Each rank's optimiser holds every second parameter, whole; they are sent after each step."""
     rank = join()

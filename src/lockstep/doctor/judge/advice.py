@@ -106,7 +106,7 @@ CAUSES = {
     "alone": "all ranks step with one rank's gradient, and what the others computed from their own data is lost",
     "varying_phases": (
         "each rank's data decide when it makes such a pass (an action that explores, a value where an episode goes on),"
-        " which is no mistake; or ranks end their epochs by their own values"
+        " or ranks evaluate by turns, which is no mistake; or ranks end their epochs by their own values"
     ),
     "normalizers": (
         "each rank normalises by statistics of its own environments: the same observation is another input on"
@@ -200,7 +200,7 @@ FIXES = {
     "steps_alone": "take these steps on every rank; or broadcast the parameters after them, before they are used",
     "parts_alone": "reduce the gradients of all parameters before the step, or each to the rank that holds it",
     "phases": "let the script come to its end, after fewer steps: then it shows",
-    "varying_phases": "none if data decide; else all-reduce the value before it is compared (lockstep.all_mean)",
+    "varying_phases": "none if data or turns decide; else all-reduce the value before comparing it (lockstep.all_mean)",
     "normalizers": (
         "merge counts, means and squares of all ranks after each rollout; lockstep.integrations.sb3 does it "
         "for VecNormalize"

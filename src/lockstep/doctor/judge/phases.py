@@ -13,6 +13,12 @@ from lockstep.doctor.judge.traces import RankTrace
 MOST_EXTRA = 2
 """A rank's additional phases count as evaluations if each other rank has at least this many times as many phases."""
 
+TRAINED_ON = {
+    True: ", and train on what they were given",
+    None: ", and whether they train on what they were given wasn't seen",
+    False: "",
+}
+
 
 def step_finding(evidence: Evidence, cut: bool) -> Finding | None:
     """Finds different numbers of optimiser steps, within a phase or in all; ``cut``: ranks were stopped or failed."""
@@ -63,27 +69,33 @@ def _looks_vary(evidence: Evidence, optimizer: int, cut: bool) -> bool:
     return (gradients or agree) and not (apart and (not cut or _learned_from_own_phase(evidence, optimizer)))
 
 
-def _learned_from_own_phase(evidence: Evidence, optimizer: int) -> bool:
-    """Returns whether a rank was seen to train on what it collected in a phase that other ranks didn't begin then."""
-    shared = set.intersection(*(set(trace.boundaries.get(optimizer, [])) for trace in evidence.traces))
-    for trace in evidence.traces:
-        collected = [
-            moment.step
-            for moment, check in trace.checks.items()
-            if moment.optimizer == optimizer and moment.when == "before" and check.facts.get("rows")
-        ]
-        begun = [[number for number in trace.boundaries.get(optimizer, []) if number < step] for step in collected]
-        if any(numbers and numbers[-1] not in shared for numbers in begun):
+def _learned_from_own_phase(evidence: Evidence, optimizer: int) -> bool | None:
+    """Returns whether a rank was seen to train on what it collected in a phase that other ranks didn't begin then.
+
+    None if that can't be told: some rank was never seen to train on what it collected (it changes that before, or
+    collects nothing), or its own phases aren't rare and no step just after one was compared.
+    """
+    began = [set(trace.boundaries.get(optimizer, [])) for trace in evidence.traces]
+    shared, told = set.intersection(*began), True
+    for trace, mine in zip(evidence.traces, began, strict=True):
+        before = {m.step: c for m, c in trace.checks.items() if m.optimizer == optimizer and m.when == "before"}
+        collected = [step for step, check in before.items() if check.facts.get("rows")]
+        begun = [max((number for number in mine if number < step), default=None) for step in collected]
+        if any(number is not None and number not in shared for number in begun):
             return True
-    return False
+        own = mine - shared
+        seen = MOST_EXTRA * len(own) <= len(shared) or any(number + 1 in before for number in own)
+        told = told and bool(collected) and seen
+    return False if told else None
 
 
 def phases_finding(evidence: Evidence, cut: bool) -> Finding | None:
     """Finds ranks that make forward passes without gradients between two steps, when others don't.
 
-    It is a note if ranks came to their end, unless some were seen to train on what they collected then: they may end
-    their epochs by their own values. If ranks were ``cut`` short (stopped or failed), this looks the same as a rank
-    that always ends its epochs before the others do, so it is a doubt.
+    It is a note if ranks came to their end and one rank makes all that others make and more, or if none was seen to
+    train on what it collected in phases of its own, though ranks were seen to train on what they collect. Else they may
+    end their epochs by their own values, and it is a doubt. If ranks were ``cut`` short (stopped or failed), this looks
+    the same as a rank that always ends its epochs before the others do, so it is a doubt.
     """
     for optimizer in evidence.optimizers:
         if uneven_phase(evidence.traces, optimizer) is None:
@@ -98,8 +110,9 @@ def phases_finding(evidence: Evidence, cut: bool) -> Finding | None:
             said = ", ".join(f"{count} (rank {rank})" for rank, count in counts.items())
             text = f"ranks make forward passes without gradients between different optimiser steps, {said} times"
             own = _learned_from_own_phase(evidence, optimizer)
-            text += " in all, and train on what they were given" if own else " in all"
-            return _phases(text, {"optimizer": optimizer, "phases": counts}, "varying_phases", cut=cut, doubtful=own)
+            text += " in all" + TRAINED_ON[own]
+            details = {"optimizer": optimizer, "phases": counts}
+            return _phases(text, details, "varying_phases", cut=cut, doubtful=own is not False)
     return None
 
 
