@@ -8,6 +8,7 @@ import pytest
 from lockstep.config.run import RunOptions
 from lockstep.core.errors import NonFiniteError
 from lockstep.jax_engine.train import Trainer
+from lockstep.training.stop import StopRequest
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_the_call_that_compiles_takes_one_iteration(began):
 
     out: Any = object.__new__(Trainer)
     out.began = out.dispatched = began
-    out.pending, out.request, out.options = [], SimpleNamespace(signal=None), RunOptions()
+    out.pending, out.request, out.options = [], StopRequest(), RunOptions()
     out.session = SimpleNamespace(runner=SimpleNamespace(capacity=4, dispatch=dispatch))
     out.recorder = SimpleNamespace(started=0.0, asks=lambda: 0, audience=SimpleNamespace(waits=False))
     out.schedule = SimpleNamespace(ends=lambda iteration: iteration == began + 10)

@@ -9,7 +9,7 @@ import pytest
 from lockstep.config.run import Config, RunOptions
 from lockstep.jax_engine.seeds.train import SeedsTrainer
 from lockstep.jax_engine.train import Trainer
-from lockstep.training.stop import CALLBACK, FINISHED, RUNNING, STEP_LIMIT, TIME_LIMIT
+from lockstep.training.stop import CALLBACK, FINISHED, RUNNING, STEP_LIMIT, TIME_LIMIT, StopRequest
 
 ITERATIONS = 4
 CONFIG = Config.model_validate({"num_envs": 8, "num_steps": 16, "total_steps": 128 * ITERATIONS})
@@ -36,7 +36,7 @@ def trainer(monkeypatch):
 
     def make(code, first, stop_at_step=None):
         out: Any = object.__new__(Trainer)
-        out.config, out.options = CONFIG, RunOptions(stop_at_step=stop_at_step)
+        out.config, out.options, out.request = CONFIG, RunOptions(stop_at_step=stop_at_step), StopRequest()
         out.code, out.first, out.dispatched, out.pending = code, first, 0, deque()
         out.stop_code = out.save_code = RUNNING
         last = ITERATIONS if stop_at_step is None else stop_at_step // CONFIG.steps_per_iteration
