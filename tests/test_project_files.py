@@ -271,17 +271,21 @@ def sources(name: str) -> list[Path]:
 
 
 @cache
+def names_in(file: Path) -> tuple[frozenset[str], frozenset[Path]]:
+    """The frameworks that a file imports itself, and the files of this repository that it imports."""
+    names = set(imported(ast.parse(file.read_text()).body))
+    found = {framework for package, framework in FRAMEWORKS.items() for n in names if n.partition(".")[0] == package}
+    return frozenset(found), frozenset(source for name in names for source in sources(name))
+
+
 def loads(path: Path) -> frozenset[str]:
     """The frameworks that are loaded when a file is imported, by it or by what it imports of this repository."""
-    found, seen, left = set(), set(), [path]
+    found, seen, left = set(), set(), {path}
     while left:
-        file = left.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        for name in imported(ast.parse(file.read_text()).body):
-            found |= {framework for package, framework in FRAMEWORKS.items() if name.partition(".")[0] == package}
-            left += sources(name)
+        seen |= left
+        frameworks, files = zip(*map(names_in, left), strict=True)
+        found |= frozenset().union(*frameworks)
+        left = frozenset().union(*files) - seen
     return frozenset(found)
 
 
