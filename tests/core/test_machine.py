@@ -179,11 +179,14 @@ def test_a_program_begins_again_as_the_same_process_with_fixed_hashes(chosen, fi
     assert said[0].split(" ", 1)[1] == f"{0 if fixed else 1} ['--one', 'two words']\n"
 
 
-def test_isolated_programs_keep_their_hashes_and_go_on():
-    """Python would ignore the variable, and begin again for ever."""
-    words = [sys.executable, "-E", "-c", f"import sys; sys.path[:0] = {sys.path!r}; " + HASHED + PRINTED]
+@pytest.mark.parametrize(("option", "before"), [("-E", ""), ("-B", "sys.settrace(lambda *_: None); ")])
+def test_isolated_and_debugged_programs_keep_their_hashes_and_go_on(option, before):
+    """Python would ignore the variable, and begin again for ever; a debugger would lose the process."""
+    code = f"import sys; sys.path[:0] = {sys.path!r}; {before}{HASHED}{PRINTED}"
     variables = {name: value for name, value in os.environ.items() if name != machine.HASH_SEED}
-    ended = subprocess.run(words, env=variables, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, option, "-c", code], env=variables, capture_output=True, text=True, check=True
+    )
     assert ended.stdout.split()[2:] == ["1", "[]"]
 
 

@@ -286,11 +286,12 @@ def fix_hashes(variables: MutableMapping[str, str]) -> bool:
 def begin_with_fixed_hashes() -> None:
     """Starts this process's program again, in the same process, if its hashes aren't fixed; returns if they are.
 
-    For the first call of a program only: what it has done until then is done twice. Python's options ``-E`` and ``-I``
-    hide the variable from this process, which then keeps its hashes.
+    For the first call of a program only: what it has done until then is done twice. A process keeps its hashes under a
+    debugger, which would lose it, and with Python's options ``-E`` and ``-I``, which hide the variable from it.
     """
     again = os.environ.pop(BEGUN_AGAIN, None) is not None  # by a wrapper of Python's that takes the variable away
-    if fix_hashes(os.environ) and not again and sys.executable and not sys.flags.ignore_environment:
+    keeps = again or sys.flags.ignore_environment or sys.gettrace() is not None or "pydevd" in sys.modules
+    if fix_hashes(os.environ) and not keeps and sys.executable:
         with contextlib.suppress(OSError):
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, BEGUN_AGAIN: "1"})
 
