@@ -98,7 +98,8 @@ def _own(source: random.Random) -> Environment:
         images=shown in ("image", "channels-first", "gray", "dict", "pictures"),
         vector=shown in ("vector", "one", "whole", "unbounded"),
         numbers=shown not in ("image", "channels-first", "gray", "index", "indices"),
-        wraps=shown not in ("dict", "pictures", "tuple", "nested"),
+        wraps=shown not in ("dict", "pictures", "tuple", "nested")
+        and not kwargs["own_state"],  # hooks aren't asked then
         forever=length == "endless",
     )
 

@@ -39,13 +39,17 @@ KINDS = {
         *("lockstep/Pendulum-v1", *SHORT, "--normalize.observations", "--normalize.returns"),
         *("--env.max-episode-steps", 10),
     ),
+    "bfloat16": (
+        *("lockstep/CartPole-v1", *SHORT, "--precision", "bf16", "--network.activation", "silu"),
+        *("--network.hidden-sizes", 32, 32),
+    ),
     "on the host": (
         *("HalfCheetah-v5", *SHORT, "--normalize.observations", "--normalize.returns"),
         *("--env.max-episode-steps", 10),
     ),
 }
 DEAR = ("custom with dropout", "images", "images, in chunks, recurrent")  # to compile
-QUICK = ("on the host", "images on the host, in chunks")
+QUICK = ("on the host", "images on the host, in chunks", "bfloat16")
 """Those of ``make test``; what the others are about is in ``tests/jax_engine`` and in the golden runs there."""
 CHEAP = tuple(kind for kind in KINDS if kind not in (*DEAR, *QUICK))
 ONE_AFTER_ANOTHER = "import json, sys, lockstep.cli as c; sys.exit(max(c.main(w) for w in json.loads(sys.argv[1])))"

@@ -75,7 +75,7 @@ class Inference:
 
             return each_shard(one, len(rows), owned, rows, recurrent_state, ended, noise)
 
-        return jax.jit(act)
+        return jax.jit(act, compiler_options=self.program.compiler_options)
 
     @cached_property
     def most_likely(self) -> Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array], Inferred]:
@@ -92,7 +92,7 @@ class Inference:
 
             return each_shard(one, len(rows), owned, rows, recurrent_state, ended)
 
-        return jax.jit(act)
+        return jax.jit(act, compiler_options=self.program.compiler_options)
 
     @cached_property
     def noise(self) -> Callable[[Array, Array, Array], Array]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -157,7 +157,18 @@ class Program:
     ) -> Callable[..., Result]:
         """Compiles :meth:`mapped`; the program reuses the memory of the ``donated``-th argument, if it is given."""
         mapped, given = self.mapped(function, in_specs, out_specs), () if donated is None else (donated,)
-        return jax.jit(mapped, out_shardings=laid_out(self.mesh, out_specs), donate_argnums=given)
+        shardings, options = laid_out(self.mesh, out_specs), self.compiler_options
+        return jax.jit(mapped, out_shardings=shardings, donate_argnums=given, compiler_options=options)
+
+    @property
+    def compiler_options(self) -> dict[str, Any]:
+        """XLA's options for what computes with the networks.
+
+        By default XLA keeps float32 where numbers are rounded to bfloat16 and used at once. Which ones are depends on
+        what is fused, and so on the number of devices.
+        """
+        low = self.config.precision == "bf16" or self.config.network.custom is not None
+        return {"xla_allow_excess_precision": False} if low and self.platform == "cpu" else {}
 
     @property
     def keys(self) -> dict[str, Array]:
