@@ -12,9 +12,9 @@ class Own(nn.Module):
     def __init__(self, observation: torch.Tensor, outputs: int, dropout: float = 0.0, normalizes: bool = False) -> None:
         super().__init__()
         norm = nn.LayerNorm(16) if normalizes else nn.Identity()
-        self.body = nn.Sequential(nn.Linear(observation.shape[1], 16), norm, nn.GELU(), nn.Dropout(dropout))
+        self.body = nn.Sequential(nn.Linear(observation[0].numel(), 16), norm, nn.GELU(), nn.Dropout(dropout))
         self.actor, self.critic = nn.Linear(16, outputs), nn.Linear(16, 1)
 
     def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features = self.body(observation)
+        features = self.body(observation.flatten(1))
         return self.actor(features), self.critic(features)

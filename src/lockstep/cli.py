@@ -161,10 +161,11 @@ def _may_lack_signs(out: io.TextIOWrapper) -> bool:
 
 def command() -> int:
     """Runs this process's command line as :func:`main` does, with the same hashes of texts in every process."""
-    if sys.argv[1:2] and sys.argv[1] in STEPPING:
+    steps = len(sys.argv) > 1 and sys.argv[1] in STEPPING
+    if steps:
         begin_with_fixed_hashes()
     code = main()
-    if sys.argv[1:2] and sys.argv[1] in STEPPING:
+    if steps:
         threading.Thread(target=_end_despite_threads, args=(code,), name="lockstep-end", daemon=True).start()
     return code
 

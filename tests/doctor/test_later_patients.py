@@ -41,19 +41,17 @@ def test_who_is_right_is_in_sync(name, tmp_path):
     assert not [finding for finding in found.json["findings"] if finding["level"] != "note"]
 
 
-@pytest.mark.parametrize("name", variants(FAULTY, ("zero_by_hand_that_sends_nothing",)))
-def test_who_is_not_is_told_what(name, tmp_path):
-    found = examined(name, tmp_path)
-    assert found.json["verdict"] == "NOT IN SYNC", found.json
-    kind, words = FAULTY[name]
+def told(found, verdict, kind, words):
+    assert found.json["verdict"] == verdict, found.json
     assert found.kinds[0] == kind
     assert words in found.json["reason"]
+
+
+@pytest.mark.parametrize("name", variants(FAULTY, ("zero_by_hand_that_sends_nothing",)))
+def test_who_is_not_is_told_what(name, tmp_path):
+    told(examined(name, tmp_path), "NOT IN SYNC", *FAULTY[name])
 
 
 @pytest.mark.parametrize("name", variants(OPEN, ("probed_with_one_seed",)))
 def test_what_can_not_be_told_is_left_open(name, tmp_path):
-    found = examined(name, tmp_path)
-    assert found.json["verdict"] == "UNDETERMINED", found.json
-    kind, words = OPEN[name]
-    assert found.kinds[0] == kind
-    assert words in found.json["reason"]
+    told(examined(name, tmp_path), "UNDETERMINED", *OPEN[name])

@@ -24,10 +24,7 @@ def add_target(parser: argparse.ArgumentParser, metavar: str, said: str) -> None
 
 def whole_number(text: str) -> int:
     """Parses a whole number of at most 64 bits; for ``type=``."""
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    number = _whole(text)
     if abs(number) > sys.maxsize:
         raise argparse.ArgumentTypeError(f"{text} is beyond {sys.maxsize}")
     return number
@@ -37,10 +34,7 @@ def seed_number(text: str) -> int:
     """Parses a seed, which may have as many digits as that of a run; for ``type=``."""
     from lockstep.config.sections import MOST_SEED
 
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+    number = _whole(text)
     if abs(number) > MOST_SEED:
         raise argparse.ArgumentTypeError(f"{text} has more than {len(str(MOST_SEED))} digits")
     return number
@@ -52,6 +46,13 @@ def at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return number
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
 
 
 def _number(text: str) -> float:

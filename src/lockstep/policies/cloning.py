@@ -22,7 +22,7 @@ from lockstep.core.files import why_unwritten
 from lockstep.core.fingerprint import sha256_of
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.policies.baselines import BASELINES
-from lockstep.policies.recordings import read_recording
+from lockstep.policies.recordings import Recording, read_recording
 from lockstep.runs.checkpoint import POLICY, to_files
 from lockstep.runs.checkpoint_writer import commit
 from lockstep.runs.directory import CONFIG, SUMMARY, RunDirectory
@@ -101,16 +101,9 @@ def clone(
         with contextlib.closing(JsonlTracker(run.path / METRICS_JSONL)) as metrics:
             arrays, last = engine.train_clone(config, recording, settings, _checked(metrics.log))
         _check_parameters(arrays)
-        state = {
-            **{"iteration": 0, "global_step": 0, "optimizer_steps": 0, "wall_time": 0.0, "score": None},
-            **{"learning_rate": settings.learning_rate, "restarted_environments": []},
-            "recent_episodes": {"window": [], "total": 0},
-            "environment": recording.facts["environment"],
-            "cloned": True,
-            "recorded_seed": recording.facts.get("seed"),
-        }
+        files = to_files(arrays, {}, _state(recording, settings))
         run.checkpoints.mkdir(exist_ok=True)
-        commit(run.checkpoints, 0, to_files(arrays, {}, state), None, {"config": config.model_dump(mode="json")})
+        commit(run.checkpoints, 0, files, None, {"config": config.model_dump(mode="json")})
         summary = {
             "status": "cloned",
             "environment": config.env.id,
@@ -130,6 +123,18 @@ def clone(
     finally:
         run.unlock()
     return summary
+
+
+def _state(recording: Recording, settings: CloneSettings) -> dict[str, Any]:
+    """Returns what a clone's checkpoint says beside its arrays."""
+    return {
+        **{"iteration": 0, "global_step": 0, "optimizer_steps": 0, "wall_time": 0.0, "score": None},
+        **{"learning_rate": settings.learning_rate, "restarted_environments": []},
+        "recent_episodes": {"window": [], "total": 0},
+        "environment": recording.facts["environment"],
+        "cloned": True,
+        "recorded_seed": recording.facts.get("seed"),
+    }
 
 
 def _directory(out: Path, config: Config) -> RunDirectory:

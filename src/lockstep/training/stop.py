@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.process import is_passed_on, stop_signals
+from lockstep.core.process import handling_stop_signals, is_passed_on, stop_signals
 from lockstep.core.topology import started_by_lockstep
 
 RUNNING, KEEP, SAVE, TIME_LIMIT, CALLBACK = 0, 1, 2, 3, 4
@@ -51,8 +51,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._since = 0.0
-        self._taken: list[signal.Signals] = []
-        self._previous: dict[int, Any] = {}
+        self.taken: list[signal.Signals] = []
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal by recording it."""
@@ -63,35 +62,27 @@ class StopRequest:
         self.signal, self._since = number, time.monotonic()
 
     def take_signals(self) -> None:
-        """Makes this request the handler of stop signals, again if an environment or network has set its own.
+        """Handles stop signals again, if an environment or a network has set handlers of its own.
 
-        Does nothing outside the block of :func:`stop_requests`, and in other threads than the main one.
+        Does nothing outside the block of :func:`stop_requests`.
         """
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in self._taken:
-            before = signal.signal(number, self)
-            self._previous.setdefault(number, signal.SIG_DFL if before is None else before)
-
-    @contextmanager
-    def taking_signals(self) -> Iterator[None]:
-        """Takes stop signals during the block; then the handlers from before it are restored."""
-        self._taken = stop_signals()  # by what was ignored before anybody else set handlers
-        try:
-            self.take_signals()
-            yield
-        finally:
-            for number, handler in self._previous.items():
-                signal.signal(number, handler)
-            self._taken, self._previous = [], {}
+        for number in self.taken:
+            signal.signal(number, self)
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Turns stop signals into a request during the block (only in the main thread)."""
     request = StopRequest()
-    with request.taking_signals():
+    if threading.current_thread() is not threading.main_thread():
         yield request
+        return
+    request.taken = stop_signals()  # by what was ignored before anybody else set handlers
+    try:
+        with handling_stop_signals(request):
+            yield request
+    finally:
+        request.taken = []
 
 
 def stop_code(request: StopRequest, options: RunOptions, started: float) -> int:

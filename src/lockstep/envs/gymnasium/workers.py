@@ -34,6 +34,8 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps the working directory off the front of a worker's path until the worker has its rank's path."""
 CLOSE_SECONDS = 2.0
 """Seconds that workers may take to close their environments before they are killed, ``HUNG_SECONDS`` after failures."""
+COMMANDS_BETWEEN = 32
+"""Commands after which a worker sets its handlers of stop signals again."""
 START_SECONDS = 60.0
 """Seconds that a worker may take to start Python and load Lockstep, even if ``env.timeout`` is less."""
 
@@ -84,10 +86,6 @@ def _leave_the_end_to_the_rank(numbers: Iterable[int]) -> None:
         signal.signal(number, _do_nothing)
         signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-
-COMMANDS_BETWEEN = 32
-"""Commands after which a worker sets its handlers of stop signals again."""
 
 
 @contextlib.contextmanager
