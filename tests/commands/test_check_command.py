@@ -83,7 +83,7 @@ def test_what_the_second_of_two_remembers_is_not_laid_on_the_first(check):
     """By this seed no episode of the first environment ends, and one of the second does."""
     code, lines, _ = check("unfit:HarderForSome", "--steps", "40", "--seed", "10")
     assert code == 1
-    assert said(lines, "ok", "; 1 episodes ended")
+    assert said(lines, "ok", "; 1 episode ended")
     (problem,) = problems(lines)
     assert "episode 2 gave something else in its step 6 where those before it weren't played" in problem
 

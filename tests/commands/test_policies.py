@@ -126,6 +126,12 @@ def test_an_evaluation_in_words(trained, capsys):
         f"{found['return_std']:,.2f} (min {found['return_min']:,.2f}, max {found['return_max']:,.2f}), "
         f"length {found['length_mean']:,.1f}\n"
     )
+    one = evaluation(run, capsys, "--episodes", "1")
+    assert main(["eval", str(run.path), "--episodes", "1"]) == 0
+    assert capsys.readouterr().out == (  # one episode has no spread
+        f"CartPole-v1 after 1,024 training steps, 1 episode: return {one['return_mean']:,.2f}, "
+        f"length {one['length_mean']:,.1f}\n"
+    )
 
 
 def test_a_video_has_a_frame_of_every_step(trained, tmp_path):

@@ -480,6 +480,8 @@ def test_an_evaluation_is_a_line_of_its_own():
     line = evaluation_line(record | {"eval/success_rate": 0.5})
     assert line is not None
     assert line.endswith("episodes, success rate 0.50")
+    one = evaluation_line(record | {"eval/episodes": 1, "eval/return_std": 0.0})
+    assert one == "evaluation at step 2,048: return 78.31 in 1 episode"  # one has no spread
     assert evaluation_line({"global_step": 2048}) is None
 
 

@@ -104,7 +104,10 @@ def _played(config: EnvConfig, description: EnvDescription, make: Make, steps: i
         left = first.leave()
     with closing(make(config)) as others:  # made only now: a process may hold just one simulator
         resumed = first.resume(left, others)
-    yield Finding("ok", f"{NUM_ENVS * steps:,} rewards and observations are finite; {episodes} episodes ended")
+    yield Finding(
+        "ok",
+        f"{NUM_ENVS * steps:,} rewards and observations are finite; {episodes} episode{'s' * (episodes != 1)} ended",
+    )
     if not episodes and description.max_episode_steps is None:
         text = f"no episode ended in {steps:,} steps, and there is no time limit: --env.max-episode-steps N sets one"
         yield Finding("note", text)

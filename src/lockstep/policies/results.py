@@ -61,11 +61,14 @@ def in_words(actor: Actor, facts: dict[str, Any]) -> str:
         trained = actor.name
     elif isinstance(actor, Policy) and actor.cloned:
         trained = "by a cloned policy"
+    if facts["episodes"] == 1:
+        played, spread = "1 episode", ""
+    else:
+        played = f"{facts['episodes']} episodes"
+        spread = f" ± {facts['return_std']:,.2f} (min {facts['return_min']:,.2f}, max {facts['return_max']:,.2f})"
     return (
-        f"{facts['environment']} {trained}, {facts['episodes']} episodes: "
-        f"return {facts['return_mean']:,.2f} ± {facts['return_std']:,.2f} "
-        f"(min {facts['return_min']:,.2f}, max {facts['return_max']:,.2f}), "
-        f"length {facts['length_mean']:,.1f}{more}"
+        f"{facts['environment']} {trained}, {played}: "
+        f"return {facts['return_mean']:,.2f}{spread}, length {facts['length_mean']:,.1f}{more}"
     )
 
 

@@ -254,9 +254,11 @@ def evaluation_line(record: Mapping[str, Any]) -> str | None:
     if "eval/episodes" not in record:
         return None
     mean, std = (_number(record, f"eval/return_{name}") for name in ("mean", "std"))
-    spread = UNKNOWN if std is None else format_number(std)
     line = f"evaluation at step {record['global_step']:,}: return {UNKNOWN if mean is None else format_number(mean)}"
-    line += f" ± {spread} over {record['eval/episodes']:,} episodes"
+    if record["eval/episodes"] == 1:  # no spread is known
+        line += " in 1 episode"
+    else:
+        line += f" ± {UNKNOWN if std is None else format_number(std)} over {record['eval/episodes']:,} episodes"
     success = _number(record, "eval/success_rate")
     return line if success is None else f"{line}, success rate {success:.2f}"
 
