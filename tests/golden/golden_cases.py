@@ -30,6 +30,7 @@ GRPO = (
     *("--algorithm", "grpo", "--grpo.group-size", 2, "--grpo.kl-coef", 0.1, "--num-envs", 16),
     *("--env.max-episode-steps", 12, "--total-steps", 768),
 )
+BFLOAT16 = ("--precision", "bf16", "--network.activation", "silu")
 MASKED = ("--env.action-mask", "info", "--normalize.observations")
 JAX = ("--engine", "jax")
 
@@ -50,6 +51,7 @@ CASES: dict[str, tuple] = {
     "torch masks, 2 ranks": ("small_worlds:Doors-v0", *SHORT, *MASKED, "--nproc", 2),
     "torch fast, 2 ranks": ("CartPole-v1", *SHORT, "--reduction", "fast", "--nproc", 2),
     "torch FSDP, 2 ranks": ("CartPole-v1", *SHORT, "--reduction", "fast", "--fsdp", "--nproc", 2),
+    "torch bfloat16, 2 ranks": ("CartPole-v1", *SHORT, *BFLOAT16, "--nproc", 2),
     "torch tensor environments, 1 rank": ("lockstep/CartPole-v1", *SHORT, "--env.backend", "tensor"),
     "jax CartPole, 1 device": ("lockstep/CartPole-v1", *SHORT, *devices(1)),
     "jax CartPole, 2 devices": ("lockstep/CartPole-v1", *SHORT, *devices(2)),
@@ -59,6 +61,8 @@ CASES: dict[str, tuple] = {
     "jax images, 2 devices": ("lockstep/GridWorldPixels-v0", *SHORT, *IMAGES, *devices(2)),
     "jax GRPO, 2 devices": ("lockstep/PushCube-v0", *SHORT, *GRPO, *devices(2)),
     "jax masks, 2 devices": ("small_worlds:Doors-v0", *SHORT, *MASKED, *devices(2)),
+    "jax bfloat16, 1 device": ("lockstep/CartPole-v1", *SHORT, *BFLOAT16, *devices(1)),
+    "jax bfloat16, 2 devices": ("lockstep/CartPole-v1", *SHORT, *BFLOAT16, *devices(2)),
     "jax fast, 2 devices": ("lockstep/CartPole-v1", *SHORT, "--reduction", "fast", *devices(2)),
     "jax FSDP, 2 devices": ("lockstep/CartPole-v1", *SHORT, "--reduction", "fast", "--fsdp", *devices(2)),
 }
