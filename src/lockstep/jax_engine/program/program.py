@@ -168,7 +168,7 @@ class Program:
         what is fused, and so on the number of devices.
         """
         low = self.config.precision == "bf16" or self.config.network.custom is not None
-        return {"xla_allow_excess_precision": False} if low and self.platform == "cpu" else {}
+        return {"xla_allow_excess_precision": False} if low else {}
 
     @property
     def keys(self) -> dict[str, Array]:
