@@ -630,6 +630,38 @@ def test_a_network_that_constrains_its_activations_is_trained_whatever_mesh_is_s
             assert ljax.active_mesh() is mesh
 
 
+class Rounding(eqx.Module):
+    """Has layers in bfloat16, and outputs in float32."""
+
+    layers: list[eqx.nn.Linear]
+    head: eqx.nn.Linear
+
+    def __call__(self, observations, key=None):
+        x = observations.astype(jnp.bfloat16)
+        for layer in self.layers:
+            x = jax.nn.silu(x @ layer.weight.T.astype(jnp.bfloat16))
+        out = jax.vmap(self.head)(x.astype(jnp.float32))
+        return out[:, :-1], out[:, -1]
+
+
+class Rounded(ljax.Task):
+    def environment(self):
+        return ljax.make("CartPole-v1")
+
+    def policy_network(self, observations, num_outputs, key):
+        one, two, three = jax.random.split(key, 3)
+        layers = [eqx.nn.Linear(observations.shape[-1], 32, key=one), eqx.nn.Linear(32, 32, key=two)]
+        return Rounding(layers, eqx.nn.Linear(32, num_outputs + 1, key=three))
+
+
+def test_a_network_that_computes_in_bfloat16_is_one_agent_on_any_number_of_devices():
+    one, two = (
+        Rounded(PPO, ljax.RunnerConfig(2 * STEPS, num_devices=n, num_envs=8 // n, num_shards=2)).train()[0]
+        for n in (1, 2)
+    )
+    assert differing(one.params, two.params) == []
+
+
 @pytest.mark.parametrize("wanted", [lambda: (ljax.make_mesh(2, 4), ljax.make_mesh(1, 2)), lambda: (2, 1)])
 def test_meshes_may_be_set_before_their_blocks_begin(wanted):
     contexts = [ljax.set_mesh(each) for each in wanted()]

@@ -337,7 +337,6 @@ def test_moments_follow_what_comes_after_more_samples_than_float32_counts(size, 
     assert float(after.count) <= max(1 << 24, size << 20)
 
 
-@pytest.mark.optimized
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_moments_of_fewer_samples_have_the_bits_that_they_always_had(size):
     def always(moments, x):

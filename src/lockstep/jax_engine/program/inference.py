@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from lockstep.jax_engine.distributed.placement import first_copy
 from lockstep.jax_engine.nets import distributions
 from lockstep.jax_engine.nets.parameters import Named
-from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.program.program import COMPILER_OPTIONS, Program
 from lockstep.jax_engine.rollout import Acted, Actor, action_noise
 from lockstep.jax_engine.shards.blocks import each_shard
 from lockstep.jax_engine.shards.normalizers import Scale, normalized, scale_of
@@ -75,7 +75,7 @@ class Inference:
 
             return each_shard(one, len(rows), owned, rows, recurrent_state, ended, noise)
 
-        return jax.jit(act, compiler_options=self.program.compiler_options)
+        return jax.jit(act, compiler_options=COMPILER_OPTIONS)
 
     @cached_property
     def most_likely(self) -> Callable[[Named, Scale | None, ArrayLike, Array, ArrayLike, Array], Inferred]:
@@ -92,7 +92,7 @@ class Inference:
 
             return each_shard(one, len(rows), owned, rows, recurrent_state, ended)
 
-        return jax.jit(act, compiler_options=self.program.compiler_options)
+        return jax.jit(act, compiler_options=COMPILER_OPTIONS)
 
     @cached_property
     def noise(self) -> Callable[[Array, Array, Array], Array]:

@@ -53,6 +53,13 @@ from lockstep.training.losses import loss_settings
 
 PURPOSES = ("action", "reset", "step", "minibatch", "begin", "random", "dropout")
 
+COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+"""XLA's options for what computes with networks and environments.
+
+By default XLA keeps float32 where numbers are rounded to bfloat16 and used at once. Which ones are depends on what is
+fused, and so on the number of devices.
+"""
+
 Result = TypeVar("Result")
 
 
@@ -157,18 +164,12 @@ class Program:
     ) -> Callable[..., Result]:
         """Compiles :meth:`mapped`; the program reuses the memory of the ``donated``-th argument, if it is given."""
         mapped, given = self.mapped(function, in_specs, out_specs), () if donated is None else (donated,)
-        shardings, options = laid_out(self.mesh, out_specs), self.compiler_options
-        return jax.jit(mapped, out_shardings=shardings, donate_argnums=given, compiler_options=options)
-
-    @property
-    def compiler_options(self) -> dict[str, Any]:
-        """XLA's options for what computes with the networks.
-
-        By default XLA keeps float32 where numbers are rounded to bfloat16 and used at once. Which ones are depends on
-        what is fused, and so on the number of devices.
-        """
-        low = self.config.precision == "bf16" or self.config.network.custom is not None
-        return {"xla_allow_excess_precision": False} if low else {}
+        return jax.jit(
+            mapped,
+            out_shardings=laid_out(self.mesh, out_specs),
+            donate_argnums=given,
+            compiler_options=COMPILER_OPTIONS,
+        )
 
     @property
     def keys(self) -> dict[str, Array]:
