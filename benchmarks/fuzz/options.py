@@ -92,7 +92,9 @@ OPTIONS: dict[str, Draw] = {
     "network.remat": Draw(0.15, (True,), lambda setting: setting.engine == "jax" and not setting.own),
     "network.recurrent_size": Draw(ALWAYS, (1, 5, 8, 16), lambda setting: setting.recurrent),
     "network.custom_kwargs": Draw(
-        ALWAYS, ({}, {"dropout": 0.2}, {"dropout": 0.1, "normalizes": True}), lambda setting: setting.own
+        ALWAYS,
+        ({}, {"dropout": 0.2}, {"dropout": 0.1, "normalizes": True}, {"low": True}, {"normalizes": True, "low": True}),
+        lambda setting: setting.own,
     ),
     "normalize.observations": Draw(0.4, (True,), lambda setting: setting.environment.numbers),
     "normalize.returns": Draw(0.4, (True,), lambda setting: not setting.grpo),
