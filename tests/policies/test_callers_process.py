@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,13 @@ SETTINGS = {
     "recurrent": ("--network.recurrent", "lstm", "--network.recurrent-size", 8, "--network.sequence-length", 8),
 }
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda policy: pickle.loads(pickle.dumps(policy))}
+CALLERS_OF_JAX = {
+    "x64": lambda: jax.enable_x64(True),
+    "no jit": lambda: jax.disable_jit(True),
+    "rank promotion": lambda: jax.numpy_rank_promotion("raise"),
+    "dtype promotion": lambda: jax.numpy_dtype_promotion("strict"),
+    "transfers": lambda: jax.transfer_guard("disallow"),
+}
 ONE = np.array([0.1, -0.2, 0.03, 0.4], np.float32)
 
 
@@ -57,6 +65,31 @@ def test_settings_of_the_callers_decide_nothing_and_stay(run, request):
     assert said(policy) == expected
     assert policy.to_torch().action_first.device.type == "cpu"
     assert now() == before
+
+
+@pytest.mark.parametrize("setting", CALLERS_OF_JAX)
+def test_settings_of_jax_decide_nothing_either(run, setting):
+    """Under some of them a policy ended with one of JAX's own errors, under others it had other bits."""
+    expected = said(run.load_policy(engine="jax"))
+    with CALLERS_OF_JAX[setting]():
+        assert said(run.load_policy(engine="jax")) == expected
+        assert jax.config.jax_enable_x64 == (setting == "x64")
+
+
+def test_a_mesh_of_the_callers_does_not_count(trained):
+    """A policy computes on one device; JAX refuses that of a program whose mesh has others."""
+    code = f"""
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import numpy, lockstep, lockstep.jax
+policy = lockstep.load_policy({str(trained(*CARTPOLE).path)!r}, engine="jax")
+one = numpy.float32([0.1, -0.2, 0.03, 0.4])
+value = policy.value(one)
+with lockstep.jax.set_mesh(lockstep.jax.make_mesh()) as mesh:
+    assert policy.value(one) == value and policy(one) in (0, 1)
+    assert lockstep.jax.active_mesh() is mesh and jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_two_threads_leave_each_other_what_they_compute_with(callers):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,10 +13,26 @@ from jax import numpy as jnp
 
 from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
+from lockstep.jax_engine.distributed.active_mesh import without_callers_context
 from lockstep.jax_engine.nets import distributions, nets
 from lockstep.jax_engine.state import make_net
 from lockstep.networks.checks import stored_parameters
 from lockstep.runs.checkpoint import POLICY
+
+
+@contextlib.contextmanager
+def as_in_training(device: jax.Device) -> Iterator[None]:
+    """Makes JAX compute on ``device`` with a run's settings of numbers; then restores the caller's, meshes too."""
+    with (
+        without_callers_context(),
+        jax.default_device(device),
+        jax.enable_x64(False),
+        jax.numpy_rank_promotion("allow"),
+        jax.numpy_dtype_promotion("standard"),
+        jax.default_matmul_precision(None),
+        jax.disable_jit(False),
+    ):
+        yield
 
 
 class PolicyFunction:
@@ -43,11 +61,11 @@ class PolicyFunction:
     ) -> None:
         self.observation, self.action = layouts_from_json(environment["observation"], environment["action"])
         self._device = _cpu()
-        with jax.default_device(self._device):
+        with as_in_training(self._device):
             self._net = make_net(config, self.observation, self.action, custom_class)
+            parameters = stored_parameters(arrays, POLICY, self._net.shapes())
+            self._weights = jax.device_put(parameters, self._device)
         self.state_size = self._net.state_size if self._net.core else 0
-        parameters = stored_parameters(arrays, POLICY, self._net.shapes())
-        self._weights = jax.device_put(parameters, self._device)
         self._compile()
 
     def _compile(self) -> None:
@@ -62,7 +80,8 @@ class PolicyFunction:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._device = _cpu()
-        self._weights = jax.device_put(self._weights, self._device)
+        with as_in_training(self._device):
+            self._weights = jax.device_put(self._weights, self._device)
         self._compile()
 
     def __call__(
@@ -74,9 +93,9 @@ class PolicyFunction:
         recurrent state is float32 ``[rows, state_size]``. Actions are rows as
         :class:`lockstep.envs.host_envs.Buffers` takes them.
         """
-        with jax.default_device(self._device):
+        with as_in_training(self._device):
             actions, after = self._act(self._weights, observations, noise, recurrent_state)
-        return np.array(actions, self.action.row_dtype), np.array(after)
+            return np.array(actions, self.action.row_dtype), np.array(after)
 
     def outputs(
         self, observations: np.ndarray, recurrent_state: np.ndarray, actions: np.ndarray | None = None
@@ -90,9 +109,9 @@ class PolicyFunction:
             is a critic; ``next_state`` ``[rows, size]`` of a recurrent policy; ``log_prob`` ``[rows]`` of ``actions``
             if they are given, those of a squashed Gaussian before the tanh.
         """
-        with jax.default_device(self._device):
+        with as_in_training(self._device):
             out = self._evaluate(self._weights, observations, recurrent_state, actions)
-        return {name: np.array(x) for name, x in out.items()}
+            return {name: np.array(x) for name, x in out.items()}
 
     def _outputs(
         self, weights: dict[str, Array], observations: Array, recurrent_state: Array, actions: Array | None
