@@ -142,6 +142,14 @@ def test_what_doesnt_fit_is_named(tmp_path, template, message):
         load_checkpoint(tmp_path / "c", template)
 
 
+def test_a_name_that_is_lost_in_a_file_is_refused(tmp_path):
+    """Safetensors have metadata of their own under it, so that the whole checkpoint could not be read again."""
+    with pytest.raises(CheckpointError, match="a leaf of the pytree is named __metadata__, .*; rename it$"):
+        save_checkpoint(tmp_path / "c", {"__metadata__": jnp.ones(2)})
+    save_checkpoint(tmp_path / "c", {"a": {"__metadata__": jnp.ones(2)}})
+    assert load_checkpoint(tmp_path / "c", {"a": {"__metadata__": jnp.zeros(2)}})["a"]["__metadata__"].all()
+
+
 def test_two_leaves_of_one_name_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="two leaves of the pytree are named a/b"):
         save_checkpoint(tmp_path / "c", {"a": {"b": 1}, "a/b": 2})
@@ -360,6 +368,8 @@ def test_complex_numbers_come_back_bit_for_bit(tmp_path):
         (np.array([None, 1], object), "its dtype is object"),
         (np.zeros(2, np.longdouble), f"its dtype is {np.dtype(np.longdouble)}"),
         (np.array(["abc"]), "its dtype is <U3"),
+        (np.array(["a"]), "its dtype is <U1"),  # 32 bits, which were saved, and could not be read again
+        (np.zeros(2, [("x", "f4")]), "its dtype is [('x', '<f4')]"),
     ],
 )
 def test_a_leaf_that_no_checkpoint_can_hold_is_named(tmp_path, leaf, said):

@@ -17,6 +17,8 @@ NUMBERS = (bool, int, float, complex)
 KINDS_OF_NUMBERS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 OF_PYTHON = ("int64", "float64", "complex128")
 """Dtypes in which Python's numbers are saved, of which JAX makes arrays of half that size."""
+RESERVED = "__metadata__"
+"""Name in the header of safetensors under which no array is found again."""
 GENERATORS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
@@ -31,12 +33,18 @@ def is_saved(leaf: Any) -> bool:
 
 
 def saved_leaves(tree: Any) -> dict[str, Any]:
-    """Returns the leaves that belong into a checkpoint, by name; raises a ``CheckpointError`` if two share a name."""
+    """Returns the leaves that belong into a checkpoint, by name.
+
+    Raises:
+        CheckpointError: two share a name, or one has a name that a file of arrays can't hold; one line.
+    """
     named = [(name_of(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if is_saved(leaf)]
     leaves = dict(named)
     if len(leaves) < len(named):
         twice = next(name for name, _ in named if [n for n, _ in named].count(name) > 1)
         raise CheckpointError(f"two leaves of the pytree are named {twice}; rename one")
+    if RESERVED in leaves:
+        raise CheckpointError(f"a leaf of the pytree is named {RESERVED}, which safetensors keep for their own; rename it")
     return leaves
 
 
@@ -57,6 +65,8 @@ def to_host(name: str, leaf: Any) -> tuple[np.ndarray, str]:
         return np.ascontiguousarray(array).reshape(*array.shape, 1).view(np.float64), kind
     known = array.dtype.kind in "biufc" and array.itemsize <= 8
     try:
+        if not known:
+            jnp.dtype(kind)  # fails if the name isn't enough to read it again: of text, and of records
         return array if known else array.view(f"u{array.itemsize}"), kind
     except TypeError:
         what = f"{leaf} is more than 64 bits hold" if isinstance(leaf, int) else f"its dtype is {array.dtype}"
