@@ -298,6 +298,25 @@ def test_a_call_leaves_nothing_open():
     assert [str(each.message) for each in said if each.category is ResourceWarning] == []
 
 
+CLOSED = """
+import os, sys
+for number in range(3):
+    os.close(number)
+import lockstep
+try:
+    said = lockstep.train("CartPole-v1", num_steps=16, total_steps=128, quiet=True).status
+except Exception as error:
+    said = str(error)
+open("said", "w").write(said)
+"""
+
+
+def test_a_caller_without_standard_streams_hears_how_a_command_ends(tmp_path):
+    """What the command reported went to a descriptor that was its own output's, and the run was said to be killed."""
+    subprocess.run([sys.executable, "-c", CLOSED], cwd=tmp_path, check=True)
+    assert (tmp_path / "said").read_text() == "finished"
+
+
 UNHEARD = """
 import os, signal, sys, threading, time
 import lockstep

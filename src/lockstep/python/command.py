@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import signal
@@ -186,7 +187,7 @@ def _started(
     fix_hashes(environment)
     places = variables.get(PATH_VARIABLE, "").split(os.pathsep)
     before, after = (os.pathsep.join(found) for found in _places([*sys.path, *places]))
-    reader, theirs = os.pipe()
+    reader, theirs = (_above_standard(number) for number in os.pipe())
     os.set_blocking(reader, False)  # processes that the command started may hold the other end
     status = io.FileIO(reader)
     try:
@@ -207,6 +208,19 @@ def _started(
     finally:
         os.close(theirs)
     return process, status
+
+
+def _above_standard(number: int) -> int:
+    """Returns a descriptor above 2 in place of one that is free because this process has closed standard streams.
+
+    The command has its own standard streams there.
+    """
+    if number > 2:
+        return number
+    try:
+        return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(number)
 
 
 def _places(path: Sequence[str]) -> tuple[list[str], list[str]]:
