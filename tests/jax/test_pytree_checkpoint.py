@@ -144,7 +144,7 @@ def test_what_doesnt_fit_is_named(tmp_path, template, message):
 
 def test_a_name_that_is_lost_in_a_file_is_refused(tmp_path):
     """Safetensors have metadata of their own under it, so that the whole checkpoint could not be read again."""
-    with pytest.raises(CheckpointError, match="a leaf of the pytree is named __metadata__, .*; rename it$"):
+    with pytest.raises(CheckpointError, match=r"a leaf of the pytree is named __metadata__, .*; rename it$"):
         save_checkpoint(tmp_path / "c", {"__metadata__": jnp.ones(2)})
     save_checkpoint(tmp_path / "c", {"a": {"__metadata__": jnp.ones(2)}})
     assert load_checkpoint(tmp_path / "c", {"a": {"__metadata__": jnp.zeros(2)}})["a"]["__metadata__"].all()

@@ -278,6 +278,38 @@ def test_replicate_takes_the_active_mesh():
     assert placement.replicate(jnp.ones(2)).shape == (8, 2)
 
 
+@pytest.mark.parametrize("devices", [2, 8])
+def test_copies_are_made_and_joined_whatever_mesh_is_active(devices, tmp_path):
+    """JAX refuses a program whose mesh has other devices than its arrays, as a state of a training has."""
+    key, state = jax.random.key(3), {"w": jnp.arange(3.0), "key": jax.random.key(4)}
+    there = jax.device_put((key, state), jax.devices()[5])
+    copies = placement.replicate(state, meshes.make_mesh(num_devices=4))
+    with meshes.set_mesh(meshes.make_mesh(num_devices=devices)) as active:
+        again = placement.replicate(there[1])
+        keys, back = placement.split_key_across_devices(there[0]), placement.unreplicate(copies)
+        save_checkpoint(tmp_path / "c", copies, unreplicate=True)
+        assert meshes.active_mesh() is active
+    assert again["w"].sharding.mesh == active
+    assert keys.shape == (devices,)
+    assert back["key"] == state["key"]
+    assert back["w"].tolist() == load_checkpoint(tmp_path / "c", state)["w"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_copies_are_made_and_checkpoints_loaded_under_a_guard(tmp_path):
+    key = jax.random.key(3)
+    save_checkpoint(tmp_path / "c", {"w": jnp.arange(3.0), "key": key})
+    template = jax.device_put({"w": jnp.zeros(3), "key": key}, jax.devices()[0])
+    with jax.transfer_guard("disallow"):
+        loaded = load_checkpoint(tmp_path / "c", template)
+        keys, copies = placement.split_key_across_devices(key, 2), placement.replicate(3)
+    assert loaded["w"].tolist() == [0.0, 1.0, 2.0]
+    assert (keys.shape, copies.shape) == ((2,), (8,))
+
+
+def test_a_traced_copy_is_joined_too():
+    assert jax.jit(placement.unreplicate)({"w": jnp.ones((4, 3))})["w"].shape == (3,)
+
+
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
 def test_each_device_has_a_key_of_its_own(make):
     keys = placement.split_key_across_devices(make(5), 4)

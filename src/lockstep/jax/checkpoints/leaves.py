@@ -44,7 +44,9 @@ def saved_leaves(tree: Any) -> dict[str, Any]:
         twice = next(name for name, _ in named if [n for n, _ in named].count(name) > 1)
         raise CheckpointError(f"two leaves of the pytree are named {twice}; rename one")
     if RESERVED in leaves:
-        raise CheckpointError(f"a leaf of the pytree is named {RESERVED}, which safetensors keep for their own; rename it")
+        raise CheckpointError(
+            f"a leaf of the pytree is named {RESERVED}, which safetensors keep for their own; rename it"
+        )
     return leaves
 
 

@@ -175,8 +175,9 @@ def load_checkpoint(
     if (template is None) == (like is None):
         raise ValueError("load_checkpoint: give a template of the same structure, as the second argument or as like=")
     directory = _valid_directory(_directory(dir, step))
-    tree = _loaded(directory, template if like is None else like)
-    return tree if replicate_to is None else _spread(tree, replicate_to)
+    with jax.transfer_guard("allow"):  # a caller who guards a loop of steps may load in it
+        tree = _loaded(directory, template if like is None else like)
+        return tree if replicate_to is None else _spread(tree, replicate_to)
 
 
 def load_metadata(dir: str | Path, *, step: int | None = None) -> dict[str, Any] | None:

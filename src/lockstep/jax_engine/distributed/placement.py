@@ -16,6 +16,7 @@ from jax.tree_util import KeyPath
 from jax.typing import ArrayLike
 
 from lockstep.core.life import life
+from lockstep.jax_engine.distributed.active_mesh import without_callers_context
 from lockstep.jax_engine.distributed.mesh import (
     REPLICATED,
     SHARDED,
@@ -191,7 +192,8 @@ def replicate(pytree: Tree, mesh: Mesh | None = None) -> Tree:
     def of(leaf: Array) -> Array:
         return _row_each(lambda _: jnp.asarray(leaf)[None], mesh) if is_data(leaf) else leaf
 
-    return jax.tree.map(of, pytree)
+    with without_callers_context():  # its mesh needn't have the devices where the leaves are
+        return jax.tree.map(of, pytree)
 
 
 def unreplicate(pytree: Tree) -> Tree:
@@ -206,7 +208,7 @@ def unreplicate(pytree: Tree) -> Tree:
             return leaf
         if not np.shape(leaf):
             raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
-        if not isinstance(leaf, Array) or not leaf.committed:
+        if not isinstance(leaf, Array) or isinstance(leaf, jax.core.Tracer) or not leaf.committed:
             return leaf[0]
         first = min(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0).data
         if first.shape[1:] == leaf.shape[1:]:
@@ -218,7 +220,13 @@ def unreplicate(pytree: Tree) -> Tree:
             )
         return leaf[0]
 
-    return jax.tree.map(of, pytree)
+    with without_callers_context() if _is_known(pytree) else contextlib.nullcontext():
+        return jax.tree.map(of, pytree)
+
+
+def _is_known(pytree: Any) -> bool:
+    """Returns whether no leaf is traced; in a traced function JAX's mesh can't be changed."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(pytree))
 
 
 def split_key_across_devices(key: Array, n: int | None = None) -> Array:
@@ -234,8 +242,9 @@ def split_key_across_devices(key: Array, n: int | None = None) -> Array:
     mesh = active_mesh()
     if mesh is None or n not in (None, mesh.size):
         mesh = make_mesh(num_devices=n)
-    keys = jax.random.split(key, mesh.size)
-    return _row_each(lambda i: keys[i : i + 1], mesh)
+    with without_callers_context():
+        keys = jax.random.split(key, mesh.size)
+        return _row_each(lambda i: keys[i : i + 1], mesh)
 
 
 def _row_each(row: Callable[[int], Array], mesh: Mesh) -> Array:
