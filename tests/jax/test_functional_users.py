@@ -54,7 +54,9 @@ def train(updates, devices=2, state=None, seed=3, envs=8, ppo=PPO, **runner):
 
 
 def test_a_callers_guard_against_transfers_holds_for_the_callers_code_alone():
+    key = jax.random.key(0)
     with jax.transfer_guard("disallow"):
+        assert int(ljax.PPO.init(key, obs_shape=(4,), n_actions=2).step) == 0
         state, _ = train(1)
         with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
             jnp.add(jnp.ones(2), np.ones(2))

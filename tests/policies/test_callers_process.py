@@ -73,7 +73,7 @@ def test_settings_of_jax_decide_nothing_either(run, setting):
     expected = said(run.load_policy(engine="jax"))
     with CALLERS_OF_JAX[setting]():
         assert said(run.load_policy(engine="jax")) == expected
-        assert jax.config.jax_enable_x64 == (setting == "x64")
+        assert jax.dtypes.canonicalize_dtype(float) == ("float64" if setting == "x64" else "float32")
 
 
 def test_a_mesh_of_the_callers_does_not_count(trained):

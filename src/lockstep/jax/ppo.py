@@ -145,6 +145,7 @@ class PPO:
     """Functions of a :class:`PPOTrainState`; all except :meth:`init` may be called inside ``jax.jit``."""
 
     @staticmethod
+    @jax.transfer_guard("allow")
     def init(key: Array, obs_shape: Any, n_actions: Any, config: PPOConfig | None = None) -> PPOTrainState:
         """Makes a state before training; ``jax.random.key(s)`` gives the state that a run with seed ``s`` begins with.
 

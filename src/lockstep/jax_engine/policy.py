@@ -21,7 +21,7 @@ from lockstep.runs.checkpoint import POLICY
 
 
 @contextlib.contextmanager
-def as_in_training(device: jax.Device) -> Iterator[None]:
+def as_in_training(device: Any) -> Iterator[None]:
     """Makes JAX compute on ``device`` with a run's settings of numbers; then restores the caller's, meshes too."""
     with (
         without_callers_context(),

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 from jax.tree_util import KeyPath
 from jax.typing import ArrayLike
@@ -208,7 +209,7 @@ def unreplicate(pytree: Tree) -> Tree:
             return leaf
         if not np.shape(leaf):
             raise ValueError("a scalar has no device axis to drop; it was not made by replicate")
-        if not isinstance(leaf, Array) or isinstance(leaf, jax.core.Tracer) or not leaf.committed:
+        if not isinstance(leaf, Array) or isinstance(leaf, Tracer) or not leaf.committed:
             return leaf[0]
         first = min(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0).data
         if first.shape[1:] == leaf.shape[1:]:
@@ -226,7 +227,7 @@ def unreplicate(pytree: Tree) -> Tree:
 
 def _is_known(pytree: Any) -> bool:
     """Returns whether no leaf is traced; in a traced function JAX's mesh can't be changed."""
-    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(pytree))
+    return not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(pytree))
 
 
 def split_key_across_devices(key: Array, n: int | None = None) -> Array:
