@@ -184,7 +184,7 @@ def check_takes_mask(layout: ObservationLayout, mask: Any) -> None:
         return
     raise ValueError(
         "action_mask: this policy was trained without one and may take any action; leave it out, or train with "
-        "--env.action-mask info (or method)"
+        "env=dict(action_mask='info') (or 'method')"
         if layout.mask is None
         else f"action_mask: this policy's mask is the entry {layout.mask.name!r} of the observation; give it there"
     )
