@@ -13,6 +13,7 @@ from lockstep.config.sections import EvalConfig
 from lockstep.jax.ppo import PPO, PPOTrainState
 from lockstep.jax_engine.distributed.placement import gathered
 from lockstep.jax_engine.program.program import Program
+from lockstep.jax_engine.setup.set_up import COMPILER_OPTIONS
 from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
 
 
@@ -39,7 +40,7 @@ class Evaluator:
         self._env, self._episodes = program.env, episodes
         self._limit = program.env.max_episode_steps or EvalConfig().max_steps
         self._words = key_words(program.config.seed, "eval")
-        self._run = jax.jit(self._whole_episodes)
+        self._run = jax.jit(self._whole_episodes, compiler_options=COMPILER_OPTIONS)
 
     def __call__(self, state: PPOTrainState) -> tuple[float, float]:
         """Returns the episodes' mean return and mean length."""

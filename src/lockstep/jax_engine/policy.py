@@ -15,6 +15,7 @@ from lockstep.config.run import Config
 from lockstep.core.spaces import layouts_from_json
 from lockstep.jax_engine.distributed.active_mesh import without_callers_context
 from lockstep.jax_engine.nets import distributions, nets
+from lockstep.jax_engine.setup.set_up import COMPILER_OPTIONS
 from lockstep.jax_engine.state import make_net
 from lockstep.networks.checks import stored_parameters
 from lockstep.runs.checkpoint import POLICY
@@ -69,8 +70,8 @@ class PolicyFunction:
         self._compile()
 
     def _compile(self) -> None:
-        self._act = jax.jit(self._actions)
-        self._evaluate = jax.jit(self._outputs)
+        self._act = jax.jit(self._actions, compiler_options=COMPILER_OPTIONS)
+        self._evaluate = jax.jit(self._outputs, compiler_options=COMPILER_OPTIONS)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes to pickle, without the device and the compiled functions."""

@@ -13,8 +13,9 @@ from jax.typing import ArrayLike
 from lockstep.jax_engine.distributed.placement import first_copy
 from lockstep.jax_engine.nets import distributions
 from lockstep.jax_engine.nets.parameters import Named
-from lockstep.jax_engine.program.program import COMPILER_OPTIONS, Program
+from lockstep.jax_engine.program.program import Program
 from lockstep.jax_engine.rollout import Acted, Actor, action_noise
+from lockstep.jax_engine.setup.set_up import COMPILER_OPTIONS
 from lockstep.jax_engine.shards.blocks import each_shard
 from lockstep.jax_engine.shards.normalizers import Scale, normalized, scale_of
 from lockstep.jax_engine.state import TrainState

@@ -31,6 +31,7 @@ from lockstep.jax_engine.nets.parameters import ParameterLayout
 from lockstep.jax_engine.periodic import PeriodicUpdate
 from lockstep.jax_engine.program.iterations import Inputs
 from lockstep.jax_engine.rollout import Actor, Rollout
+from lockstep.jax_engine.setup.set_up import COMPILER_OPTIONS
 from lockstep.jax_engine.shards.blocks import Blocks, each_shard, shards_together
 from lockstep.jax_engine.shards.keys import key_of, key_words, keyed
 from lockstep.jax_engine.shards.normalizers import Scale, frozen
@@ -52,13 +53,6 @@ from lockstep.jax_engine.update import Gradients, Learner, Update, all_minibatch
 from lockstep.training.losses import loss_settings
 
 PURPOSES = ("action", "reset", "step", "minibatch", "begin", "random", "dropout")
-
-COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
-"""XLA's options for what computes with networks and environments.
-
-By default XLA keeps float32 where numbers are rounded to bfloat16 and used at once. Which ones are depends on what is
-fused, and so on the number of devices.
-"""
 
 Result = TypeVar("Result")
 

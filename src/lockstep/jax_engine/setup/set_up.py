@@ -41,6 +41,14 @@ LEAN_THREADS, LEAST_THREADS, THREADS_PER_DEVICE = 2, 4, 2
 MOST_DEVICES = 64
 
 ONE_THREAD_FLAGS = {"xla_cpu_multi_thread_eigen": "false"}
+
+COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+"""XLA's options for what computes with networks and environments.
+
+By default XLA keeps float32 where numbers are rounded to bfloat16 and used at once. Which ones are depends on what is
+fused, and so on the number of devices.
+"""
+
 GPU_FLAGS = {"xla_gpu_deterministic_ops": "true", "xla_gpu_autotune_level": "0"}
 FIRST_MEETING = {"xla_gpu_first_collective_call_terminate_timeout_seconds": "600"}
 """XLA ends a process if its GPUs come to a program's first collective more than 40 seconds apart, and a GPU with more
