@@ -33,7 +33,7 @@ def test_ranks_that_are_alike_train(tmp_path, engine):
 @pytest.mark.parametrize(
     ("words", "variables", "said"),
     [
-        (("--seed", 1), {}, ("in config: ",)),
+        (("--seed", 1), {}, ("in config.seed: 1 against 0; ",)),
         ((), KERNELS, ("in kernel variables: ", "ONEDNN_DEFAULT_FPMATH_MODE=STRICT")),
     ],
     ids=["config", "kernel variables"],

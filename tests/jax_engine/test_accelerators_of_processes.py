@@ -124,7 +124,7 @@ def test_processes_that_hold_unlike_numbers_of_devices_are_told_what_to_give(mon
     with pytest.raises(
         RankMismatchError, match=r"^rank 1 holds 4 devices and rank 0 8; every process needs as many: use --devices 4$"
     ):
-        processes.check_ranks_alike("")
+        processes.check_ranks_alike({})
 
 
 def test_processes_compare_the_version_of_lockstep(monkeypatch):
@@ -133,7 +133,7 @@ def test_processes_compare_the_version_of_lockstep(monkeypatch):
     monkeypatch.setattr(processes, "machine_facts", dict)
     monkeypatch.setattr(processes, "gather_json", lambda mine: [mine, mine | {"lockstep": "0"}])
     with pytest.raises(RankMismatchError, match=r"^rank 1 differs from rank 0 in lockstep: 0 against \d"):
-        processes.check_ranks_alike("")
+        processes.check_ranks_alike({})
 
 
 def driver(status):

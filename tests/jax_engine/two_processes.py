@@ -154,10 +154,10 @@ def main():
     if topology.world_size > 1:
         report |= placed(jax, mesh, topology.rank) | {"saved": saved(mesh, topology.rank, directory / "checkpoint")}
         report["resumed"] = resumed(topology.rank, directory)
-        processes.check_ranks_alike("the same")
+        processes.check_ranks_alike({"config": "the same"})
         report["compiled"] = compiled_again(jax, mesh, topology.rank)
         report["programs kept"] = len(list(Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("jit_*")))
-        report["mismatch"] = error_of(processes.check_ranks_alike, f"config {topology.rank}")
+        report["mismatch"] = error_of(processes.check_ranks_alike, {"config": f"config {topology.rank}"})
         report["listening"] = listening() if sys.platform == "linux" else None
     (directory / f"report_{topology.world_size}_{topology.rank}.json").write_text(json.dumps(report))
     processes.leave_processes()

@@ -13,6 +13,7 @@ from lockstep.training.reference_policy import (
     check_same_networks,
     check_same_reference,
     config_digest,
+    config_facts,
     reference_arrays,
     reference_digest,
     with_reference,
@@ -58,6 +59,16 @@ def test_ranks_agree_on_a_reference_by_its_parameters_wherever_a_host_has_it(fin
     recorder.finish(FINISHED)
     recorder.close()
     assert one != config_digest(grpo(str(other.path)))
+
+
+def test_ranks_compare_each_setting_and_secrets_by_the_digest_alone(finished):
+    mine, theirs = (
+        config_facts(Config.model_validate({"seed": seed, "checkpoint": {"mirror": f"s3://me:{seed}secret@host/runs"}}))
+        for seed in (1, 2)
+    )
+    assert {key for key in mine if mine[key] != theirs[key]} == {"config.seed", "config"}
+    assert not any("secret" in value for value in mine.values())
+    assert finished not in config_facts(grpo(finished))["config.grpo.reference"]
 
 
 def changed(config, **network):

@@ -321,7 +321,7 @@ def leave_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def fail_now(message: str, secondary: bool = False) -> NoReturn:
+def fail_now(message: str, secondary: bool = False, code: int = EXIT_FAILURE) -> NoReturn:
     """Reports a failure and ends this process at once, from any thread, even if the main thread is stuck."""
     try:
         report_failure(message, secondary=secondary)
@@ -331,4 +331,4 @@ def fail_now(message: str, secondary: bool = False) -> NoReturn:
                 tidy()
         sys.stderr.flush()
     finally:  # even if nothing can be written any more
-        os._exit(EXIT_FAILURE)
+        os._exit(code)

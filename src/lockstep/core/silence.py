@@ -7,10 +7,10 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lockstep.core.life import Part, Sign, life, shared_signs
-from lockstep.core.process import fail_now
+from lockstep.core.process import EXIT_USER_ERROR, fail_now
 from lockstep.core.topology import Topology
 
 SETTING = "collective_timeout"
@@ -24,6 +24,18 @@ RANKS_A_SECOND = 64
 
 Put = Callable[[str, str], None]
 Get = Callable[[], Mapping[int, str]]
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float, message: str) -> Iterator[None]:
+    """Ends this process with a line if the block, which may be stuck in a library, takes longer than ``seconds``."""
+    timer = threading.Timer(seconds, fail_now, (message,), {"code": EXIT_USER_ERROR})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Stillness:

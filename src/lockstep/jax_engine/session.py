@@ -57,7 +57,7 @@ from lockstep.policies.policy import Policy
 from lockstep.runs.checkpoint import Checkpoint, pack, to_files
 from lockstep.training.beginning import agreed_beginning
 from lockstep.training.own_loss.fingerprint import Fingerprint, check_loss_on_ranks
-from lockstep.training.reference_policy import config_digest, reference_arrays
+from lockstep.training.reference_policy import config_facts, reference_arrays
 from lockstep.training.session import EvalEnvs, checkpoint_facts, load_facts, make_eval_envs, policy_of
 from lockstep.training.worker_processes import settle_workers
 
@@ -194,7 +194,7 @@ def open_program(config: Config, topology: Topology, options: RunOptions) -> Pro
     each = options.devices or simulated
     devices = None if each is None else each * topology.world_size  # JAX may have started with more
     with quiet_connections():
-        check_ranks_alike(config_digest(config))
+        check_ranks_alike(config_facts(config))
         fsdp = options.fsdp_devices or devices or jax.device_count()
         mesh = make_mesh(fsdp if config.fsdp else 1, devices)
         check_one_kind(mesh)

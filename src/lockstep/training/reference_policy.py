@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config.redact import shown_value
 from lockstep.config.run import Config
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.user_code.handed import is_handed
@@ -19,6 +21,7 @@ from lockstep.runs.directory import CHECKPOINTS
 from lockstep.runs.finding import find_run, run_if_any, seeds_in
 from lockstep.runs.listing import UnreadableError, read_object
 from lockstep.runs.stored import stored_config
+from lockstep.runs.trackers.service import flattened
 
 
 def with_reference(config: Config, runs_dir: str, resumed: Path | None = None) -> Config:
@@ -181,11 +184,22 @@ def digests_before(run: Path) -> set[str | None]:
     return found
 
 
+def config_facts(config: Config) -> dict[str, str]:
+    """Returns what ranks must agree on: each setting, and the digest of all, which also compares what is secret."""
+    shown = flattened(shown_value(_with_digest_of_reference(config).model_dump(mode="json")))
+    return {**{f"config.{key}": json.dumps(value) for key, value in shown.items()}, "config": config_digest(config)}
+
+
 def config_digest(config: Config) -> str:
-    """Returns the sha256 of what ranks must agree on: the config, with the reference's digest in place of its path."""
-    named = config.grpo.reference is not None
-    grpo = config.grpo.model_copy(update={"reference": reference_digest(config)}) if named else config.grpo
-    return hashlib.sha256(config.model_copy(update={"grpo": grpo}).model_dump_json().encode()).hexdigest()
+    """Returns the sha256 of the config, with the reference's digest in place of its path."""
+    return hashlib.sha256(_with_digest_of_reference(config).model_dump_json().encode()).hexdigest()[:16]
+
+
+def _with_digest_of_reference(config: Config) -> Config:
+    if config.grpo.reference is None:
+        return config
+    grpo = config.grpo.model_copy(update={"reference": reference_digest(config)})
+    return config.model_copy(update={"grpo": grpo})
 
 
 def check_same_reference(config: Config, facts: Mapping[str, Any]) -> None:

@@ -65,6 +65,23 @@ def test_nobody_listens():
             wait_for_listener(f"127.0.0.1:{silent.getsockname()[1]}", 0.0)
 
 
+def test_a_knock_that_meets_itself_is_no_listener(monkeypatch):
+    """The kernel may choose the very port that is knocked at for the other end, and connects both."""
+
+    def met_itself(address, _):
+        knock = socket.socket()
+        knock.bind(address)
+        knock.connect(address)
+        return knock
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr(network.socket, "create_connection", met_itself)
+    with pytest.raises(ConnectionRefusedError):
+        wait_for_listener(f"127.0.0.1:{port}", 0.0)
+
+
 # --- interfaces -------------------------------------------------------------------------------------------------------
 
 IF_INET6 = """\

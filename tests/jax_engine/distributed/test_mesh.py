@@ -427,7 +427,7 @@ def test_facts_of_the_machine():
     assert facts["device"] == "cpu"
     assert facts["jax"] == jax.__version__
     assert FLAGS_OF_THE_USER in facts["xla flags"]
-    processes.check_ranks_alike("config")
+    processes.check_ranks_alike({"config": "config"})
 
 
 def test_a_process_says_of_what_kinds_its_own_devices_are(monkeypatch):

@@ -80,6 +80,26 @@ def test_a_stranger_who_listens_where_ranks_meet_and_never_answers_is_one_line(m
         assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("world_size", "said"),
+    [(2, "rank 1 hasn't"), (3, "ranks 1, 2 haven't"), (12, "ranks 1, 2, 3, 4, 5, 6, 7, 8, … haven't")],
+)
+def test_ranks_that_do_not_come_are_named(world_size, said, tmp_path):
+    place = Topology(0, world_size, 0, world_size, launched=True, store_file=str(tmp_path / "store"))
+    with pytest.raises(RankMismatchError, match=rf"^rank 0 can't meet the others at \S+: {said} come within 0.1 s$"):
+        process_group.meet(place, datetime.timedelta(seconds=0.1))
+
+
+def test_a_rank_that_nobody_awaits_says_so_in_one_line_and_pytorch_says_nothing(capfd):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        place = Topology(1, 2, 1, 2, launched=True, master_port=silent.getsockname()[1])
+        said = r"^rank 1 can't meet .*: rank 0 hasn't listened there within 0.2 s \(Connection refused\)$"
+        with pytest.raises(RankMismatchError, match=said):
+            process_group.meet(place, datetime.timedelta(seconds=0.2))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_ranks_compare_the_version_of_lockstep():
     """Hosts with an installation each, of which one was upgraded."""
     other: Any = SimpleNamespace(device=torch.device("cpu"), gather_json=lambda mine: [mine, mine | {"lockstep": "0"}])

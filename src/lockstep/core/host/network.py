@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import ipaddress
+import os
 import socket
 import struct
 import sys
@@ -61,13 +63,27 @@ def wait_for_listener(address: str, seconds: float) -> None:
     while True:
         left = max(_KNOCK_SECONDS, deadline - time.monotonic())
         try:
-            socket.create_connection((host.strip("[]"), int(port)), left).close()
+            with socket.create_connection((host.strip("[]"), int(port)), left) as knock:
+                if knock.getsockname() == knock.getpeername():  # the kernel chose this very port for our own end
+                    raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         except OSError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_KNOCK_SECONDS)
             continue
         return
+
+
+def wait_for_rank_0(address: str, seconds: float) -> None:
+    """Waits until rank 0, or who else holds the place where ranks meet, listens at ``host:port``.
+
+    Raises:
+        TimeoutError: nobody does in time; the message is one line.
+    """
+    try:
+        wait_for_listener(address, seconds)
+    except OSError as error:
+        raise TimeoutError(f"rank 0 hasn't listened there within {seconds:g} s ({error.strerror or error})") from None
 
 
 def own_address(host: str) -> str | None:

@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,12 +17,12 @@ from jax.experimental import multihost_utils
 from lockstep import __version__
 from lockstep.config.run import MOST_SILENCE
 from lockstep.core.errors import PeerFailureError, RankMismatchError
-from lockstep.core.host.network import own_address, wait_for_listener
+from lockstep.core.host.network import own_address, wait_for_rank_0
 from lockstep.core.life import life
 from lockstep.core.machine import check_facts_alike
 from lockstep.core.process import ended_by_signals, flush_output
 from lockstep.core.rank_variables import apply, machine_class, settings_of_xla
-from lockstep.core.silence import SIGNS, Watch, watch
+from lockstep.core.silence import SIGNS, Watch, ended_after, watch
 from lockstep.core.topology import LOOPBACK_ADDRESS, Topology
 from lockstep.jax_engine.distributed.numbering import check_number, check_order
 from lockstep.jax_engine.distributed.programs import keep_programs
@@ -122,26 +122,29 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
     with contextlib.suppress(AttributeError):  # in versions of JAX without this setting
         jax.config.update("jax_check_proxy_envs", False)  # :func:`_without_proxy` handles what it warns of
     address = topology.coordinator
+    failed = f"rank {topology.rank} can't meet the others at {address}"
+    late = f"{failed}: not all of {topology.world_size} processes have come within {silence:g} s"
     try:
         ended = ended_by_signals() if topology.starts_again else contextlib.nullcontext()
         with ended, _without_proxy(topology.master_addr):
             if not topology.holds_coordinator:  # else JAX aborts this process, with a dump of its threads
-                wait_for_listener(address, silence)
-            jax.distributed.initialize(
-                address,
-                topology.world_size,
-                topology.rank,
-                local_device_ids=gpus,
-                cluster_detection_method="deactivate",
-                coordinator_bind_address=address if topology.loopback else None,
-                initialization_timeout=max(1, int(silence)),
-                heartbeat_timeout_seconds=int(LONGER * silence) + HEARTBEAT_SECONDS,  # later than our own limit
-                shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
-            )
+                wait_for_rank_0(address, silence)
+            with ended_after(silence, late):
+                jax.distributed.initialize(
+                    address,
+                    topology.world_size,
+                    topology.rank,
+                    local_device_ids=gpus,
+                    cluster_detection_method="deactivate",
+                    coordinator_bind_address=address if topology.loopback else None,
+                    initialization_timeout=int(silence) + HEARTBEAT_SECONDS,  # later than our own limit
+                    heartbeat_timeout_seconds=int(LONGER * silence) + HEARTBEAT_SECONDS,
+                    shutdown_timeout_seconds=SHUTDOWN_TIMEOUT_SECONDS,
+                )
     except (RuntimeError, OSError) as error:
         _forget_meeting()
         reason = str(error).splitlines()[0]
-        raise RankMismatchError(f"rank {topology.rank} can't meet the others at {address}: {reason}") from None
+        raise RankMismatchError(f"{failed}: {reason}") from None
     _joined = topology
     _watch = _watch_processes(topology, silence)
     address = LOOPBACK_ADDRESS if topology.loopback else own_address(topology.master_addr)
@@ -325,8 +328,8 @@ def broadcast_bytes(payload: bytes) -> bytes:
     return words.tobytes()
 
 
-def check_ranks_alike(config_sha256: str) -> None:
-    """Raises a ``RankMismatchError`` in every process if devices, machines, versions or configs differ."""
+def check_ranks_alike(config: Mapping[str, str]) -> None:
+    """Raises a ``RankMismatchError`` in every process if devices, machines, versions or facts of configs differ."""
     held = [sum(d.process_index == process for d in jax.devices()) for process in range(jax.process_count())]
     if max(held) > min(held):  # gathers need equally many devices in each process
         least, most = held.index(min(held)), held.index(max(held))
@@ -334,4 +337,4 @@ def check_ranks_alike(config_sha256: str) -> None:
             f"rank {least} holds {held[least]} devices and rank {most} {held[most]}; every process needs as many: use "
             f"--devices {held[least]}"
         )
-    check_facts_alike(gather_json({"lockstep": __version__, **machine_facts(), "config": config_sha256}))
+    check_facts_alike(gather_json({"lockstep": __version__, **machine_facts(), **config}))

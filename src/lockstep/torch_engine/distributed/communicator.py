@@ -35,7 +35,7 @@ from lockstep.torch_engine.distributed.process_group import (
 from lockstep.torch_engine.distributed.shared_memory import SharedSlots, inherited_slots, open_shared_slots
 from lockstep.torch_engine.setup import accelerator
 from lockstep.torch_engine.setup.devices import machine_facts
-from lockstep.training.reference_policy import config_digest
+from lockstep.training.reference_policy import config_facts
 
 if TYPE_CHECKING:
     from lockstep.torch_engine.distributed.sharded import ShardedAdam, ShardedParameters
@@ -346,5 +346,5 @@ def mean_over_ranks(communicator: Communicator, gradients: Tensor) -> torch.futu
 
 def check_ranks_alike(communicator: Communicator, config: Config) -> None:
     """Raises ``RankMismatchError`` on every rank if machines, versions or configs differ."""
-    facts = {"lockstep": __version__, **machine_facts(communicator.device), "config": config_digest(config)[:16]}
+    facts = {"lockstep": __version__, **machine_facts(communicator.device), **config_facts(config)}
     check_facts_alike(communicator.gather_json(facts))

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from lockstep.config.run import Config
 from lockstep.core.errors import RankMismatchError, UnavailableError
+from lockstep.core.host.network import wait_for_rank_0
 from lockstep.core.process import ended_by_signals
 from lockstep.core.rank_variables import apply, interface_settings, machine_class
 from lockstep.core.silence import sign_name
@@ -29,7 +30,9 @@ WITHOUT_LIMIT = datetime.timedelta(days=20)
 ANSWER_SECONDS = 5.0
 """How long a store may take to answer in addition to the time limit, whose own error says more."""
 LEAVE_SECONDS = 2.0
-ASK_SECONDS = 0.02
+ASK_SECONDS, MOST_ASK_SECONDS = 0.02, 0.25
+MOST_NAMED = 8
+"""How many missing ranks an error names."""
 
 DEVICE_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 """By PyTorch's type of an accelerator: the backend that sends its tensors without the host."""
@@ -76,20 +79,35 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
             if topology.agent_store and topology.starts_again:
                 store = store_of_round(store, topology, timeout)
             store.set(sign_name(rank), "")
-            store.wait([sign_name(r) for r in range(world_size)], timeout)
-    except RuntimeError as error:
+            _wait_for_all(store, world_size, timeout)
+    except (RuntimeError, OSError) as error:
         reason, where = str(error).splitlines()[0], topology.store_file or topology.master
         raise RankMismatchError(f"rank {rank} can't meet the others at {where}: {reason}") from None
     return store
 
 
+def _wait_for_all(store: Store, world_size: int, timeout: datetime.timedelta) -> None:
+    """Waits until all ranks are there; raises a one-line ``RuntimeError`` that names those that don't come in time."""
+    deadline, pause = time.monotonic() + timeout.total_seconds(), ASK_SECONDS
+    while not store.check([sign_name(rank) for rank in range(world_size)]):  # its own wait would print stacks
+        if time.monotonic() > deadline:
+            missing = [str(rank) for rank in range(world_size) if not store.check([sign_name(rank)])]
+            named = ", ".join(missing[:MOST_NAMED]) + (", …" if missing[MOST_NAMED:] else "")
+            ranks = f"ranks {named} haven't" if missing[1:] else f"rank {named} hasn't"
+            raise RuntimeError(f"{ranks} come within {timeout.total_seconds():g} s")
+        time.sleep(pause)
+        pause = min(2 * pause, MOST_ASK_SECONDS)
+
+
 def _tcp_store(topology: Topology, timeout: datetime.timedelta) -> Store:
-    """Opens the store over TCP; raises a ``RuntimeError`` if that takes longer than ``timeout`` and a little more.
+    """Opens the store over TCP; raises a one-line error if that takes longer than ``timeout`` and a little more.
 
     The store's own limit ends when something listens at the address. If it isn't a store and never answers, the
     constructor waits forever, so it is called in a thread that may stay behind.
     """
     opened: Future[Store] = Future()
+    if not topology.holds_store:  # else PyTorch prints stacks while nobody listens
+        wait_for_rank_0(topology.master, timeout.total_seconds())
 
     def open_store() -> None:
         try:
