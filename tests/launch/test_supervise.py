@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.core.done import STOPPED, UNSTOPPED, DoneFile
+from lockstep.core.done import UNSTOPPED, DoneFile
 from lockstep.core.process import REPEAT_SECONDS, started_by_command
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import NativeErrors
@@ -136,7 +136,7 @@ def test_a_signal_that_meets_a_rank_on_its_way_out_stopped_a_run_that_is_written
 
 
 @pytest.mark.parametrize(
-    ("said", "code"), [(UNSTOPPED, 0), (STOPPED, 128 + signal.SIGTERM), (None, 128 + signal.SIGTERM)]
+    ("said", "code"), [(UNSTOPPED, 0), (128 + signal.SIGTERM, 128 + signal.SIGTERM), (None, 128 + signal.SIGTERM)]
 )
 @pytest.mark.parametrize("codes", [{0: 0, 1: 0}, {1: -signal.SIGTERM, 0: 0}])
 def test_a_run_that_finished_before_a_signal_ends_as_one_that_finished(tmp_path, said, code, codes):
@@ -151,6 +151,17 @@ def test_a_run_that_finished_before_a_signal_ends_as_one_that_finished(tmp_path,
     outcome = watch(ranks, signals, trains=True)
     assert outcome.message == (NOT_BEGUN if said is None else None)
     assert exit_code(outcome, signals) == code
+
+
+@pytest.mark.parametrize(("said", "code"), [(UNSTOPPED, 0), (128 + signal.SIGINT, 128 + signal.SIGINT)])
+def test_a_signal_to_one_rank_alone_stops_the_run_and_its_status_says_so(tmp_path, said, code):
+    """A supervisor takes status 0 for a run that is done."""
+    ranks: Any = Ended(tmp_path, {})
+    ranks.exit_codes, ranks.send = lambda: {0: 0, 1: 0}, lambda number: None
+    for rank in range(2):
+        DoneFile(ranks.message_file(rank)).tell(said)
+    signals = StopSignals()
+    assert exit_code(watch(ranks, signals, trains=True), signals) == code
 
 
 def exited(tmp_path, *done, gone=False):

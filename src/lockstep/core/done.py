@@ -39,8 +39,8 @@ class Mark:
             self._descriptor = None
 
 
-STOPPED, UNSTOPPED = 1, 2
-"""What a rank that is done says: whether a signal ended its training."""
+UNSTOPPED = 1
+"""What a rank that is done says if no signal ended its training; else it says the exit status, ``128 + n``."""
 
 
 class DoneFile(Mark):

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from lockstep.config.engines import engine_module
 from lockstep.config.run import Config, RunOptions
-from lockstep.core.done import STOPPED, UNSTOPPED, DoneFile
+from lockstep.core.done import UNSTOPPED, DoneFile
 from lockstep.core.errors import PeerFailureError, RunError, device_failed, memory_full, one_line
 from lockstep.core.life import Part, life
 from lockstep.core.machine import fix_mkl_mode, keep_freed_memory, restore_gc, slow_down_gc
@@ -134,8 +134,9 @@ def run_rank(assignment: Assignment, topology: Topology) -> int:
         return EXIT_FAILURE
     except Exception as error:
         return _failed(error, assignment.config.device, is_writer(topology))
-    done.tell(UNSTOPPED if result.signal is None else STOPPED)
-    return 128 + result.signal if result.signal is not None and _says_signal(topology) else 0
+    stopped = 0 if result.signal is None else 128 + result.signal
+    done.tell(stopped or UNSTOPPED)
+    return stopped if _says_signal(topology) else 0
 
 
 def _says_signal(topology: Topology) -> bool:

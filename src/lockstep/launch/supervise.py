@@ -88,14 +88,15 @@ class Outcome:
         stopped: whether a stop signal to the launcher is the reason.
         bad_input: whether the first rank that failed refused its input, before training.
         killed: whether SIGKILL ended a rank or its server, as happens when memory runs out.
-        by_itself: whether training ended well without a stop signal, which may have come too late.
+        said: what rank 0 said when it was done: ``UNSTOPPED``, because a stop signal came too late or not at all, or the
+            exit status for the signal that stopped it, which may have been sent to a rank alone; 0 if it said nothing.
     """
 
     message: str | None = None
     stopped: bool = False
     bad_input: bool = False
     killed: bool = False
-    by_itself: bool = False
+    said: int = 0
 
 
 class StopSignals:
@@ -218,7 +219,7 @@ def watch(
     with _done_files(ranks, trains) as done:
         codes, early = _wait(ranks, done)
         said = done[0].told() if 0 in done else 0
-    well = Outcome(by_itself=said == UNSTOPPED)
+    well = Outcome(said=said)
     if not early and not any(codes.values()):
         return well
     message = failure_message(ranks, codes, early)
@@ -255,7 +256,7 @@ def exit_code(outcome: Outcome, signals: StopSignals) -> int:
     """Prints what failed, if anything did; returns the launcher's exit code."""
     signalled = 128 + signals.received[0] if signals.received else 0
     if outcome.message is None:
-        return 0 if outcome.by_itself else signalled
+        return 0 if outcome.said == UNSTOPPED else signalled or outcome.said
     show_cursor()
     say(f"{ERROR_PREFIX}{outcome.message}")
     if outcome.stopped:
