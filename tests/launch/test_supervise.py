@@ -9,13 +9,14 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lockstep.core.done import UNSTOPPED, DoneFile
-from lockstep.core.process import REPEAT_SECONDS, started_by_command
+from lockstep.core.process import REPEAT_SECONDS, started_by_command, write_failure
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import NativeErrors
 from lockstep.launch.supervise import NOT_BEGUN, Outcome, StopSignals, exit_code, failure_message, forwarding, watch
@@ -151,6 +152,28 @@ def test_a_run_that_finished_before_a_signal_ends_as_one_that_finished(tmp_path,
     outcome = watch(ranks, signals, trains=True)
     assert outcome.message == (NOT_BEGUN if said is None else None)
     assert exit_code(outcome, signals) == code
+
+
+@pytest.mark.parametrize(
+    ("codes", "secondary", "message"),
+    [
+        ({1: -signal.SIGTERM, 0: 1}, True, NOT_BEGUN),
+        ({1: -signal.SIGTERM, 0: 1}, False, "rank 0: said why"),
+        ({1: -signal.SIGTERM, 0: -signal.SIGABRT}, None, NOT_BEGUN),
+        ({1: -signal.SIGTERM, 0: -signal.SIGSEGV}, None, "rank 1 was killed by SIGTERM"),
+        ({1: 0, 0: 1}, True, "said why"),
+    ],
+)
+def test_a_signal_that_finds_one_rank_without_its_handler_stopped_the_others_too(tmp_path, codes, secondary, message):
+    """They lose that rank, and say so."""
+    ranks: Any = Ended(tmp_path, {})
+    ranks.exit_codes, ranks.send = lambda: codes, lambda number: None
+    if secondary is not None:
+        write_failure(Path(ranks.message_file(0)), "said why", secondary=secondary)
+    signals = StopSignals()
+    signals.received.append(signal.SIGTERM)
+    outcome = watch(ranks, signals)
+    assert (outcome.message, outcome.stopped) == (message, message == NOT_BEGUN)
 
 
 @pytest.mark.parametrize(("said", "code"), [(UNSTOPPED, 0), (128 + signal.SIGINT, 128 + signal.SIGINT)])

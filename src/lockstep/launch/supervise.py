@@ -88,8 +88,8 @@ class Outcome:
         stopped: whether a stop signal to the launcher is the reason.
         bad_input: whether the first rank that failed refused its input, before training.
         killed: whether SIGKILL ended a rank or its server, as happens when memory runs out.
-        said: what rank 0 said when it was done: ``UNSTOPPED``, because a stop signal came too late or not at all, or the
-            exit status for the signal that stopped it, which may have been sent to a rank alone; 0 if it said nothing.
+        said: what rank 0 said when it was done: ``UNSTOPPED``, as no stop signal came in time, or the exit status for
+            the signal that stopped it, which may have been sent to a rank alone; 0 if it said nothing.
     """
 
     message: str | None = None
@@ -223,7 +223,7 @@ def watch(
     if not early and not any(codes.values()):
         return well
     message = failure_message(ranks, codes, early)
-    asked = bool(received) and all(code in (0, -received[0], 128 + received[0]) for code in codes.values())
+    asked = bool(received) and _ended_by(received[0], ranks, codes)
     if asked and said:
         return well  # the signal met a rank at its exit, when all was written
     if received.count(signal.SIGINT) > 1:
@@ -233,6 +233,20 @@ def watch(
     stopped = bool(received) and message in (interrupted, not_begun)
     bad_input = trains and _first_code(ranks, codes) == EXIT_USER_ERROR
     return Outcome(message, stopped, bad_input, -signal.SIGKILL in codes.values())
+
+
+def _ended_by(number: int, ranks: Ranks, codes: Mapping[int, int | None]) -> bool:
+    """Tells whether a stop signal ended the ranks: each of them, or some, and the others because they lost those."""
+    others = {rank: code for rank, code in codes.items() if code not in (0, -number, 128 + number)}
+    if not others:
+        return True
+    if not any(code in (-number, 128 + number) for code in codes.values()):
+        return False
+    told = {rank: read_failure(ranks.message_file(rank)) for rank in others}
+    return all(
+        code in (None, -signal.SIGABRT) if (failure := told[rank]) is None else failure[1]
+        for rank, code in others.items()
+    )
 
 
 @contextmanager
