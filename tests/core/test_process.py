@@ -59,6 +59,20 @@ def test_what_a_failed_command_said(stderr, said):
     assert failure_line(stderr, 3) == said
 
 
+@pytest.mark.parametrize(
+    ("stderr", "code", "said"),
+    [
+        ("", -signal.SIGKILL, "was killed by SIGKILL; out of memory?"),
+        ("lockstep: restart 1 of 5: a rank\n", -signal.SIGKILL, "was killed by SIGKILL; out of memory?"),
+        ("lockstep: error: no\n", -signal.SIGKILL, "no"),
+        ("", -signal.SIGSEGV, "was killed by SIGSEGV"),
+        ("free(): invalid pointer\n", -signal.SIGABRT, "free(): invalid pointer"),
+    ],
+)
+def test_a_command_that_a_signal_ended(stderr, code, said):
+    assert failure_line(stderr, code) == said
+
+
 def test_a_process_ends_though_nobody_can_be_told():
     code = "import sys; from lockstep.core.process import fail_now; sys.stderr.close(); fail_now('the last')"
     assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 1

@@ -302,9 +302,11 @@ def failure_in(text: str) -> tuple[str, bool] | None:
 
 
 def failure_line(stderr: str, code: int) -> str:
-    """Returns why a ``lockstep`` command failed: its last error line, else the end of ``stderr`` or its exit status."""
+    """Returns why a ``lockstep`` command failed: its last error line, else the end of ``stderr``, or how it ended."""
     said = [line for line in stderr.splitlines() if line.startswith(ERROR_PREFIX)]
-    return (said[-1].removeprefix(ERROR_PREFIX) if said else stderr.strip()[-500:]) or f"exit status {code}"
+    how = killed_by(-code) if code < 0 else f"exit status {code}"
+    end = "" if code == -signal.SIGKILL else stderr.strip()[-500:]  # what it said before isn't why it was killed
+    return (said[-1].removeprefix(ERROR_PREFIX) if said else end) or how
 
 
 def show_cursor() -> None:
