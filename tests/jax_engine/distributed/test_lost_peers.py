@@ -58,6 +58,16 @@ def test_after_a_meeting_that_failed_processes_are_not_taken_for_joined(monkeypa
         assert not jax.distributed.is_initialized()
 
 
+def test_a_port_that_rank_0_can_not_have_is_one_line(monkeypatch):
+    def initialize(*_, **__):
+        raise RuntimeError("UNKNOWN: Failed to start RPC server")
+
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(RankMismatchError, match=r"^rank 0 can't meet .*: another program has this port; .*MASTER_PORT"):
+        processes._join_processes(Topology(0, 2, 0, 2, launched=True), None, 1.0)
+
+
 # --- leaving ----------------------------------------------------------------------------------------------------------
 
 

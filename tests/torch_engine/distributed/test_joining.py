@@ -80,6 +80,14 @@ def test_a_stranger_who_listens_where_ranks_meet_and_never_answers_is_one_line(m
         assert "\n" not in str(refusal.value)
 
 
+def test_a_port_that_rank_0_can_not_have_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        place = Topology(0, 2, 0, 2, launched=True, master_port=stranger.getsockname()[1])
+        said = r"^rank 0 can't meet the others at \S+: another program has this port; .* \(MASTER_PORT, .*\)$"
+        with pytest.raises(RankMismatchError, match=said):
+            process_group.meet(place, datetime.timedelta(seconds=0.2))
+
+
 @pytest.mark.parametrize(
     ("world_size", "said"),
     [(2, "rank 1 hasn't"), (3, "ranks 1, 2 haven't"), (12, "ranks 1, 2, 3, 4, 5, 6, 7, 8, … haven't")],

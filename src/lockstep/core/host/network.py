@@ -29,6 +29,8 @@ NAME_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 _KNOCK_SECONDS = 0.1
 """Pause between tries to connect."""
+_PORT_TAKEN = ("EADDRINUSE", "Failed to start RPC server")
+"""What PyTorch's store and JAX's coordinator say then."""
 
 
 def wait_for_name(host: str, tell: Callable[[str], object], seconds: float = NAME_SECONDS) -> None:
@@ -72,6 +74,14 @@ def wait_for_listener(address: str, seconds: float) -> None:
             time.sleep(_KNOCK_SECONDS)
             continue
         return
+
+
+def reason_in_words(error: Exception) -> str:
+    """Returns why ranks can't meet, in one line: the library's own, except where rank 0's port is another program's."""
+    reason = str(error).splitlines()[0]
+    if any(text in reason for text in _PORT_TAKEN):
+        return "another program has this port; give all ranks another one (MASTER_PORT, or --coordinator)"
+    return reason
 
 
 def wait_for_rank_0(address: str, seconds: float) -> None:

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from lockstep import __version__
 from lockstep.config.run import MOST_SILENCE
 from lockstep.core.errors import PeerFailureError, RankMismatchError
-from lockstep.core.host.network import own_address, wait_for_rank_0
+from lockstep.core.host.network import own_address, reason_in_words, wait_for_rank_0
 from lockstep.core.life import life
 from lockstep.core.machine import check_facts_alike
 from lockstep.core.process import ended_by_signals, flush_output
@@ -124,6 +124,7 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
     address = topology.coordinator
     failed = f"rank {topology.rank} can't meet the others at {address}"
     late = f"{failed}: not all of {topology.world_size} processes have come within {silence:g} s"
+    late += "" if topology.holds_coordinator else ", or another program listens there"
     try:
         ended = ended_by_signals() if topology.starts_again else contextlib.nullcontext()
         with ended, _without_proxy(topology.master_addr):
@@ -143,8 +144,7 @@ def _join_processes(topology: Topology, gpus: list[int] | None, silence: float) 
                 )
     except (RuntimeError, OSError) as error:
         _forget_meeting()
-        reason = str(error).splitlines()[0]
-        raise RankMismatchError(f"{failed}: {reason}") from None
+        raise RankMismatchError(f"{failed}: {reason_in_words(error)}") from None
     _joined = topology
     _watch = _watch_processes(topology, silence)
     address = LOOPBACK_ADDRESS if topology.loopback else own_address(topology.master_addr)

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 
 from lockstep.config.run import Config
 from lockstep.core.errors import RankMismatchError, UnavailableError
-from lockstep.core.host.network import wait_for_rank_0
+from lockstep.core.host.network import reason_in_words, wait_for_rank_0
 from lockstep.core.process import ended_by_signals
 from lockstep.core.rank_variables import apply, interface_settings, machine_class
 from lockstep.core.silence import sign_name
@@ -81,8 +81,8 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
             store.set(sign_name(rank), "")
             _wait_for_all(store, world_size, timeout)
     except (RuntimeError, OSError) as error:
-        reason, where = str(error).splitlines()[0], topology.store_file or topology.master
-        raise RankMismatchError(f"rank {rank} can't meet the others at {where}: {reason}") from None
+        where = topology.store_file or topology.master
+        raise RankMismatchError(f"rank {rank} can't meet the others at {where}: {reason_in_words(error)}") from None
     return store
 
 
