@@ -53,13 +53,16 @@ def test_one_rank_under_a_launcher_is_launched():
     assert not from_environment({}).launched
 
 
-@pytest.mark.parametrize(("address", "loopback"), [("localhost", True), ("::1", True), ("10.0.0.5", False)])
+@pytest.mark.parametrize(
+    ("address", "loopback"), [("localhost", True), ("::1", True), ("[::1]", True), ("10.0.0.5", False)]
+)
 def test_loopback_is_an_address_of_this_host_alone(address, loopback):
     assert from_environment(torchrun(0, 2, 0, 2, MASTER_ADDR=address)).loopback is loopback
 
 
 @pytest.mark.parametrize(
-    ("rank", "address", "place"), [(1, "node-0", (0, 1)), (0, "10.0.0.5", (0, 1)), (1, "::1", (1, 2))]
+    ("rank", "address", "place"),
+    [(1, "node-0", (0, 1)), (0, "10.0.0.5", (0, 1)), (1, "::1", (1, 2)), (1, "[::1]", (1, 2))],
 )
 def test_without_local_variables_ranks_are_here_if_they_meet_here_and_else_alone_on_their_hosts(rank, address, place):
     topology = from_environment({"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address})
@@ -197,6 +200,7 @@ def test_where_ranks_meet():
     assert topology.master == topology.coordinator == "node-0:4321"
     assert from_environment(torchrun(0, 2, 0, 2)).master == "127.0.0.1:29500"
     assert from_environment(torchrun(0, 2, 0, 2, MASTER_ADDR="fe80::1", MASTER_PORT="1")).master == "[fe80::1]:1"
+    assert from_environment(torchrun(0, 2, 0, 2, MASTER_ADDR="[fe80::1]", MASTER_PORT="1")).master == "[fe80::1]:1"
 
 
 @pytest.mark.parametrize(("port", "coordinator"), [("29400", 29401), ("65535", 1)])
@@ -221,7 +225,7 @@ def test_a_rank_alone_needs_no_host_to_meet_others_on():
     assert from_environment(held).master_addr == "node-0"  # which holds a store, so it is there
 
 
-@pytest.mark.parametrize("address", ["", " "])
+@pytest.mark.parametrize("address", ["", " ", "[]"])
 def test_an_empty_address_is_refused_where_ranks_meet(address):
     text = complaint(torchrun(0, 2, 0, 2, MASTER_ADDR=address))
     assert f"MASTER_ADDR {address!r} is no host's name" in text

@@ -217,7 +217,7 @@ def _places_here(environ: Mapping[str, str], rank: int, world_size: int, met: bo
             if place is not None and (place.rank, place.world_size) == (rank, world_size):
                 return place.local_rank, place.local_world_size
     master = environ.get("MASTER_ADDR", LOOPBACK_ADDRESS)
-    if master in LOOPBACK_HOSTS or "LOCAL_WORLD_SIZE" in environ:
+    if master.strip("[]") in LOOPBACK_HOSTS or "LOCAL_WORLD_SIZE" in environ:
         return rank, world_size
     if "LOCAL_RANK" in environ and world_size > 1:
         if met:  # what is left to know isn't worth an error
@@ -238,12 +238,13 @@ def _master(environ: Mapping[str, str], host: str, port: int, alone: bool = Fals
     if not given.isdecimal() or not 0 < int(given) < PORTS:
         raise ValueError(f"launcher variables: MASTER_PORT {given!r} is no port (1 to {PORTS - 1})")
     named = host if alone else environ.get("MASTER_ADDR", host)
-    if not named.strip():
+    address = named.removeprefix("[").removesuffix("]")  # as IPv6 stands before a port
+    if not address.strip():
         raise ValueError(
             f"launcher variables: MASTER_ADDR {named!r} is no host's name; set it to the address of rank 0's host, or "
             "unset it if all ranks are on this host"
         )
-    return named, int(given)
+    return address, int(given)
 
 
 def _from_mpi(environ: Mapping[str, str], place: Place, met: bool) -> Topology:
