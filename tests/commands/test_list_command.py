@@ -12,7 +12,8 @@ from made_runs import make_run, summary_of
 
 from lockstep.cli import main
 from lockstep.commands.list import COLUMNS
-from lockstep.runs.progress import UNKNOWN, format_size
+from lockstep.core.numerals import format_size
+from lockstep.runs.progress import UNKNOWN
 
 EVALUATED = (*CARTPOLE, "--eval.interval", 2, "--eval.episodes", 2)
 

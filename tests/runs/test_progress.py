@@ -11,6 +11,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from lockstep.core.numerals import format_share
 from lockstep.runs.groups import together_in_turn
 from lockstep.runs.progress import (
     MOST_WAITING,
@@ -19,7 +20,6 @@ from lockstep.runs.progress import (
     Progress,
     TerminalProgress,
     evaluation_line,
-    format_share,
     full_lines,
     make_progress,
     plain_line,
@@ -249,10 +249,14 @@ def moving_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
 
 
-def make_terminal(clock, width=120):
+def make_terminal(clock, width=120, total=TOTAL):
     stream = StringIO()
     console = Console(force_terminal=True, file=stream, width=width, color_system=None)
-    return stream, TerminalProgress(TOTAL, console, clock)
+    return stream, TerminalProgress(total, console, clock)
+
+
+def last_line(stream):
+    return without_escapes(stream.getvalue()).rstrip().replace("\r", "\n").splitlines()[-1]
 
 
 def drawn_steps(stream):
@@ -269,16 +273,47 @@ def test_terminal_shows_steps_return_speed_and_times(clock):
     assert re.search(r"20% +40,960/200,000 return 187\.3  63 steps/s  eta 0:41:50 0:01:05", last)
 
 
-@pytest.mark.parametrize("width", [50, 60, 75])
+@pytest.mark.parametrize("width", [50, 55, 60])
 def test_a_narrow_terminal_shows_what_changes_in_one_whole_line(clock, width):
     stream, progress = make_terminal(clock, width)
     progress.update(make_record(36_840))
     clock.now += 65
     progress.update(make_record(40_960, fps=41_200.0))
     progress.close()
-    last = without_escapes(stream.getvalue()).rstrip().replace("\r", "\n").splitlines()[-1]
+    last = last_line(stream)
     assert len(last) <= width
     assert last.split() == ["20%", "return", "187.3", "63", "steps/s", "eta", "0:41:50"]
+
+
+@pytest.mark.parametrize("width", [20, 30, 36, 46, 47, 60, 76, 80, 90, 120])
+@pytest.mark.parametrize("total", [200_000, 10**7, 10**8, 10**11])
+def test_a_terminal_of_any_width_shows_whole_numbers_and_the_share_first_of_all(clock, width, total):
+    stream, progress = make_terminal(clock, width, total)
+    clock.now += 65
+    progress.update(make_record(total // 2, -1218.8, 141_200.0) | {"measured": True})
+    progress.close()
+    last = last_line(stream)
+    assert len(last) <= width
+    assert "50% " in last
+    assert "…" not in last
+    if width >= 30:
+        assert "return -1,218.8" in last
+    if width >= (36 if total < 10**11 else 60):
+        assert re.search(r"eta (\d+ days?, )?\d+:\d\d:\d\d\b", last)
+    if width >= 80 and total <= 10**7:
+        assert f"{total // 2:,}/{total:,}" in last
+    if width == 120:
+        assert last.endswith("0:01:05")
+
+
+def test_a_terminal_that_becomes_narrow_meanwhile_gets_a_line_that_fits(clock):
+    stream, progress = make_terminal(clock, 120)
+    progress.update(make_record(1000))
+    clock.now += 65
+    progress._bar.console.width = 60
+    progress.update(make_record(40_960) | {"measured": True})
+    progress.close()
+    assert last_line(stream).split() == ["20%", "return", "187.3", "41,200", "steps/s", "eta", "0:00:04"]
 
 
 def test_terminal_shows_a_dash_until_there_is_a_return(clock):
@@ -479,7 +514,7 @@ def test_an_evaluation_is_a_line_of_its_own():
     assert evaluation_line(record) == "evaluation at step 2,048: return 78.31 ± 32.30 over 16 episodes"
     line = evaluation_line(record | {"eval/success_rate": 0.5})
     assert line is not None
-    assert line.endswith("episodes, success rate 0.50")
+    assert line.endswith("episodes, success rate 50%")
     one = evaluation_line(record | {"eval/episodes": 1, "eval/return_std": 0.0})
     assert one == "evaluation at step 2,048: return 78.31 in 1 episode"  # one has no spread
     assert evaluation_line({"global_step": 2048}) is None

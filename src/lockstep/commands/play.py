@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one, policy_of
 from lockstep.core.errors import one_line
-from lockstep.core.files import check_suffix, why_unwritten
+from lockstep.core.files import check_suffix, is_finite, why_unwritten
+from lockstep.core.numerals import format_points, spec_of
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.envs.graphics import has_screen
 from lockstep.policies.videos import VIDEO_SUFFIXES, play
+from lockstep.runs.listing import printable
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,9 +43,15 @@ def main(argv: Sequence[str]) -> int:
         report_failure(f"{options.video} can't be written: {_reason(options.video, error)}")
         return EXIT_FAILURE
     where = f" → {options.video}" if options.video else ""
-    said = [f"return {r:,.2f}" + (f" (score {s}, {n} steps)" if s is not None else "") for r, n, s in episodes]
+    said = [_episode(*episode) for episode in episodes]
     print(f"{policy.config.env.id}: {', '.join(said) or 'ended before an episode was over'}{where}")
     return 0
+
+
+def _episode(total: float, length: int, score: Any) -> str:
+    """Describes an episode; what an environment calls its score may be anything."""
+    points = format_points(score) if is_finite(score) else printable(str(score))
+    return f"return {total:{spec_of(total)}}" + ("" if score is None else f" (score {points}, {length} steps)")
 
 
 def _reason(video: Path, error: OSError) -> str:

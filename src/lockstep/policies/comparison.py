@@ -12,13 +12,14 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from rich.cells import cell_len, set_cell_size
 
+from lockstep.core.numerals import format_share, spec_of
 from lockstep.core.shards import keyed_generator
 from lockstep.policies.evaluated import Evaluated, unlike
 from lockstep.policies.results import edges_of
 from lockstep.runs.curves import CONFIDENCE, COVERED, REPETITIONS, interquartile_mean, without_latex
 from lockstep.runs.plot import in_a_picture
-from lockstep.runs.progress import format_share
 
 ERRORS = NormalDist().inv_cdf(0.5 + 0.5 * CONFIDENCE)
 """Standard errors on each side of the estimate that such an interval of a normal one has."""
@@ -255,23 +256,22 @@ def _known(each: Evaluated, metric: str) -> np.ndarray:
 def in_words(found: dict[str, Any]) -> str:
     """Returns a table of the policies, and a line for each that is compared with the first."""
     metrics = [name for name in METRICS if name in found["policies"][0]]
-    width = max(len(each["name"]) for each in found["policies"])
+    width = max(cell_len(each["name"]) for each in found["policies"])
     over, statistic = found["over"], found["statistic"]
     of_what = "interquartile means over runs" if over == "runs" else "means over the episodes of one policy each"
     brackets = f", and in brackets their {found['confidence']:.0%} intervals over {over}"
     lines = [f"{found['environment']}: {of_what}{brackets if any(p[over] > 1 for p in found['policies']) else ''}"]
     names = (statistic, f"{statistic}_low", f"{statistic}_high")
     for each in found["policies"]:
-        parts = [f"{m} {_in_brackets(',.2f', *(each[m][name] for name in names))}" for m in metrics]
-        lines.append(
-            f"{each['name']:<{width}}  {each[over]} {over if each[over] > 1 else over[:-1]}  {'  '.join(parts)}"
-        )
+        parts = [f"{m} {_in_brackets('', *(each[m][name] for name in names))}" for m in metrics]
+        count = f"{each[over]} {over if each[over] > 1 else over[:-1]}"
+        lines.append("  ".join([set_cell_size(each["name"], width), count, *parts]))
     metric = "score" if "score" in metrics else "return"
     for each in found["differences"]:
         facts = each[metric]
         d = facts["cohens_d"]
         effect = f"no Cohen's d ({facts['no_cohens_d']})" if d is None else f"Cohen's d {d:+.2f}"
-        change = _in_brackets("+,.2f", *(facts[f"difference{end}"] for end in ("", "_low", "_high")))
+        change = _in_brackets("+", *(facts[f"difference{end}"] for end in ("", "_low", "_high")))
         share = _in_brackets(
             format_share, *(facts[f"probability{end}"] for end in ("_of_improvement", "_low", "_high"))
         )
@@ -283,8 +283,9 @@ def in_words(found: dict[str, Any]) -> str:
 
 
 def _in_brackets(form: str | Callable[[float], str], value: float, low: float | None, high: float | None) -> str:
-    """Formats a number, with the ends of its interval in brackets if it has one."""
-    said = (lambda x: format(x, form)) if isinstance(form, str) else form
+    """Formats a number by a sign's format or a function, with the ends of its interval in brackets if it has one."""
+    spec = spec_of(value, *(end for end in (low, high) if end is not None))
+    said = (lambda x: format(x, form + spec)) if isinstance(form, str) else form
     return said(value) if low is None or high is None else f"{said(value)} [{said(low)}, {said(high)}]"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.core.files import as_json, check_suffix, check_writable, draft_of, replace_text
+from lockstep.core.numerals import format_points, format_share, spec_of
 from lockstep.envs.description import arguments_of
 from lockstep.policies.baselines import Actor, Baseline
 from lockstep.policies.evaluation import success_of, summarize
@@ -24,7 +25,6 @@ from lockstep.runs.directory import OWN_NAMES
 from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
 from lockstep.runs.plot import in_a_picture
-from lockstep.runs.progress import format_share
 
 COLUMN_NAMES = ("return", "length", "success", "score")
 NEEDED = ("return", "length")
@@ -54,8 +54,10 @@ def facts_of(actor: Actor, table: np.ndarray, deterministic: bool = True) -> dic
 def in_words(actor: Actor, facts: dict[str, Any]) -> str:
     """Returns an evaluation's facts as one line."""
     more = f", success rate {format_share(facts['success_rate'])}" if "success_rate" in facts else ""
-    if "score_mean" in facts:
-        more += f", score {facts['score_mean']:,.2f} (max {facts['score_max']:,.0f})"
+    if (mean := facts.get("score_mean")) is not None:
+        more += f", score {mean:{spec_of(mean)}} (max {format_points(facts['score_max'])})"
+    form = spec_of(facts["return_mean"], facts["return_std"])
+    mean, std, low, high = (format(facts[f"return_{name}"], form) for name in ("mean", "std", "min", "max"))
     trained = f"after {actor.global_step:,} training steps"
     if isinstance(actor, Baseline):
         trained = actor.name
@@ -65,10 +67,9 @@ def in_words(actor: Actor, facts: dict[str, Any]) -> str:
         played, spread = "1 episode", ""
     else:
         played = f"{facts['episodes']} episodes"
-        spread = f" ± {facts['return_std']:,.2f} (min {facts['return_min']:,.2f}, max {facts['return_max']:,.2f})"
+        spread = f" ± {std} (min {low}, max {high})"
     return (
-        f"{facts['environment']} {trained}, {played}: "
-        f"return {facts['return_mean']:,.2f}{spread}, length {facts['length_mean']:,.1f}{more}"
+        f"{facts['environment']} {trained}, {played}: return {mean}{spread}, length {facts['length_mean']:,.1f}{more}"
     )
 
 
@@ -242,7 +243,7 @@ def draw_histogram(title: str, table: np.ndarray) -> Any:
         values = np.asarray(columns[name], np.float64)
         edges = edges_of(values)
         axis.hist(values, edges, color=BAR)
-        axis.axvline(values.mean(), color=MEAN, label=f"mean {values.mean():,.2f}")
+        axis.axvline(values.mean(), color=MEAN, label=f"mean {values.mean():{spec_of(values.mean())}}")
         axis.set_xlabel(name)
         axis.set_ylabel("episodes")
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from lockstep.core.numerals import LONGEST, format_number, format_share, format_size
 from lockstep.runs.listing import printable
-from lockstep.runs.progress import format_number, format_size
 
 UNKNOWN = "–"
 
@@ -22,7 +22,7 @@ def in_digits(value: Any) -> str:
         return UNKNOWN
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         return printable(str(value))
-    return f"{int(value):,}" if value == int(value) and abs(value) < 1e15 else format_number(float(value))
+    return f"{int(value):,}" if value == int(value) and abs(value) < LONGEST else format_number(float(value))
 
 
 def duration(seconds: Any) -> str:
@@ -38,12 +38,13 @@ def duration(seconds: Any) -> str:
 
 
 def percent(share: float) -> str:
-    """Formats a share of one as per cent."""
-    return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
+    """Formats a share of one as per cent; as :func:`~lockstep.core.numerals.format_share` does near 0 and 1."""
+    text = f"{100 * share:.0f}" if share >= 0.095 or not share else f"{100 * share:.1f}"
+    return f"{format_share(share)[:-1] if float(text) in (0.0, 100.0) else text} %"
 
 
 def size(count: Any) -> str:
-    """Formats bytes by :func:`~lockstep.runs.progress.format_size`; None as a dash."""
+    """Formats bytes by :func:`~lockstep.core.numerals.format_size`; None as a dash."""
     return UNKNOWN if count is None else format_size(count)
 
 

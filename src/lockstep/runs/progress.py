@@ -18,11 +18,14 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 from lockstep.core.episodes import WINDOW
+from lockstep.core.numerals import format_number, format_share
 from lockstep.core.process import say
 
 UNKNOWN = "–"
@@ -32,8 +35,9 @@ LINE_INTERVAL = 2.0  # seconds between two plain lines
 DRAW_INTERVAL = 0.1  # seconds between two drawings of the live bar
 PACE_WINDOW = 60.0  # seconds that the speed shown is a mean of
 MOST_WAITING = 1000  # lines kept while the output takes none
-PRECISIONS = 3  # numbers of decimals that a share may have: none, one or two
-NARROW = 76  # columns of a terminal; with fewer, the live bar is a line of what changes, without bar and steps
+LEAST_BAR = 6  # columns that are worth a bar
+COUNTS = TextColumn("{task.completed:,.0f}/{task.total:,.0f}")
+STATE = TextColumn("{task.fields[state]}")
 
 
 class Progress:
@@ -177,13 +181,8 @@ class TerminalProgress(Progress):
         self._pace = Pace(clock)
         self._next_drawing = -math.inf
         is_stdout = console.file is sys.stdout
-        state = TextColumn("return {task.fields[mean_return]}  {task.fields[speed]} steps/s  eta {task.fields[eta]}")
-        columns: list[ProgressColumn] = [TaskProgressColumn(), state]
-        if console.width >= NARROW:
-            counts = TextColumn("{task.completed:,.0f}/{task.total:,.0f}")
-            columns = [BarColumn(bar_width=None), TaskProgressColumn(), counts, state, TimeElapsedColumn()]
+        self._room = 0  # columns that the longest state so far takes
         self._bar = RichProgress(
-            *columns,
             console=console,
             auto_refresh=False,
             redirect_stdout=is_stdout,
@@ -192,23 +191,40 @@ class TerminalProgress(Progress):
             expand=True,
         )
         self._lines = Lines(console.file, self._print)
-        self._task = self._bar.add_task("", total=total_steps, mean_return=UNKNOWN, speed=UNKNOWN, eta=UNKNOWN)
+        self._task = self._bar.add_task("", total=total_steps, state="")
         self._is_gone = False
+        self._lay_out({"global_step": 0})
         self._show(self._bar.start)
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Redraws the bar, at most ten times a second, unless the terminal is stopped."""
         record = self._pace.measured(record)
-        self._bar.update(
-            self._task,
-            completed=record["global_step"],
-            mean_return=_return_of(record),
-            speed=format_speed(record),
-            eta=format_eta(record, self._total_steps),
-        )
+        self._lay_out(record)
         if self._clock() >= self._next_drawing and self._lines.are_written():
             self._show(self._bar.refresh)
             self._next_drawing = self._clock() + DRAW_INTERVAL
+
+    def _lay_out(self, record: Mapping[str, Any]) -> None:
+        """Sets what is drawn: the share that is done, and of the rest what the terminal has room for.
+
+        What is left out first is the time elapsed, then the steps and their bar, then the speed. The longest state so
+        far counts, so that the line doesn't jump.
+        """
+        told, left = f"return {_return_of(record)}", f"eta {format_eta(record, self._total_steps)}"
+        state = f"{told}  {format_speed(record)} steps/s  {left}"
+        self._room = max(self._room, cell_len(state))
+        spare = self._bar.console.width - self._room - len("100% ")
+        columns: list[ProgressColumn] = [TaskProgressColumn(table_column=Column(min_width=4, no_wrap=True)), STATE]
+        if (bar := spare - len(f" {self._total_steps:,}/{self._total_steps:,} ")) >= LEAST_BAR:
+            elapsed = len(f" {timedelta(seconds=int(self._bar.tasks[0].elapsed or 0))}")
+            columns = [columns[0], COUNTS, STATE]
+            if bar - elapsed >= LEAST_BAR:
+                bar -= elapsed
+                columns.append(TimeElapsedColumn())
+            columns.insert(0, BarColumn(bar_width=bar))
+        self._bar.columns = tuple(columns)
+        shown = state if spare >= 0 else f"{told}  {left}"
+        self._bar.update(self._task, completed=record["global_step"], state=shown)
 
     def message(self, text: str) -> None:
         """Prints ``text`` above the bar, when the terminal takes it."""
@@ -260,7 +276,7 @@ def evaluation_line(record: Mapping[str, Any]) -> str | None:
     else:
         line += f" ± {UNKNOWN if std is None else format_number(std)} over {record['eval/episodes']:,} episodes"
     success = _number(record, "eval/success_rate")
-    return line if success is None else f"{line}, success rate {success:.2f}"
+    return line if success is None else f"{line}, success rate {format_share(success)}"
 
 
 def full_lines(record: Mapping[str, Any]) -> str:
@@ -278,32 +294,6 @@ def full_lines(record: Mapping[str, Any]) -> str:
         *(f"  {group}: {'  '.join(said)}" for group, said in parts.items() if said),
     ]
     return "\n".join(lines)
-
-
-def format_number(value: float) -> str:
-    """Formats a number by its size: one decimal from 100 on, two from 1 on, three significant digits below."""
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.1f}"
-    return f"{value:.2f}" if size >= 1 or not value else f"{value:.3g}"
-
-
-def format_share(share: float) -> str:
-    """Formats a share of one as per cent, with decimals where it would be taken for 0 % or 100 % and is neither."""
-    for decimals in range(PRECISIONS):
-        text = f"{share:.{decimals}%}"
-        if share in (0.0, 1.0) or float(text.rstrip("%")) not in (0.0, 100.0):
-            return text
-    return "<0.01%" if share < 0.5 else ">99.99%"
-
-
-def format_size(size: float) -> str:
-    """Formats bytes in the largest unit that gives at least 1, by powers of 1,000."""
-    amount, units = float(size), ["B", "kB", "MB", "GB", "TB"]
-    while round(amount, 1) >= 1000 and len(units) > 1:
-        amount /= 1000
-        units.pop(0)
-    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 def format_return(record: Mapping[str, Any]) -> str:
