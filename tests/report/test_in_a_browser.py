@@ -1,5 +1,6 @@
 """The page in a real browser: it fits any width and any light, draws its charts, and asks nobody for anything."""
 
+import json
 import re
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 from lockstep.report.page import write_report
+from lockstep.runs.curves import METRIC
 
 WIDTHS = (320, 360, 800, 1280)
 PAPER = 688
@@ -70,8 +72,9 @@ def pages(tmp_path_factory):
     add_verification(run, config={"seed": 1})
     other, group = make_run(place / "<script>console.error(1)", scale=2.0, seed=3), make_group(place / "many")
     bare = make_run(place / "bare", {})
+    longest = make_run(place / ("a" * 200))
     (bare / "metrics.jsonl").unlink()
-    asked = {"one": [run], "several": [run, other, group], "bare": [bare]}
+    asked = {"one": [run], "several": [run, other, group], "bare": [bare], "longest": [longest, other]}
     return {
         name: write_report([(path, path.name) for path in runs], place / f"{name}.html") for name, runs in asked.items()
     }
@@ -101,6 +104,14 @@ def test_words_stand_out_by_any_light(scheme, pages, browser):
         back = visit.ask("getComputedStyle(document.body).backgroundColor")
         dark = sum(map(int, re.findall(r"\d+", back))) < 150
         assert dark == (scheme == "dark")
+
+
+def test_a_long_name_leaves_room_for_results(pages, browser):
+    with browser.visit(pages["longest"]) as visit:
+        visit.resize(1280)
+        names = "[...document.querySelectorAll('#results tbody th')].map(each => each.getBoundingClientRect().width)"
+        assert 200 < max(visit.ask(names)) < 400
+        assert visit.ask("document.querySelector('#results td .pill').getBoundingClientRect().right") < 1280
 
 
 def test_charts_follow_the_light(pages, browser):
@@ -182,6 +193,42 @@ def test_charts_line_up_and_words_are_broken_between_spaces(pages, browser):
             visit.resize(width)
             found += visit.ask(torn)
         assert found > 0
+
+
+LABELS = """[...document.querySelectorAll('figure[data-chart]')].map(({plot}) => {
+    plot.ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+    const {_values: labels, _size: size} = plot.axes[1];
+    const widths = labels.map(label => plot.ctx.measureText(label).width / devicePixelRatio);
+    return [labels, size - Math.max(...widths), plot.bbox.left / devicePixelRatio - size];
+})"""
+
+
+@pytest.mark.parametrize("scale", [1e12, -1e12, 1e-7, 1e18, 1.0])
+@pytest.mark.parametrize("offset", [0.0, 1e6])
+def test_labels_of_an_axis_are_whole_and_differ(tmp_path, browser, scale, offset):
+    run = make_run(tmp_path / "run")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for n, row in enumerate(rows):
+        row[METRIC] = offset + (1.0 + 0.001 * n) * scale
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with browser.visit(write_report([(run, "run")], tmp_path / "page.html")) as visit:
+        labels, room, left = visit.ask(LABELS)[0]
+        assert len(set(labels)) == len(labels) > 2
+        assert room >= 10
+        assert left >= -1
+        assert visit.errors == []
+
+
+def test_a_line_has_no_value_behind_its_end(tmp_path, browser):
+    long, short = make_run(tmp_path / "long"), make_run(tmp_path / "short")
+    rows = (short / "metrics.jsonl").read_text().splitlines()
+    (short / "metrics.jsonl").write_text("\n".join(rows[:20]) + "\n")
+    plot = "document.querySelector('figure[data-chart]').plot"
+    values = "[...document.querySelector('.legend').querySelectorAll('.value')].map(each => each.textContent)"
+    with browser.visit(write_report([(long, "long"), (short, "short")], tmp_path / "page.html")) as visit:
+        for step, told in ((5120, ["20", "20"]), (5376, ["21", "–"])):
+            visit.ask(f"{plot}.setCursor({{left: {plot}.valToPos({step}, 'x'), top: 10}})")
+            assert visit.ask(values) == told
 
 
 # --- what the checks find ---------------------------------------------------------------------------------------------

@@ -10,12 +10,25 @@
     if (Number.isInteger(value)) return value.toLocaleString("en");
     return size >= 100 ? value.toLocaleString("en", { maximumFractionDigits: 1 }) : Number(value.toPrecision(3)).toString();
   };
-  const tick = (value) => {
-    const size = Math.abs(value);
-    if (size && size < 1e-3) return Number(value.toPrecision(2)).toExponential();
-    for (const [unit, name] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
-      if (size >= unit) return Number((value / unit).toPrecision(4)) + name;
-    return Number(value.toPrecision(4)).toString();
+  // Labels of an axis: each with the digits that tell it from its neighbours.
+  const ticksOf = (values) => {
+    const step = Math.abs(values[1] - values[0]) || Math.abs(values[0]) || 1;
+    const top = Math.max(...values.map(Math.abs)), power = (value) => Math.floor(Math.log10(value));
+    return values.map((value) => {
+      const size = Math.abs(value);
+      if (size < step / 1e6) return "0";
+      const digits = Math.min(15, Math.max(1, power(size) - power(step) + 2));
+      if (top >= 1e15 || top < 1e-3) return Number(value.toPrecision(digits)).toExponential();
+      for (const [unit, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+        if (size >= unit && step >= unit / 100) return Number((value / unit).toPrecision(digits)) + name;
+      return Number(value.toPrecision(digits)).toString();
+    });
+  };
+  // The width of the vertical axis: as its longest label takes, and the same in most charts.
+  const room = (plot, labels, axis, cycle) => {
+    if (cycle > 1 || !labels) return plot.axes[axis]._size || 52;
+    plot.ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+    return Math.max(52, ...labels.map((label) => 18 + Math.ceil(plot.ctx.measureText(label).width / devicePixelRatio)));
   };
 
   // Each run's columns, its middle line first: uPlot wants all over one x.
@@ -49,9 +62,10 @@
     return { lines, bands, middles };
   };
 
-  const last = (column, index) => {
-    for (let at = index; at >= 0; at--) if (column[at] !== null && column[at] !== undefined) return column[at];
-    return null;
+  // The newest value of a line at a place; none before its first and behind its last.
+  const valueAt = (column, index) => {
+    const there = (value) => value !== null && value !== undefined;
+    return column.slice(index).some(there) ? column.slice(0, index + 1).findLast(there) : null;
   };
 
   const draw = (figure, chart) => {
@@ -64,8 +78,8 @@
     const tell = (plot) => {
       const index = plot.cursor.idx;
       const known = index !== null && index !== undefined;
-      at.textContent = known ? `${what}: ${short(Math.round(data[0][index]))}` : "";
-      middles.forEach((line, run) => { values[run].textContent = known ? short(last(data[line], index)) : ""; });
+      at.textContent = known ? `${what}: ${short(x === "time" ? data[0][index] : Math.round(data[0][index]))}` : "";
+      middles.forEach((line, run) => { values[run].textContent = known ? short(valueAt(data[line], index)) : ""; });
     };
     const size = () => ({ width: Math.max(200, place.clientWidth), height: chart.large ? (place.clientWidth < 500 ? 240 : 320) : 190 });
     figure.classList.add("drawn");
@@ -74,8 +88,8 @@
       ...size(), series: lines, bands, legend: { show: false }, scales: { x: { time: false } },
       cursor: { drag: { x: true, y: false }, sync: { key: x } }, hooks: { setCursor: [tell] },
       axes: [
-        { ...axis, space: 60, values: (_, ticks) => ticks.map(tick) },
-        { ...axis, size: 52, values: (_, ticks) => ticks.map(tick) },
+        { ...axis, space: 60, values: (_, ticks) => ticksOf(ticks) },
+        { ...axis, size: room, values: (_, ticks) => ticksOf(ticks) },
       ],
     }, data, place);
     figure.size = size;
