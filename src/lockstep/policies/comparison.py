@@ -19,12 +19,14 @@ from lockstep.core.shards import keyed_generator
 from lockstep.policies.evaluated import Evaluated, unlike
 from lockstep.policies.results import edges_of
 from lockstep.runs.curves import CONFIDENCE, COVERED, REPETITIONS, interquartile_mean, without_latex
-from lockstep.runs.plot import in_a_picture
+from lockstep.runs.labels import add_legend, in_a_picture, shortened, write_out
 
 ERRORS = NormalDist().inv_cdf(0.5 + 0.5 * CONFIDENCE)
 """Standard errors on each side of the estimate that such an interval of a normal one has."""
 HALVINGS = 60
 COLOURS = ("#1f5fa8", "#d9822b", "#2f7f5f", "#c0392b", "#7a5195", "#8a8a8a")
+HATCHES = (None, "//", "..", "xx")
+"""Of bars; the next one begins when colours begin again."""
 NAMES = {"mean": "mean", "iqm": "interquartile mean"}
 METRICS = ("return", "score", "length")
 COVERED_MEANS = {2: 0.5, 3: 0.74, 4: 0.8, 5: 0.84, 6: 0.86, 7: 0.88, 8: 0.88, 9: 0.89}
@@ -296,25 +298,30 @@ def draw(all_of_them: Sequence[Evaluated], found: dict[str, Any]) -> Any:
 
     name = found["statistic"]
     metrics = metrics_of(all_of_them)
-    figure = Figure(figsize=(4.2 * len(metrics), 5.4), layout="constrained")
-    axes = figure.subplots(2, len(metrics), squeeze=False, height_ratios=(3, 1))
+    below = max(1.35, 0.3 * len(all_of_them))  # inches for the middles
+    figure = Figure(figsize=(4.2 * len(metrics), 4.05 + below), layout="constrained")
+    axes = figure.subplots(2, len(metrics), squeeze=False, height_ratios=(4.05, below))
+    names = [in_a_picture(each.name) for each in all_of_them]
     for column, metric in enumerate(metrics):
         edges = edges_of(np.concatenate([_known(each, metric) for each in all_of_them]))
         for place, each in enumerate(all_of_them):
             colour, facts = COLOURS[place % len(COLOURS)], found["policies"][place][metric]
             values = _known(each, metric)
             weights = np.full(len(values), 1 / len(values))
-            kind = {"histtype": "stepfilled", "alpha": 0.3, "color": colour, "label": in_a_picture(each.name)}
-            axes[0, column].hist(values, edges, weights=weights, **kind)
+            kind = {"histtype": "stepfilled", "alpha": 0.3, "color": colour, "label": "" if column else names[place]}
+            hatch = HATCHES[place // len(COLOURS) % len(HATCHES)]
+            axes[0, column].hist(values, edges, weights=weights, hatch=hatch, **kind)
             middle, low, high = facts[name], facts[f"{name}_low"], facts[f"{name}_high"]
             ends = None if low is None else [[middle - low], [high - middle]]
             axes[1, column].errorbar([middle], [-place], xerr=ends, fmt="o", color=colour, capsize=4)
         axes[0, column].set_title(metric)
         axes[1, column].set_xlabel(f"{NAMES[name]} {metric}, {found['confidence']:.0%} interval over {found['over']}")
-        names = [in_a_picture(each.name) for each in all_of_them]
-        axes[1, column].set_yticks([-place for place in range(len(names))], names)
-        axes[1, column].margins(y=0.4)
+        shown = ["" if column else shortened(each.name) for each in all_of_them]
+        axes[1, column].set_yticks([-place for place in range(len(names))], shown)
+        axes[1, column].margins(y=0.8 / len(names))
+        for axis in axes[:, column]:
+            write_out(axis.xaxis)
     axes[0, 0].set_ylabel(f"share of {found['over']}")
-    axes[0, 0].legend(frameon=False)
+    add_legend(figure, names)
     figure.suptitle(in_a_picture(found["environment"]))
     return figure

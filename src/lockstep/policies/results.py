@@ -24,7 +24,7 @@ from lockstep.runs.curves import CURVES_CSV, CURVES_JSON, CURVES_PNG, without_la
 from lockstep.runs.directory import OWN_NAMES
 from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
-from lockstep.runs.plot import in_a_picture
+from lockstep.runs.labels import in_a_picture, write_out
 
 COLUMN_NAMES = ("return", "length", "success", "score")
 NEEDED = ("return", "length")
@@ -250,8 +250,7 @@ def draw_histogram(title: str, table: np.ndarray) -> Any:
         if len(edges) < FEW_BINS:  # thin bars, as those of many values
             middle, half = (edges[0] + edges[-1]) / 2, FEW_BINS * (edges[1] - edges[0]) / 2
             axis.set_xlim(middle - half, middle + half)
-        if np.all(values == np.round(values)):
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        write_out(axis.xaxis, integer=bool(np.all(values == np.round(values))))
         axis.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0))  # above the bars
     figure.suptitle(in_a_picture(title))
     return figure

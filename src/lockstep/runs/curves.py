@@ -23,6 +23,7 @@ import numpy as np
 
 from lockstep.core.files import draft_of, is_finite, replace_text
 from lockstep.core.shards import keyed_generator
+from lockstep.runs.labels import in_a_picture
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
 
@@ -267,7 +268,7 @@ def draw(title: str, curve: Curve, alone: str) -> Any:
         label = f"interquartile mean, 95 % confidence band{what_few_cover(seeds)}"
         axis.plot(curve.global_steps, curve.iqm, color=LINE, label=label)
         axis.plot([], [], color=SINGLE, linewidth=0.7, label=f"each of {seeds} seeds")
-    axis.set_title(title, fontsize=11)
+    axis.set_title(in_a_picture(title), fontsize=11)
     axis.set_xlabel("environment steps of a seed")
     axis.set_ylabel("mean return of the last 100 episodes")
     axis.grid(alpha=0.3)

@@ -13,6 +13,7 @@ from lockstep.core.files import is_finite
 from lockstep.runs.curves import METRIC, counted, curve_of, seeds_in_a_curve, that_know, without_latex
 from lockstep.runs.directory import SUMMARY
 from lockstep.runs.finding import seeds_in
+from lockstep.runs.labels import add_legend, in_a_picture, style_of
 from lockstep.runs.listing import object_if_any
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
@@ -127,11 +128,6 @@ def _nothing(label: str, y: str, records: Sequence[Records]) -> str:
     return f"plot: {label} has no {y}; {hint}"
 
 
-def in_a_picture(name: str) -> str:
-    """Returns a name for matplotlib, which takes ``$…$`` for a formula, and leaves ``_name`` out of a legend."""
-    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
-
-
 @without_latex()
 def draw(lines: Sequence[Line], x: str, y: str) -> Any:
     """Draws a line for each run, with a band for those of several seeds, as a matplotlib figure."""
@@ -139,8 +135,10 @@ def draw(lines: Sequence[Line], x: str, y: str) -> Any:
 
     figure = Figure(figsize=(8.0, 4.5), layout="constrained")
     axis = figure.subplots()
-    for line in lines:
-        (drawn,) = axis.plot(line.x, line.y, marker="." if len(line.x) == 1 else "", label=in_a_picture(line.label))
+    names = [in_a_picture(line.label) for line in lines]
+    for place, line in enumerate(lines):
+        look = {"marker": "." if len(line.x) == 1 else "", "linestyle": style_of(place), "label": names[place]}
+        (drawn,) = axis.plot(line.x, line.y, **look)
         if line.band is not None:
             low, high = line.band
             axis.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
@@ -149,5 +147,5 @@ def draw(lines: Sequence[Line], x: str, y: str) -> Any:
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     of_seeds = any(line.band is not None for line in lines)
-    axis.legend(frameon=False, fontsize=8, title=OF_SEEDS if of_seeds else None, title_fontsize=8, alignment="left")
+    add_legend(figure, names, OF_SEEDS if of_seeds else None)
     return figure
