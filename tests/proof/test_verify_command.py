@@ -7,6 +7,9 @@ import pytest
 from command_line import SMALL, error_line, lockstep
 
 from lockstep.cli import main
+from lockstep.commands.verify import print_table
+from lockstep.config.run import Config
+from lockstep.proof.verify import Comparison, Trace
 
 SHORT = ("--iterations", 2)
 
@@ -23,6 +26,12 @@ def rows(ended):
 def folder(tmp_path):
     yield tmp_path
     assert not any(tmp_path.iterdir()), "verify leaves nothing behind"
+
+
+@pytest.mark.parametrize(("iterations", "said"), [(1, ", 1 iteration, "), (3, ", 3 iterations, ")])
+def test_the_table_says_how_much_was_compared(iterations, said, capsys):
+    print_table(Config(), [Comparison(Trace(1, None, [{"a": "1", "b": "2"}], []), True, "")], iterations)
+    assert said in capsys.readouterr().out
 
 
 def test_one_rank_two_and_three_are_the_same(folder):

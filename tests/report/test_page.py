@@ -131,6 +131,13 @@ def test_the_numbers_are_those_of_the_files(tmp_path):
     assert read.cells("1")[2:] == ["3.6 s", "900 ms", "1.5 s", "1.2 s", "6.0 kB", "209.7 MB"]
 
 
+def test_a_run_of_one_iteration_has_one(tmp_path):
+    run = make_run(tmp_path / "demo")
+    first = (run / "metrics.jsonl").read_text().splitlines()[0]
+    (run / "metrics.jsonl").write_text(first + "\n")
+    assert "1 iteration took 1.0 s." in Read(page(run)).text
+
+
 def test_the_rank_that_the_others_waited_for_is_named_also_if_it_is_always_the_same(tmp_path):
     run = make_run(tmp_path / "demo")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -537,6 +544,8 @@ def test_the_newest_video_is_in_the_page_as_far_as_there_is_room(tmp_path):
     ("more", "said"),
     [
         ({}, "Verified on 2026-02-01 08:00 UTC: the first 5 iterations"),
+        ({"iterations": 1}, "UTC: the first iteration of this config was trained on each world size"),
+        ({"equal": False, "iterations": 1}, "UTC: of 1 iteration on each world size"),
         ({"equal": False}, "Not verified on 2026-02-01"),
         ({"world_sizes": [{"label": "1", "equal": True}]}, "Not verified on"),
         ({"config": {"seed": 9}}, "is of another config than this run's"),

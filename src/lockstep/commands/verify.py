@@ -28,6 +28,7 @@ from lockstep.proof.verify import Comparison, last_trained, machines_apart, pars
 from lockstep.runs.directory import CONFIG
 from lockstep.runs.finding import find_run
 from lockstep.runs.stored import stored_config
+from lockstep.training.announcement import quantity
 
 ITERATIONS = 5
 """Iterations on each world size, by default."""
@@ -165,7 +166,7 @@ def _parser() -> CommandParser:
 def print_table(config: Config, results: Sequence[Comparison], iterations: int) -> None:
     """Prints how each world size compares with the first, and the verdict."""
     console = Console(width=None if sys.stdout.isatty() else 140)
-    title = f"{config.env.id}, seed {config.seed}, {iterations} iterations, reduction {config.reduction}"
+    title = f"{config.env.id}, seed {config.seed}, {quantity(iterations, 'iteration')}, reduction {config.reduction}"
     console.print(Text(title), soft_wrap=True)
     table = Table()
     table.add_column("world size" if config.engine == "torch" else "devices", justify="right")
