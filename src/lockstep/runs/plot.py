@@ -137,7 +137,7 @@ def draw(lines: Sequence[Line], x: str, y: str) -> Any:
     axis = figure.subplots()
     names = [in_a_picture(line.label) for line in lines]
     for place, line in enumerate(lines):
-        look = {"marker": "." if len(line.x) == 1 else "", "linestyle": style_of(place), "label": names[place]}
+        look: Any = {"marker": "." if len(line.x) == 1 else "", "linestyle": style_of(place), "label": names[place]}
         (drawn,) = axis.plot(line.x, line.y, **look)
         if line.band is not None:
             low, high = line.band
