@@ -219,6 +219,24 @@ def test_labels_of_an_axis_are_whole_and_differ(tmp_path, browser, scale, offset
         assert visit.errors == []
 
 
+def test_no_two_of_many_runs_look_alike(tmp_path, browser):
+    runs = [(make_run(tmp_path / f"run{n}", scale=1.0 + n), f"run{n}") for n in range(30)]
+    lines = """document.querySelector('figure[data-chart]').plot.series.slice(1)
+        .map(({stroke, dash, _stroke}) => [stroke(), dash])"""
+    swatches = """[...document.querySelectorAll('figure[data-chart]')[0].querySelectorAll('.swatch')].map(each =>
+        (({backgroundColor: color, backgroundImage: image, backgroundSize: size}) => [color, image, size])(
+            getComputedStyle(each)))"""
+    page = write_report(runs, tmp_path / "page.html")
+    with browser.visit(page) as visit:
+        assert len(set(map(str, visit.ask(lines)))) == 30
+        assert len(set(map(str, visit.ask(swatches)))) == 30
+        assert visit.errors == []
+    picture = re.search(r"<svg.*?</svg>", page.read_text(), re.DOTALL)
+    assert picture is not None
+    strokes = re.findall(r'style="fill: none; (stroke(?:-dasharray[^;]*; stroke)?[^"]*var\(--c\d\)[^"]*)"', picture[0])
+    assert len(set(strokes)) == 30
+
+
 def test_a_line_has_no_value_behind_its_end(tmp_path, browser):
     long, short = make_run(tmp_path / "long"), make_run(tmp_path / "short")
     rows = (short / "metrics.jsonl").read_text().splitlines()

@@ -14,10 +14,11 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lockstep.policies.results import edges_of
 from lockstep.report.charts import Chart
+from lockstep.runs.labels import STYLES
 from lockstep.runs.plot import X_LABELS
 
 COLORS = 8
-"""How many colours the page has for runs; more runs reuse them."""
+"""How many colours the page has for runs; lines of more runs are dashed."""
 INK, GRID, BAR = "#010203", "#020304", "#030405"
 """Placeholders that are replaced by colours of the page's style sheet, as those of runs are."""
 LARGE, SMALL = (6.6, 2.9), (3.5, 2.2)
@@ -74,7 +75,8 @@ def _lines(axis: Any, chart: Chart) -> None:
             axis.plot(x, seed, color=color, linewidth=0.6, alpha=0.35)
         if series.band is not None:
             axis.fill_between(x, *series.band, color=color, alpha=0.18, linewidth=0)
-        axis.plot(x, series.y, color=color, linewidth=1.6, marker="o" if len(x) == 1 else "", markersize=4)
+        look: Any = {"linewidth": 1.6, "linestyle": STYLES[series.color // COLORS % len(STYLES)]}
+        axis.plot(x, series.y, color=color, marker="o" if len(x) == 1 else "", markersize=4, **look)
     axis.set_xlabel(X_LABELS[chart.over])
 
 

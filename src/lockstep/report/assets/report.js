@@ -46,13 +46,15 @@
     return [at, ...columns];
   };
 
+  // Lines of one colour differ in these, as the pictures' do.
+  const DASHES = [[], [9, 4], [2, 3], [9, 3, 2, 3]];
   const linesOf = (chart) => {
     const lines = [{}], bands = [], middles = [];
     for (const series of chart.series) {
       const ink = color(`--c${series.color % 8}`);
       const spanGaps = true, points = { show: series.y.length === 1 };
       middles.push(lines.length);
-      lines.push({ stroke: ink, width: 2, spanGaps, points });
+      lines.push({ stroke: ink, width: 2, spanGaps, points, dash: DASHES[Math.floor(series.color / 8) % 4] });
       if (series.band) {
         bands.push({ series: [lines.length + 1, lines.length], fill: ink + "2e" });
         for (const _ of series.band) lines.push({ stroke: "transparent", width: 0, spanGaps, points: { show: false } });
