@@ -11,7 +11,7 @@ from command_line import CARTPOLE, Run, lockstep, metrics_of, run_words, same, s
 
 import lockstep as package
 from lockstep.cli import main
-from lockstep.core.numerals import format_number
+from lockstep.runs.shown.numerals import format_number
 
 HEAVY = ("torch", "numpy", "gymnasium", "pydantic", "rich")
 

@@ -12,8 +12,8 @@ from made_runs import make_run, summary_of
 
 from lockstep.cli import main
 from lockstep.commands.list import COLUMNS
-from lockstep.core.numerals import format_size
 from lockstep.runs.progress import UNKNOWN
+from lockstep.runs.shown.numerals import format_size
 
 EVALUATED = (*CARTPOLE, "--eval.interval", 2, "--eval.episodes", 2)
 

@@ -12,8 +12,8 @@ from lockstep.policies.comparison import comparison
 from lockstep.policies.comparison import draw as draw_comparison
 from lockstep.policies.evaluated import Evaluated
 from lockstep.policies.results import draw_histogram
-from lockstep.runs.labels import in_a_picture, shortened
 from lockstep.runs.plot import Line, draw
+from lockstep.runs.shown.labels import in_a_picture, shortened
 
 LONG = [f"a_rather_long_name_that_somebody_made_of_all_settings_{'x' * 150}_{n}" for n in range(3)]
 

@@ -11,7 +11,6 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from lockstep.core.numerals import format_share
 from lockstep.runs.groups import together_in_turn
 from lockstep.runs.progress import (
     MOST_WAITING,
@@ -25,6 +24,7 @@ from lockstep.runs.progress import (
     plain_line,
     takes_more,
 )
+from lockstep.runs.shown.numerals import format_share
 
 TOTAL = 200_000
 

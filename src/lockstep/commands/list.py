@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.commands.parser import CommandParser, add_runs_dir, from_home
-from lockstep.core.numerals import format_number, format_size
 from lockstep.runs.listing import SORTS, Row, ordered, printable, row_of, runs_in
 from lockstep.runs.progress import UNKNOWN
+from lockstep.runs.shown.numerals import format_number, format_size
 
 Value = TypeVar("Value")
 NUMBERS = ("steps", "return", "ranks", "size")

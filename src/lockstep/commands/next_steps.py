@@ -10,13 +10,13 @@ from typing import Any
 
 from lockstep.config.run import Config, EnvConfig
 from lockstep.core.files import quoted
-from lockstep.core.numerals import format_number
 from lockstep.core.user_code.handed import loading
 from lockstep.envs.describe import says_it_draws
 from lockstep.envs.description import stepped_as_arrays
 from lockstep.runs.curves import CURVES_CSV, CURVES_PNG, single_seed, what_few_cover
 from lockstep.runs.groups import seeds_of
 from lockstep.runs.progress import last_episodes
+from lockstep.runs.shown.numerals import format_number
 
 
 def next_steps(path: Path, summary: dict[str, Any], config: Config | None = None) -> str:

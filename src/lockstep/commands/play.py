@@ -9,11 +9,11 @@ from typing import Any
 from lockstep.commands.parser import CommandParser, add_policy_options, at_least_one, policy_of
 from lockstep.core.errors import one_line
 from lockstep.core.files import check_suffix, is_finite, why_unwritten
-from lockstep.core.numerals import format_points, spec_of
 from lockstep.core.process import EXIT_FAILURE, report_failure
 from lockstep.envs.graphics import has_screen
 from lockstep.policies.videos import VIDEO_SUFFIXES, play
 from lockstep.runs.listing import printable
+from lockstep.runs.shown.numerals import format_points, spec_of
 
 
 def main(argv: Sequence[str]) -> int:

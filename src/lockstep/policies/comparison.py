@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 
-from lockstep.core.numerals import format_share, spec_of
 from lockstep.core.shards import keyed_generator
 from lockstep.policies.evaluated import Evaluated, unlike
 from lockstep.policies.results import edges_of
 from lockstep.runs.curves import CONFIDENCE, COVERED, REPETITIONS, interquartile_mean, without_latex
-from lockstep.runs.labels import add_legend, in_a_picture, shortened, write_out
+from lockstep.runs.shown.labels import add_legend, in_a_picture, shortened, write_out
+from lockstep.runs.shown.numerals import format_share, spec_of
 
 ERRORS = NormalDist().inv_cdf(0.5 + 0.5 * CONFIDENCE)
 """Standard errors on each side of the estimate that such an interval of a normal one has."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from lockstep.core.files import as_json, check_suffix, check_writable, draft_of, replace_text
-from lockstep.core.numerals import format_points, format_share, spec_of
 from lockstep.envs.description import arguments_of
 from lockstep.policies.baselines import Actor, Baseline
 from lockstep.policies.evaluation import success_of, summarize
@@ -24,7 +23,8 @@ from lockstep.runs.curves import CURVES_CSV, CURVES_JSON, CURVES_PNG, without_la
 from lockstep.runs.directory import OWN_NAMES
 from lockstep.runs.finding import is_run
 from lockstep.runs.groups import GROUP_JSON
-from lockstep.runs.labels import in_a_picture, write_out
+from lockstep.runs.shown.labels import in_a_picture, write_out
+from lockstep.runs.shown.numerals import format_points, format_share, spec_of
 
 COLUMN_NAMES = ("return", "length", "success", "score")
 NEEDED = ("return", "length")

@@ -14,8 +14,8 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from lockstep.policies.results import edges_of
 from lockstep.report.charts import Chart
-from lockstep.runs.labels import STYLES
 from lockstep.runs.plot import X_LABELS
+from lockstep.runs.shown.labels import STYLES
 
 COLORS = 8
 """How many colours the page has for runs; lines of more runs are dashed."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lockstep.core.numerals import LONGEST, format_number, format_share, format_size
 from lockstep.runs.listing import printable
+from lockstep.runs.shown.numerals import LONGEST, format_number, format_share, format_size
 
 UNKNOWN = "–"
 
@@ -38,13 +38,13 @@ def duration(seconds: Any) -> str:
 
 
 def percent(share: float) -> str:
-    """Formats a share of one as per cent; as :func:`~lockstep.core.numerals.format_share` does near 0 and 1."""
+    """Formats a share of one as per cent; as :func:`~lockstep.runs.shown.numerals.format_share` does near 0 and 1."""
     text = f"{100 * share:.0f}" if share >= 0.095 or not share else f"{100 * share:.1f}"
     return f"{format_share(share)[:-1] if float(text) in (0.0, 100.0) else text} %"
 
 
 def size(count: Any) -> str:
-    """Formats bytes by :func:`~lockstep.core.numerals.format_size`; None as a dash."""
+    """Formats bytes by :func:`~lockstep.runs.shown.numerals.format_size`; None as a dash."""
     return UNKNOWN if count is None else format_size(count)
 
 

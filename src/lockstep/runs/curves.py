@@ -23,7 +23,7 @@ import numpy as np
 
 from lockstep.core.files import draft_of, is_finite, replace_text
 from lockstep.core.shards import keyed_generator
-from lockstep.runs.labels import in_a_picture
+from lockstep.runs.shown.labels import in_a_picture
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
 

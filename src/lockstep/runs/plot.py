@@ -13,8 +13,8 @@ from lockstep.core.files import is_finite
 from lockstep.runs.curves import METRIC, counted, curve_of, seeds_in_a_curve, that_know, without_latex
 from lockstep.runs.directory import SUMMARY
 from lockstep.runs.finding import seeds_in
-from lockstep.runs.labels import add_legend, in_a_picture, style_of
 from lockstep.runs.listing import object_if_any
+from lockstep.runs.shown.labels import add_legend, in_a_picture, style_of
 from lockstep.runs.trackers import METRICS_JSONL
 from lockstep.runs.trackers.jsonl import read_jsonl
 

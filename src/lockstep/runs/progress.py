@@ -25,8 +25,8 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 
 from lockstep.core.episodes import WINDOW
-from lockstep.core.numerals import format_number, format_share
 from lockstep.core.process import say
+from lockstep.runs.shown.numerals import format_number, format_share
 
 UNKNOWN = "–"
 NO_ETA = "no_eta"  # key of a record whose speed says nothing about the time left

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lockstep.core.numerals import format_number, format_points, spec_of
+from lockstep.runs.shown.numerals import format_number, format_points, spec_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""How numbers and names are shown to people, in words and in pictures."""
