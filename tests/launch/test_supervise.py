@@ -19,7 +19,16 @@ from lockstep.core.done import UNSTOPPED, DoneFile
 from lockstep.core.process import REPEAT_SECONDS, started_by_command, write_failure
 from lockstep.launch import native_errors
 from lockstep.launch.native_errors import NativeErrors
-from lockstep.launch.supervise import NOT_BEGUN, Outcome, StopSignals, exit_code, failure_message, forwarding, watch
+from lockstep.launch.supervise import (
+    INTERRUPTED,
+    NOT_BEGUN,
+    Outcome,
+    StopSignals,
+    exit_code,
+    failure_message,
+    forwarding,
+    watch,
+)
 
 
 class Ended:
@@ -174,6 +183,17 @@ def test_a_signal_that_finds_one_rank_without_its_handler_stopped_the_others_too
     signals.received.append(signal.SIGTERM)
     outcome = watch(ranks, signals)
     assert (outcome.message, outcome.stopped) == (message, message == NOT_BEGUN)
+
+
+def test_a_rank_that_got_a_signal_twice_while_it_trained_was_interrupted(tmp_path):
+    ranks: Any = Ended(tmp_path, {})
+    ranks.exit_codes, ranks.send = lambda: {1: 128 + signal.SIGINT, 0: 1}, lambda number: None
+    write_failure(Path(ranks.message_file(0)), "lost rank 1", secondary=True)
+    write_failure(Path(ranks.message_file(1)), INTERRUPTED, secondary=False)
+    signals = StopSignals()
+    signals.received.append(signal.SIGINT)
+    outcome = watch(ranks, signals)
+    assert (outcome.message, outcome.stopped) == (INTERRUPTED, True)
 
 
 @pytest.mark.parametrize(("said", "code"), [(UNSTOPPED, 0), (128 + signal.SIGINT, 128 + signal.SIGINT)])

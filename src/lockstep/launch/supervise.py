@@ -229,7 +229,7 @@ def watch(
     if received.count(signal.SIGINT) > 1:
         message = interrupted
     elif asked:
-        message = not_begun
+        message = interrupted if _interrupted(received[0], ranks, codes) else not_begun
     stopped = bool(received) and message in (interrupted, not_begun)
     bad_input = trains and _first_code(ranks, codes) == EXIT_USER_ERROR
     return Outcome(message, stopped, bad_input, -signal.SIGKILL in codes.values())
@@ -247,6 +247,12 @@ def _ended_by(number: int, ranks: Ranks, codes: Mapping[int, int | None]) -> boo
         code in (None, -signal.SIGABRT) if (failure := told[rank]) is None else failure[1]
         for rank, code in others.items()
     )
+
+
+def _interrupted(number: int, ranks: Ranks, codes: Mapping[int, int | None]) -> bool:
+    """Tells whether a rank that a signal ended says so itself: it trained, and got the signal once more."""
+    told = [read_failure(ranks.message_file(rank)) for rank, code in codes.items() if code == 128 + number]
+    return any(failure is not None and not failure[1] for failure in told)
 
 
 @contextmanager

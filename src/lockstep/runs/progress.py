@@ -193,23 +193,25 @@ class TerminalProgress(Progress):
         self._lines = Lines(console.file, self._print)
         self._task = self._bar.add_task("", total=total_steps, state="")
         self._is_gone = False
-        self._lay_out({"global_step": 0})
+        self._newest: Mapping[str, Any] = {"global_step": 0}
+        self._lay_out()
         self._show(self._bar.start)
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Redraws the bar, at most ten times a second, unless the terminal is stopped."""
-        record = self._pace.measured(record)
-        self._lay_out(record)
+        self._newest = self._pace.measured(record)
         if self._clock() >= self._next_drawing and self._lines.are_written():
+            self._lay_out()
             self._show(self._bar.refresh)
             self._next_drawing = self._clock() + DRAW_INTERVAL
 
-    def _lay_out(self, record: Mapping[str, Any]) -> None:
+    def _lay_out(self) -> None:
         """Sets what is drawn: the share that is done, and of the rest what the terminal has room for.
 
-        What is left out first is the time elapsed, then the steps and their bar, then the speed. The longest state so
-        far counts, so that the line doesn't jump.
+        What is left out first is the time elapsed, then the steps and their bar, then the speed, the time left and the
+        return. The longest state so far counts, so that the line doesn't jump.
         """
+        record = self._newest
         told, left = f"return {_return_of(record)}", f"eta {format_eta(record, self._total_steps)}"
         state = f"{told}  {format_speed(record)} steps/s  {left}"
         self._room = max(self._room, cell_len(state))
@@ -223,7 +225,8 @@ class TerminalProgress(Progress):
                 columns.append(TimeElapsedColumn())
             columns.insert(0, BarColumn(bar_width=bar))
         self._bar.columns = tuple(columns)
-        shown = state if spare >= 0 else f"{told}  {left}"
+        shorter = (text for text in (f"{told}  {left}", told) if cell_len(text) <= spare + self._room)
+        shown = state if spare >= 0 else next(shorter, "")
         self._bar.update(self._task, completed=record["global_step"], state=shown)
 
     def message(self, text: str) -> None:
@@ -241,6 +244,7 @@ class TerminalProgress(Progress):
     def close(self) -> None:
         """Prints what waits, draws the last state and restores the terminal."""
         self._lines.finish()
+        self._lay_out()
         self._show(self._bar.stop)
 
     def _show(self, draw: Callable[[], None]) -> None:

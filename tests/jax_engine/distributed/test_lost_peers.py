@@ -64,7 +64,7 @@ def test_a_port_that_rank_0_can_not_have_is_one_line(monkeypatch):
 
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(RankMismatchError, match=r"^rank 0 can't meet .*: another program has this port; .*MASTER_PORT"):
+    with pytest.raises(RankMismatchError, match=r"^rank 0 can't meet .*: rank 0 can't listen there; .*MASTER_PORT"):
         processes._join_processes(Topology(0, 2, 0, 2, launched=True), None, 1.0)
 
 

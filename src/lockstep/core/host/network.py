@@ -29,8 +29,8 @@ NAME_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 _KNOCK_SECONDS = 0.1
 """Pause between tries to connect."""
-_PORT_TAKEN = ("EADDRINUSE", "Failed to start RPC server")
-"""What PyTorch's store and JAX's coordinator say then."""
+_PORT_TAKEN, _NO_SERVER = "EADDRINUSE", "Failed to start RPC server"
+"""What PyTorch's store says of a port that is taken, and JAX's coordinator of any at which it can't listen."""
 
 
 def wait_for_name(host: str, tell: Callable[[str], object], seconds: float = NAME_SECONDS) -> None:
@@ -77,9 +77,14 @@ def wait_for_listener(address: str, seconds: float) -> None:
 
 
 def reason_in_words(error: Exception) -> str:
-    """Returns why ranks can't meet, in one line: the library's own, except where rank 0's port is another program's."""
-    reason = str(error).splitlines()[0]
-    if any(text in reason for text in _PORT_TAKEN):
+    """Returns why ranks can't meet, in one line: the library's own, except where rank 0 can't listen at its port."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if _NO_SERVER in reason:
+        return (
+            "rank 0 can't listen there; another program may have this port: give all ranks another one (MASTER_PORT, "
+            "or --coordinator)"
+        )
+    if _PORT_TAKEN in reason:
         return "another program has this port; give all ranks another one (MASTER_PORT, or --coordinator)"
     return reason
 

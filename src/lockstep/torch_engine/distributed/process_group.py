@@ -30,7 +30,9 @@ WITHOUT_LIMIT = datetime.timedelta(days=20)
 ANSWER_SECONDS = 5.0
 """How long a store may take to answer in addition to the time limit, whose own error says more."""
 LEAVE_SECONDS = 2.0
-ASK_SECONDS, MOST_ASK_SECONDS = 0.02, 0.25
+ASK_SECONDS, MOST_ASK_SECONDS = 0.02, 0.05
+ASKED_TOGETHER = 64
+"""Names of ranks that a question to the store has."""
 MOST_NAMED = 8
 """How many missing ranks an error names."""
 
@@ -88,15 +90,25 @@ def meet(topology: Topology, timeout: datetime.timedelta) -> Store:
 
 def _wait_for_all(store: Store, world_size: int, timeout: datetime.timedelta) -> None:
     """Waits until all ranks are there; raises a one-line ``RuntimeError`` that names those that don't come in time."""
-    deadline, pause = time.monotonic() + timeout.total_seconds(), ASK_SECONDS
-    while not store.check([sign_name(rank) for rank in range(world_size)]):  # its own wait would print stacks
+    names, deadline = [sign_name(rank) for rank in range(world_size)], time.monotonic() + timeout.total_seconds()
+    together = [names[first : first + ASKED_TOGETHER] for first in range(0, world_size, ASKED_TOGETHER)]
+    if all(_come(store, some, deadline) for some in together):
+        return
+    missing = [str(rank) for rank, name in enumerate(names) if not store.check([name])]
+    named = ", ".join(missing[:MOST_NAMED]) + (", …" if missing[MOST_NAMED:] else "")
+    ranks = f"rank {named} hasn't" if len(missing) == 1 else f"ranks {named} haven't"
+    raise RuntimeError(f"{ranks} come within {timeout.total_seconds():g} s")
+
+
+def _come(store: Store, names: list[str], deadline: float) -> bool:
+    """Waits for names in a store until ``deadline``, of :func:`time.monotonic`; its own wait would print stacks."""
+    pause = ASK_SECONDS
+    while not store.check(names):
         if time.monotonic() > deadline:
-            missing = [str(rank) for rank in range(world_size) if not store.check([sign_name(rank)])]
-            named = ", ".join(missing[:MOST_NAMED]) + (", …" if missing[MOST_NAMED:] else "")
-            ranks = f"ranks {named} haven't" if missing[1:] else f"rank {named} hasn't"
-            raise RuntimeError(f"{ranks} come within {timeout.total_seconds():g} s")
+            return False
         time.sleep(pause)
         pause = min(2 * pause, MOST_ASK_SECONDS)
+    return True
 
 
 def _tcp_store(topology: Topology, timeout: datetime.timedelta) -> Store:
@@ -146,7 +158,8 @@ def store_of_round(store: Store, topology: Topology, timeout: datetime.timedelta
     if not topology.names_round:
         store.set(place.format(topology.rank), own)
         answer = f"lockstep/answers/{own}"
-        store.wait([answer], timeout)
+        if not _come(store, [answer], time.monotonic() + timeout.total_seconds()):
+            raise RuntimeError(f"rank 0 hasn't come within {timeout.total_seconds():g} s")
         return PrefixStore(f"lockstep/{store.get(answer).decode()}", store)
     mine, answered = PrefixStore(f"lockstep/{own}", store), set[str]()
     deadline = time.monotonic() + timeout.total_seconds()
