@@ -8,12 +8,14 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.figure import Figure
+
 from lockstep.policies.comparison import comparison
 from lockstep.policies.comparison import draw as draw_comparison
 from lockstep.policies.evaluated import Evaluated
 from lockstep.policies.results import draw_histogram
 from lockstep.runs.plot import Line, draw
-from lockstep.runs.shown.labels import in_a_picture, shortened
+from lockstep.runs.shown.labels import in_a_picture, shortened, write_out
 
 LONG = [f"a_rather_long_name_that_somebody_made_of_all_settings_{'x' * 150}_{n}" for n in range(3)]
 
@@ -69,6 +71,17 @@ def test_a_comparison_writes_numbers_out(middle):
         inside = [box for box in boxes if axis.bbox.x0 - 1 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1 + 1]
         assert all(one.x1 < other.x0 for one, other in pairwise(inside))
         assert inside
+
+
+@pytest.mark.parametrize(("first", "spread"), [(1e12, 1.0), (1e15, 3.0), (-123456789013.0, 0.5), (0.0, 1.0)])
+def test_no_two_numbers_along_an_axis_are_written_alike(first, spread):
+    figure = Figure()
+    axis = figure.subplots()
+    axis.set_xlim(first, first + spread)
+    write_out(axis.xaxis)
+    drawn(figure)
+    labels = [label.get_text() for label in axis.get_xticklabels()]
+    assert len(set(labels)) == len(labels) > 1
 
 
 def test_many_policies_have_bars_and_rows_of_their_own():

@@ -8,6 +8,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 
 from lockstep.core.life import Part, Sign, life, shared_signs
 from lockstep.core.process import EXIT_USER_ERROR, fail_now
@@ -27,15 +29,21 @@ Get = Callable[[], Mapping[int, str]]
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float, message: str) -> Iterator[None]:
-    """Ends this process with a line if the block, which may be stuck in a library, takes longer than ``seconds``."""
-    timer = threading.Timer(seconds, fail_now, (message,), {"code": EXIT_USER_ERROR})
+def called_after(seconds: float, call: Callable[[], object]) -> Iterator[None]:
+    """Calls a function, in a thread of its own, if the block takes longer than ``seconds``; none is left behind it."""
+    timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+        timer.join()  # ranks are forked from a process without other threads
+
+
+def ended_after(seconds: float, message: str) -> AbstractContextManager[None]:
+    """Ends this process with a line if the block, which may be stuck in a library, takes longer than ``seconds``."""
+    return called_after(seconds, partial(fail_now, message, code=EXIT_USER_ERROR))
 
 
 class Stillness:

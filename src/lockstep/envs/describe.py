@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import gymnasium
@@ -12,6 +10,7 @@ import gymnasium
 from lockstep.config.engines import MissingPackageError, engine_module
 from lockstep.config.run import EnvConfig
 from lockstep.core.process import say
+from lockstep.core.silence import called_after
 from lockstep.core.user_code.working_directory import keep_working_directory
 from lockstep.envs.batched.envpool import pool_spaces
 from lockstep.envs.description import MASK_SOURCES, EnvDescription, described, stepped_as_arrays
@@ -65,19 +64,11 @@ def _looked_at(config: EnvConfig, trains: bool) -> EnvDescription:
         close_environment(env, config.id)
 
 
-@contextlib.contextmanager
-def _told_if_slow(config: EnvConfig) -> Iterator[None]:
+def _told_if_slow(config: EnvConfig) -> AbstractContextManager[None]:
     """Says once if the block takes long: the environment may wait for something that never comes."""
     limit = max(config.timeout, MAKE_SECONDS)
     text = f"env.id: {config.id} isn't made after {limit:g} s; it is waited for"
-    timer = threading.Timer(limit, say, [f"lockstep: warning: {text}"])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()  # ranks are forked from a process without other threads
+    return called_after(limit, lambda: say(f"lockstep: warning: {text}"))
 
 
 def _lists_pictures(env: gymnasium.Env) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,19 +20,26 @@ from lockstep.jax_engine.state import make_net
 from lockstep.networks.checks import stored_parameters
 from lockstep.runs.checkpoint import POLICY
 
+_SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "jax_enable_x64": (False, jax.enable_x64),
+    "jax_numpy_rank_promotion": ("allow", jax.numpy_rank_promotion),
+    "jax_numpy_dtype_promotion": ("standard", jax.numpy_dtype_promotion),
+    "jax_default_matmul_precision": (None, jax.default_matmul_precision),
+    "jax_disable_jit": (False, jax.disable_jit),
+}
+"""JAX's settings that decide a policy's numbers, as a run has them on a CPU, and what sets each for a block."""
+
 
 @contextlib.contextmanager
 def as_in_training(device: Any) -> Iterator[None]:
-    """Makes JAX compute on ``device`` with a run's settings of numbers; then restores the caller's, meshes too."""
-    with (
-        without_callers_context(),
-        jax.default_device(device),
-        jax.enable_x64(False),
-        jax.numpy_rank_promotion("allow"),
-        jax.numpy_dtype_promotion("standard"),
-        jax.default_matmul_precision(None),
-        jax.disable_jit(False),
-    ):
+    """Makes JAX compute on ``device`` with a run's settings of numbers; then restores the caller's, meshes too.
+
+    Of the settings only those are set that differ, because it happens at every step of an evaluation.
+    """
+    with without_callers_context(), jax.default_device(device), contextlib.ExitStack() as stack:
+        for name, (value, context) in _SETTINGS.items():
+            if getattr(jax.config, name) != value:
+                stack.enter_context(context(value))
         yield
 
 

@@ -9,6 +9,9 @@ from contextvars import ContextVar
 import jax
 from jax.sharding import Mesh
 
+_GUARDS = tuple(f"jax_transfer_guard_{way}" for way in ("host_to_device", "device_to_device", "device_to_host"))
+"""JAX's settings of guards against transfers, each None if nobody has set it."""
+
 _active: ContextVar[tuple[ActiveMesh, ...]] = ContextVar("lockstep_mesh", default=())
 
 
@@ -87,7 +90,8 @@ def without_callers_context() -> Iterator[None]:
     before = _active.set(())
     try:
         mesh = contextlib.nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(None)
-        with mesh, jax.transfer_guard("allow"):
+        guarded = any(getattr(jax.config, name) not in (None, "allow") for name in _GUARDS)
+        with mesh, jax.transfer_guard("allow") if guarded else contextlib.nullcontext():
             yield
     finally:
         _active.reset(before)

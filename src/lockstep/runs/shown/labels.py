@@ -61,7 +61,11 @@ def write_out(axis: Any, integer: bool = False) -> None:
 
     def said(value: float, place: int | None) -> str:
         first, end = axis.get_view_interval()
-        return "0" if abs(value) < 1e-9 * abs(end - first) else f"{value:.12g}".replace("-", MINUS)
+        spread, size = abs(end - first), max(abs(first), abs(end))
+        if abs(value) < 1e-9 * spread:
+            return "0"
+        digits = 12 if spread > 1e-10 * size else 17  # as many as tell it from its neighbours
+        return f"{value:.{digits}g}".replace("-", MINUS)
 
     first, end = axis.get_view_interval()
     for most in range(MOST, 1, -1):
