@@ -170,7 +170,11 @@ class _Forking(subprocess.Popen):
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = os.fork()
+        with (
+            warnings.catch_warnings()
+        ):  # Python's count of threads is of after the fork, and may hold a library's new one
+            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*multi-threaded.*fork")
+            self.pid = os.fork()
         if self.pid == 0:
             try:
                 for target, handle in enumerate((p2cread, c2pwrite, errwrite)):

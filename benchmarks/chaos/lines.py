@@ -13,6 +13,11 @@ _ERROR, _KILLED = "lockstep: error: ", r"was killed by SIGKILL; out of memory\?"
 _WARNING = "lockstep: warning: "
 _STOPPED = "lockstep: stopped by a signal, with a checkpoint"
 _FULL = "(the disk is full|No space left on device)"
+_UNBEGUN = re.compile(
+    r'Traceback \(most recent call last\):\n  File "<string>", line 1, in <module>\n'
+    r'(?:  .*\n)*  File ".*/multiprocessing/spawn\.py", line \d+, in _main\n(?:  .*\n)*EOFError: Ran out of input\n'
+)
+"""What Python prints for a worker whose rank was killed as it started it: before any code of ours runs."""
 
 
 def expected_line(
@@ -46,7 +51,8 @@ def expected_line(
 
 
 def problem_of(stderr: str, expected: str | None) -> str | None:
-    """Says what is wrong with what a run said, warnings aside; None: nothing."""
+    """Says what is wrong with what a run said, warnings and workers that had not begun aside; None: nothing."""
+    stderr = _UNBEGUN.sub("", stderr)
     lines = [line for line in stderr.splitlines() if not line.startswith(_WARNING)]
     if expected is None:
         return f"said by nobody: {stderr[-600:]!r}" if lines else None

@@ -3,6 +3,8 @@
 import dataclasses
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,22 @@ def test_silence_is_right_only_where_the_launcher_was_struck():
     assert expected_line(rank, SERVED, rank.one_of(SERVED.of_role("rank")), RUN) is not None
     assert problem_of("", None) is None
     assert "said by nobody" in (problem_of("Segmentation fault\n", None) or "")
+
+
+def test_a_worker_that_is_started_as_its_rank_is_killed_is_no_fault_of_the_run():
+    """``spawn``'s own child finds nothing in its pipe; here one that is given an empty pipe says it."""
+    read, write = os.pipe()
+    os.close(write)
+    program = f"from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=0, pipe_handle={read})"
+    words = [sys.executable, "-c", program, "--multiprocessing-fork"]
+    said = subprocess.run(words, pass_fds=(read,), capture_output=True, text=True, check=False).stderr
+    os.close(read)
+    assert said.endswith("EOFError: Ran out of input\n")
+    assert problem_of(said, None) is None
+    line = r"lockstep: error: rank 1 was killed"
+    assert problem_of(f"{said}{line}\n", line) is None
+    for other in (said.replace("EOFError", "ValueError"), said.replace("spawn.py", "wspawn.py"), f"{said}more\n"):
+        assert "said by nobody" in (problem_of(other, None) or "")
 
 
 def test_processes_have_roles():
