@@ -1,15 +1,18 @@
 """Settings that nothing reads are said, each with what would read it; those that are read aren't."""
 
+import numpy as np
 import pytest
 from fake_session import FakeSession
+from gymnasium.spaces import Box, Discrete
 
 from lockstep.config.command_line import read_request
 from lockstep.config.files import nested
 from lockstep.config.presets import defaults_for
 from lockstep.config.presets.by_id import PRESETS
 from lockstep.config.run import Config
+from lockstep.envs.description import described
 from lockstep.runs.directory import RunDirectory
-from lockstep.training.announcement import unread_settings
+from lockstep.training.announcement import unread_in, unread_settings
 from lockstep.training.recorder import Recorder
 
 CUSTOM = {"network.custom": "my_nets:Wide"}
@@ -61,6 +64,9 @@ UNREAD = [
     ),
     ({"network.image": "impala", **CUSTOM}, True, "network.image.kind: impala changes nothing: network.custom my_nets"),
     ({"env.atari.frame_skip": 2}, True, "env.atari.frame_skip: 2 changes nothing: env.atari is off"),
+    ({"ppo.gamma": 0.5, "algorithm": "grpo"}, True, "ppo.gamma: 0.5 changes nothing: algorithm grpo compares whole"),
+    ({"ppo.gae_lambda": 0.5, "algorithm": "grpo"}, True, "ppo.gae_lambda: 0.5 changes nothing: algorithm grpo has no"),
+    ({"ppo.value_coef": 2, "algorithm": "grpo"}, True, "ppo.value_coef: 2.0 changes nothing: algorithm grpo has no c"),
     ({"eval.episodes": 3}, True, "eval.episodes: 3 changes nothing: eval.interval is 0; evaluations are off"),
 ]
 READ = [
@@ -75,6 +81,8 @@ READ = [
     ({"algorithm": "grpo", "grpo.group_size": 4, "grpo.normalize_std": False}, True),
     ({"network.hidden_sizes": [256], "network.image": "impala"}, True),
     ({"network.custom": "my_nets:Wide", "network.log_std_init": -1.0, "network.squash": True}, False),
+    ({"ppo.gamma": 0.5, "ppo.gae_lambda": 0.5, "ppo.value_coef": 2}, True),
+    ({"ppo.value_coef": 2, "ppo.loss": "my_losses:mine", "algorithm": "grpo"}, True),  # the loss may read it
     ({"env.atari.enabled": True, "env.atari.frame_skip": 2}, True),
     ({"eval.interval": 4, "eval.episodes": 3}, True),
     ({"eval.max_steps": 3}, True),  # lockstep eval reads it, too
@@ -97,6 +105,21 @@ def test_an_encoder_of_images_that_nobody_sees_is_said():
     assert unread_settings(config, True, images=True) == []
     (said,) = unread_settings(config, True, images=False)
     assert said == "network.image.width: 2.0 changes nothing: observations have no images"
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "line"),
+    [
+        (84, "auto", "network.image.depth: 5 changes nothing: an encoder of the kind nature always has three layers"),
+        (84, "impala", None),
+        (20, "auto", None),
+    ],
+)
+def test_a_depth_that_the_encoder_lacks_is_said(size, kind, line):
+    config = Config.model_validate({"network": {"image": {"kind": kind, "depth": 5}}})
+    pixels = Box(0, 255, (size, size, 3), np.uint8)
+    seen = described(config.env, pixels, Discrete(2), None)
+    assert unread_in(config, seen) == ([] if line is None else [line])
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])

@@ -11,6 +11,8 @@ from lockstep.config.run import Config, RunOptions
 from lockstep.core.fingerprint import sha256_of
 from lockstep.core.shards import uneven
 from lockstep.core.tree import Tree
+from lockstep.envs.description import EnvDescription
+from lockstep.networks.spec import ImageEncoder
 from lockstep.runs.checkpoint import POLICY
 from lockstep.training.session import TrainingSession, episodes_of_evaluation
 
@@ -88,10 +90,19 @@ def grpo_notes(config: Config, limit: int | None) -> list[str]:
     return [f"grpo: episodes count for num_steps ({config.num_steps}) at most; the environment {longest}"]
 
 
-def unread_settings(config: Config, discrete: bool, images: bool = True) -> list[str]:
+def unread_in(config: Config, description: EnvDescription) -> list[str]:
+    """Returns the lines of :func:`unread_settings` for an environment."""
+    seen, image = description.observation, config.network.image
+    encoder = ImageEncoder(image.kind, image.width, image.depth)
+    deep = any(leaf.kind == "image" and encoder.resolved(leaf) != "nature" for leaf in seen.leaves)
+    return unread_settings(config, description.action.discrete, seen.image_bytes > 0, deep)
+
+
+def unread_settings(config: Config, discrete: bool, images: bool = True, deep: bool = True) -> list[str]:
     """Returns a line for each setting that has no effect given the others.
 
-    ``discrete`` says whether actions are, ``images`` whether observations have some.
+    ``discrete`` says whether actions are, ``images`` whether observations have some, and ``deep`` whether any of these
+    has an encoder with a depth.
     """
     ppo, network, found = config.ppo, config.network, list[str]()
 
@@ -105,7 +116,7 @@ def unread_settings(config: Config, discrete: bool, images: bool = True) -> list
     if ppo.schedule != "adaptive" and ppo.desired_kl != DEFAULTS.ppo.desired_kl:
         tell("ppo.desired_kl", ppo.desired_kl, f"ppo.schedule is {ppo.schedule}; adaptive follows it")
     found += _sizes_of_nothing(config)
-    found += _parts_of_nothing(config, images)
+    found += _parts_of_nothing(config, images, deep)
     if discrete and network.state_dependent_std:
         tell("network.state_dependent_std", True, "actions are discrete")
     if network.log_std_init != DEFAULTS.network.log_std_init:
@@ -121,6 +132,8 @@ def _sizes_of_nothing(config: Config) -> list[str]:
     memory = None if config.network.recurrent else _without_memory(config)
     groups = None if config.algorithm == "grpo" else "algorithm ppo has no groups; algorithm grpo has"
     normalize = config.normalize
+    critic = "algorithm grpo has no critic" if config.algorithm == "grpo" else None
+    whole = None if critic is None else "algorithm grpo compares whole returns, which aren't discounted"
     absent = {
         "network.recurrent_size": memory,
         "network.sequence_length": memory,
@@ -128,6 +141,9 @@ def _sizes_of_nothing(config: Config) -> list[str]:
         "normalize.clip_rewards": None if normalize.returns else "normalize.returns is off",
         "grpo.group_size": groups,
         "grpo.normalize_std": groups,
+        "ppo.gamma": whole,
+        "ppo.gae_lambda": critic,
+        "ppo.value_coef": None if config.ppo.loss else critic,  # a user's own loss may read it
     }
     found = []
     for key, why in absent.items():
@@ -138,7 +154,7 @@ def _sizes_of_nothing(config: Config) -> list[str]:
     return found
 
 
-def _parts_of_nothing(config: Config, images: bool) -> list[str]:
+def _parts_of_nothing(config: Config, images: bool, deep: bool) -> list[str]:
     """Returns lines for settings, other than those of a preset, of parts that the run doesn't have."""
     network, given = config.network, _given_by_nobody(config)
     layers = None
@@ -148,6 +164,8 @@ def _parts_of_nothing(config: Config, images: bool) -> list[str]:
     absent["network.shared"] = layers if config.algorithm == "ppo" else None  # else GRPO is the reason
     encoder = layers or (None if images else "observations have no images")
     absent |= {f"network.image.{name}": encoder for name in type(network.image).model_fields}
+    if not deep:
+        absent["network.image.depth"] = encoder or "an encoder of the kind nature always has three layers"
     games = None if config.env.atari.enabled else "env.atari is off"
     absent |= {f"env.atari.{name}": games for name in type(config.env.atari).model_fields if name != "enabled"}
     absent["eval.episodes"] = None if config.eval.interval else "eval.interval is 0; evaluations are off"

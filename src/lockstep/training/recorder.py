@@ -23,7 +23,7 @@ from lockstep.runs.checkpoint import POLICY, Checkpoint, CheckpointError, best_o
 from lockstep.runs.directory import FINGERPRINTS, TIMING, RunDirectory
 from lockstep.runs.progress import evaluation_line, full_lines
 from lockstep.runs.trackers.service import Ending
-from lockstep.training.announcement import unread_settings
+from lockstep.training.announcement import unread_in
 from lockstep.training.audience import Audience
 from lockstep.training.due import Keeper, comes_due, evaluation_due
 from lockstep.training.metrics import WORLD_SIZE, Record
@@ -104,8 +104,7 @@ class Recorder:
 
     def warn_of_unread(self) -> None:
         """Warns of settings that have no effect."""
-        seen = self.session.description
-        for said in unread_settings(self.config, seen.action.discrete, seen.observation.image_bytes > 0):
+        for said in unread_in(self.config, self.session.description):
             self.run.warn(said)
 
     def log(self, *records: Record) -> None:
