@@ -245,8 +245,19 @@ def test_so_is_one_that_the_run_has_not_logged_yet(name):
         answer_of(lambda record: {name: 1.0}, {"iteration": 1, "rollout/episodes": 3})
 
 
+@pytest.mark.parametrize(("name", "shown"), [("a\nb", r"'a\\nb'"), ("\0", r"'\\x00'"), ("x\ud800", r"'x\\ud800'")])
+def test_a_name_that_files_cannot_hold_is_refused(name, shown):
+    with pytest.raises(ValueError, match=f"metric {shown} has a control character or half a letter in its name"):
+        answer_of(lambda record: {name: 1.0}, {"iteration": 1})
+
+
+def test_a_number_that_no_float_holds_is_named():
+    with pytest.raises(ValueError, match=r"metric 'states' is too large for a float, which ends at 1\.8e308"):
+        answer_of(lambda record: {"states": 10**400}, {"iteration": 1})
+
+
 def test_names_that_only_resemble_the_runs_own_are_free():
-    mine = {"evaluation": 1.0, "rollout/success": 0.5, "train/mine": 2.0, "time/mine": 3.0}
+    mine = {"evaluation": 1.0, "rollout/success": 0.5, "train/mine": 2.0, "time/mine": 3.0, "größe/ß %d": 4.0}
     assert answer_of(lambda record: mine, {"iteration": 1}) == mine
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ OTHER_WORDS = {
     "rollout/ep_len_mean": "rollout/episode_length_mean",
 }
 """Stable-Baselines3's names of metrics, with the names that they have here."""
+CONTROL = frozenset({"Cc", "Cs"})
+"""Categories of characters that no name of a metric has: control characters, and halves of UTF-16's pairs."""
 
 
 class _Record(dict[str, Any]):
@@ -35,7 +38,8 @@ def answer_of(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
 
     Raises:
         TypeError: the method returns neither.
-        ValueError: a number has the name of one of the run's own metrics, even if this record doesn't have it.
+        ValueError: a number has the name of one of the run's own metrics, even if this record doesn't have it, or one
+            that files can't hold, or is too large for a float.
     """
     try:
         said = None if method is None else method(_Record(record))
@@ -53,6 +57,10 @@ def answer_of(method: Any, record: dict[str, Any]) -> bool | dict[str, float]:
             float(value)
         except (TypeError, ValueError):
             raise TypeError(f"a callback's metric {key!r} is {value!r}; a number is logged") from None
+        except OverflowError:
+            raise ValueError(f"a callback's metric {key!r} is too large for a float, which ends at 1.8e308") from None
+        if any(unicodedata.category(letter) in CONTROL for letter in str(key)):
+            raise ValueError(f"a callback's metric {key!r} has a control character or half a letter in its name")
         if key in record or is_own_name(str(key)):
             raise ValueError(f"a callback's metric {key!r} is one of the run's own; log yours by another name")
     return {str(key): float(value) for key, value in said.items()}
