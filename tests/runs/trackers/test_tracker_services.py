@@ -332,6 +332,47 @@ def test_wandb_has_the_global_step_as_its_axis_and_one_id_for_all_sessions(servi
     assert "train/unknown" not in found.history[200]
 
 
+@pytest.fixture
+def wandb_reads(monkeypatch):
+    """A function that sets variables of W&B, which reads them once in a process."""
+    wandb = pytest.importorskip("wandb")
+
+    def read(**variables):
+        wandb.teardown()
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    yield read
+    wandb.teardown()
+
+
+def log_to(run, **log):
+    RunTrackers(run, ("wandb",), config=Config.model_validate({"log": {"wandb": True, **log}})).close()
+
+
+@pytest.mark.parametrize("service", ["wandb"], indirect=True)
+def test_wandb_takes_from_its_variables_what_the_config_leaves_open(service, tmp_path, wandb_reads):
+    wandb_reads(WANDB_PROJECT="theirs", WANDB_TAGS="a,b", WANDB_RUN_GROUP="sweep")
+    log_to(tmp_path / "open")
+    log_to(tmp_path / "given", project="mine", tags=["c"])
+    told = [Wandb(tmp_path / name).runs[0] for name in ("open", "given")]
+    assert [(run.project, sorted(run.tags)) for run in told] == [("theirs", ["a", "b"]), ("mine", ["c"])]
+    assert [run.run_group for run in told] == ["sweep", "sweep"]
+
+
+@pytest.mark.parametrize("service", ["wandb"], indirect=True)
+def test_wandb_that_is_disabled_does_nothing_and_warns_of_nothing(service, tmp_path, wandb_reads, capsys):
+    wandb_reads(WANDB_MODE="disabled")
+    trackers = open_trackers(tmp_path / "demo", service)
+    trackers.text("config", "# words")
+    trackers.video("eval", video(tmp_path), 100)
+    trackers.log(record(1))
+    assert not trackers.places()
+    trackers.close()
+    assert not (tmp_path / "demo" / "trackers.json").exists()
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("service", ["trackio"], indirect=True)
 def test_trackio_does_not_go_on_in_another_run_of_the_same_name(service, tmp_path):
     for run in (tmp_path / "here" / "demo", tmp_path / "there" / "demo"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -45,17 +46,19 @@ def _shown_words() -> Iterator[None]:
 class WandbTracker(Tracker):
     """Logs to one W&B run in the run directory's ``wandb/``; a resumed run keeps its id.
 
-    ``WANDB_MODE``, ``WANDB_BASE_URL`` and the other variables of W&B apply.
+    ``WANDB_MODE``, ``WANDB_BASE_URL`` and the other variables of W&B apply, to what the config leaves open.
+    With ``WANDB_MODE=disabled`` nothing is logged or remembered.
     """
 
     def __init__(self, run: TrackedRun) -> None:
         log, known = run.config.log, run.remembered(SERVICE)
+        project = log.project or known.get("project") or os.environ.get("WANDB_PROJECT") or run.project
         with _shown_words():
             self._run = wandb.init(
-                project=run.project,
+                project=project,
                 entity=log.entity,
                 group=log.group,
-                tags=list(log.tags or ()),
+                tags=list(log.tags) if log.tags else None,
                 name=run.name,
                 id=known.get("id"),
                 resume="allow",
@@ -65,7 +68,10 @@ class WandbTracker(Tracker):
                 reinit="create_new",
                 settings=_settings(),
             )
-        run.remember(SERVICE, {"id": self._run.id, "project": run.project})
+        self._until: float = math.inf
+        if self._run.disabled:
+            return
+        run.remember(SERVICE, {"id": self._run.id, "project": project})
         # Online, W&B knows what arrived; a killed process may have left the last records unsent.
         self._until = run.logged_until(SERVICE) if self._run.offline else self._run.starting_step - 1
         self._run.define_metric("global_step")
@@ -81,7 +87,8 @@ class WandbTracker(Tracker):
 
     def text(self, tag: str, text: str) -> None:
         """Stores markdown among the run's files, as ``<tag>.md``."""
-        (Path(self._run.dir) / f"{tag}.md").write_text(text)
+        if not self._run.disabled:
+            (Path(self._run.dir) / f"{tag}.md").write_text(text)
 
     def video(self, tag: str, path: Path, global_step: int) -> None:
         """Logs an mp4 file; it shares its step with the record that follows."""
