@@ -1,6 +1,8 @@
 """Tasks of pmap task libraries run with only the import changed: hooks, numbers of the whole run, logging, errors."""
 
+import copy
 import logging
+import pickle
 import re
 from typing import Any
 
@@ -195,6 +197,17 @@ def test_first_episodes_begin_with_states_of_ones_own():
     plain = Plain(pmap_periodic.config(grad_sync_period=1))
     plain._training.begin()
     assert not np.asarray(carried(plain).state).any()
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda task: pickle.loads(pickle.dumps(task))])
+def test_a_task_that_has_trained_can_be_copied_and_pickled(again):
+    task = FromFar(pmap_periodic.config(grad_sync_period=1))
+    task._training.begin()
+    other = again(task)
+    assert other.config == task.config
+    assert "_training" not in vars(other)
+    other._training.begin()
+    assert same(carried(other), carried(task))
 
 
 class Unweighed:

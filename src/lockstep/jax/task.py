@@ -33,6 +33,8 @@ from lockstep.jax_engine.program.fingerprints import Copies
 from lockstep.jax_engine.program.iterations import Iteration
 
 Gradients = dict[str, Array]
+MADE = ("_training", "_environment", "_model")
+"""What a task makes when it is first needed: the compiled program, and in pmap style its environment and its model."""
 
 
 class Task:
@@ -80,6 +82,10 @@ class Task:
         self.device_log: list[DeviceMetrics] = []
         if self._synchronizes:
             _check_synchronization(self.runner_config)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what is made when it is needed, for pickle and copies; a compiled program belongs to a process."""
+        return {name: value for name, value in self.__dict__.items() if name not in MADE}
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
