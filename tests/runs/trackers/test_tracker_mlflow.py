@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -61,8 +62,8 @@ class Client:
 
 
 @pytest.fixture
-def started(monkeypatch):
-    """Starts the tracker of a run's directory."""
+def tracker_module(monkeypatch):
+    """The tracker's module, with a client in MLflow's place."""
     names = {"Metric": lambda key, value, time, step: step, "Param": lambda key, value: (key, value), "RunTag": object}
     modules = {
         "mlflow": {"MlflowClient": Client},
@@ -77,9 +78,15 @@ def started(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setattr(Client, "experiments", {})
-    tracker = importlib.import_module(TRACKER).MlflowTracker
-    yield lambda directory: tracker(TrackedRun(directory, Config()))
+    yield importlib.import_module(TRACKER)
     sys.modules.pop(TRACKER, None)  # it holds the client in MLflow's place
+
+
+@pytest.fixture
+def started(tracker_module, monkeypatch):
+    """Starts the tracker of a run's directory."""
+    monkeypatch.setattr(tracker_module, "_make_database", lambda path: None)
+    return lambda directory: tracker_module.MlflowTracker(TrackedRun(directory, Config()))
 
 
 def directory_of(path):
@@ -146,3 +153,54 @@ def test_a_resumed_run_sends_the_steps_that_mlflow_lacks(started, tmp_path, monk
         tracker.log({"global_step": step})
     tracker.close()
     assert Client.sent == [640, 768, 896]
+
+
+class Making(Client):
+    """Makes a database in the place that it is told, in which ``meanwhile`` happens first."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def __init__(self, uri):
+        super().__init__(uri)
+        self.place = Path(uri.removeprefix("sqlite:///"))
+
+    def get_experiment_by_name(self, name):
+        self.place.write_text("half")
+        self.meanwhile()
+        self.place.write_text("whole")
+
+
+def test_a_database_is_made_whole_and_once(tracker_module, tmp_path, monkeypatch):
+    database = tmp_path / "mlflow.db"
+    monkeypatch.setattr(tracker_module, "MlflowClient", Making)
+    told = []
+    monkeypatch.setattr(Making, "meanwhile", lambda self: told.append(database.exists()))
+    for _ in range(2):
+        tracker_module._make_database(database)
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("mlflow.db", "whole")]
+    assert told == [False]
+
+
+def test_a_database_whose_maker_fails_is_none(tracker_module, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracker_module, "MlflowClient", Making)
+    monkeypatch.setattr(Making, "meanwhile", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tracker_module._make_database(tmp_path / "mlflow.db")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
+def test_the_database_of_a_run_beside_this_one_stays(tracker_module, tmp_path, monkeypatch, links):
+    def refuse(*_):
+        raise PermissionError(1, "no links here")
+
+    database = tmp_path / "mlflow.db"
+    monkeypatch.setattr(tracker_module, "MlflowClient", Making)
+    if not links:
+        monkeypatch.setattr(tracker_module.os, "link", refuse)
+        tracker_module._make_database(database)
+        assert database.read_text() == "whole"
+        database.unlink()
+    monkeypatch.setattr(Making, "meanwhile", lambda self: database.write_text("theirs"))
+    tracker_module._make_database(database)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("mlflow.db", "theirs")]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.redact import shown_url
+from lockstep.core.temporary import temporary_directory
 from lockstep.runs.trackers.outbox import Outbox
 from lockstep.runs.trackers.service import Ending, TrackedRun, Tracker, flattened, metrics_of
 
@@ -50,6 +51,8 @@ class MlflowTracker(Tracker):
         local = not uri
         uri = uri or f"sqlite:///{runs_dir / DATABASE}"
         with _quiet_migrations(), _few_retries():
+            if local:
+                _make_database(runs_dir / DATABASE)
             self._client = MlflowClient(uri)
             if known and self._goes_on(known["id"]):
                 self._id = known["id"]
@@ -208,6 +211,26 @@ def _runs_dir(run: TrackedRun) -> Path:
     if group is None or (group / DATABASE).is_file():
         return run.directory.resolve().parent
     return group.parent
+
+
+def _make_database(path: Path) -> None:
+    """Makes MLflow's database, if it is missing, whole or not at all.
+
+    MLflow makes it in many steps. Runs that begin side by side would mix these up, and a process that is killed
+    meanwhile would leave a part of it, with which no run can start.
+    """
+    if path.exists():
+        return
+    with temporary_directory(within=path.parent) as directory:
+        made = directory / DATABASE
+        MlflowClient(f"sqlite:///{made}").get_experiment_by_name("Default")
+        try:
+            os.link(made, path)
+        except FileExistsError:  # a run beside this one has made it meanwhile
+            return
+        except OSError:  # no hard links here
+            if not path.exists():
+                made.replace(path)
 
 
 @contextlib.contextmanager
