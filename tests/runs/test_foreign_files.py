@@ -12,6 +12,7 @@ from lockstep.launch.resume import open_directory
 from lockstep.report.reading import read_run
 from lockstep.runs.checkpoint import CheckpointError, find_checkpoint, problem_with, to_files
 from lockstep.runs.checkpoint_writer import commit
+from lockstep.runs.links import odd_entry
 from lockstep.runs.listing import DAMAGED, row_of
 from lockstep.runs.making import create_run
 from lockstep.runs.stored import stored_config, written_config
@@ -196,3 +197,22 @@ def test_an_unknown_key_of_a_stored_config_may_be_of_a_newer_version(run):
     with pytest.raises(ValueError, match="other_thing: unknown key") as caught:
         written_config(run)
     assert str(caught.value).endswith(newer)
+
+
+@pytest.mark.parametrize(
+    ("link", "is_odd"),
+    [
+        ("wandb/latest-run", False),
+        ("seed_3/wandb/debug.log", False),
+        ("wandb", True),
+        ("seed_3/wandb", True),
+        ("checkpoints/wandb/debug.log", True),
+        ("seed_3/checkpoints/wandb/debug.log", True),
+    ],
+)
+def test_links_are_wandbs_where_wandb_makes_them(tmp_path, link, is_odd):
+    """A run with W&B, and a group of such runs, can be resumed; elsewhere a link would be written through."""
+    (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / link).symlink_to("/elsewhere")
+    found = f"{link} is a link to /elsewhere, which would be written"
+    assert odd_entry(tmp_path) == (found if is_odd else None)

@@ -18,7 +18,7 @@ from lockstep.core.process import say
 from lockstep.core.topology import Topology, started_by_torchrun
 from lockstep.runs.checkpoint import checkpoints_in, newest_manifest, step_of
 from lockstep.runs.checkpoint_writer import CheckpointWriter
-from lockstep.runs.links import WANDB, odd_entry
+from lockstep.runs.links import SEED, WANDB, odd_entry
 from lockstep.runs.lock import PATIENCE, RunLock, UnwritableError, holder_of, why_not_locked
 from lockstep.runs.progress import Progress, make_progress
 from lockstep.runs.pruning import remove_checkpoint
@@ -42,7 +42,6 @@ TIMING, LOCK, VIDEOS = "timing.jsonl", ".lock", "videos"
 RECORDS = (METRICS_JSONL, METRICS_CSV, FINGERPRINTS, TIMING)  # a checkpoint counts on their rows
 REPORT, VERIFY = "report.html", "verify.json"
 KEPT_IN_MEMORY = 2  # states, so that the last one stays while the next is written
-SEED = "seed_"  # followed by the seed, the name of one run's directory in a group
 FOLDERS = (CHECKPOINTS, TENSORBOARD, VIDEOS)
 OWN_NAMES = {CONFIG, SUMMARY, CHECKPOINTS, FINGERPRINTS, TIMING, LOCK, VIDEOS, WANDB, REPORT, VERIFY, *OWN_FILES}
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 WANDB = "wandb"
+SEED = "seed_"  # followed by the seed, the name of one run's directory in a group
 
 
 def link_in_words(path: Path) -> str:
@@ -18,7 +19,9 @@ def link_in_words(path: Path) -> str:
 def odd_entry(path: Path) -> str | None:
     """Describes an entry of a run's directory that is a link, or neither file nor directory; None if there is none."""
     for folder, folders, files in os.walk(path):
-        if Path(folder) == path and WANDB in folders and not (path / WANDB).is_symlink():
+        here = Path(folder)
+        is_runs = here == path or (here.parent == path and here.name.startswith(SEED))
+        if is_runs and WANDB in folders and not (here / WANDB).is_symlink():
             folders.remove(WANDB)  # only W&B's software writes here, and it makes links
         for name in sorted([*folders, *files]):
             entry = Path(folder, name)
