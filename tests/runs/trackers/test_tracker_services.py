@@ -332,6 +332,19 @@ def test_wandb_has_the_global_step_as_its_axis_and_one_id_for_all_sessions(servi
     assert "train/unknown" not in found.history[200]
 
 
+@pytest.mark.parametrize("service", ["mlflow"], indirect=True)
+def test_mlflow_takes_no_long_setting_for_one_that_a_resume_has_changed(service, tmp_path, caplog):
+    run = tmp_path / "runs" / "demo"
+    for _ in range(2):
+        env = {"id": "tasks:Mine-v0", "kwargs": {"places": list(range(5000))}}
+        open_trackers(run, service, env=env).close()
+    with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as database:
+        found = dict(database.execute("select key, value from params union select key, value from tags"))
+    assert found["env.kwargs"].startswith("{'places': [0, 1, ")
+    assert not [key for key in found if key.startswith("resumed.")]
+    assert not [told for told in caplog.messages if "truncated" in told]
+
+
 @pytest.fixture
 def wandb_reads(monkeypatch):
     """A function that sets variables of W&B, which reads them once in a process."""

@@ -27,6 +27,7 @@ from mlflow.exceptions import MlflowException
 SERVICE, DATABASE = "mlflow", "mlflow.db"
 UNKNOWN = "RESOURCE_DOES_NOT_EXIST"
 MAX_PARAMS = 100  # per request
+MAX_VALUE = 6000  # letters of a parameter; MLflow cuts longer ones, with a warning
 RECORDS_AT_ONCE = 20  # so few that a request has about as many metrics as MLflow takes, 1000
 MAX_NAME = 240  # of the 250 letters allowed; the rest is for the number that makes a name unique
 ODD = re.compile(r"[^/\w.\- :]|(?<![^/])\.\.")
@@ -97,15 +98,15 @@ class MlflowTracker(Tracker):
     def _describe(self, run: TrackedRun, stored: Mapping[str, str]) -> None:
         """Logs parameters and tags; settings that a resumed run changed become tags, as parameters can't change."""
         log = run.config.log
-        wanted = {key: str(value) for key, value in flattened(run.settings).items()}
+        wanted = _texts(run.settings)
         names = taken_names(wanted)
         new = [Param(names[key], value) for key, value in wanted.items() if names[key] not in stored]
         tags = {key: "true" for key in log.tags or ()} | ({"group": log.group} if log.group else {})
-        plain = flattened(run.config.model_dump(mode="json"))  # older versions stored secrets as they are
+        plain = _texts(run.config.model_dump(mode="json"))  # older versions stored secrets as they are
         tags |= {
             f"resumed.{names[key]}": value
             for key, value in wanted.items()
-            if stored.get(names[key], value) not in (value, str(plain.get(key)))
+            if stored.get(names[key], value) not in (value, plain.get(key))
         }
         for first in range(0, len(new), MAX_PARAMS):
             self._client.log_batch(self._id, params=new[first : first + MAX_PARAMS])
@@ -197,6 +198,11 @@ def taken_names(names: Iterable[str]) -> dict[str, str]:
     taken = TakenNames()
     taken.learn(names)
     return taken.of
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns settings as parameters; a part of a long value, which MLflow would cut itself."""
+    return {key: str(value)[:MAX_VALUE] for key, value in flattened(settings).items()}
 
 
 def plain_name(name: str) -> str:
