@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import shlex
 import sqlite3
 import struct
 import sys
@@ -343,6 +344,19 @@ def test_mlflow_takes_no_long_setting_for_one_that_a_resume_has_changed(service,
     assert found["env.kwargs"].startswith("{'places': [0, 1, ")
     assert not [key for key in found if key.startswith("resumed.")]
     assert not [told for told in caplog.messages if "truncated" in told]
+
+
+@pytest.mark.parametrize("service", SERVICES, indirect=True)
+def test_the_command_that_shows_a_tracker_can_be_copied(service, tmp_path):
+    run = tmp_path / "my runs" / "demo"
+    trackers = RunTrackers(run, (service,), config=Config.model_validate({"log": {service: True, "project": "a b"}}))
+    last = {
+        "wandb": f"{run}/wandb/offline-run-*",
+        "trackio": "a b",
+        "mlflow": f"sqlite:///{tmp_path}/my runs/mlflow.db",
+    }
+    assert shlex.split(trackers.places()[0])[-1] == last[service]
+    trackers.close()
 
 
 @pytest.fixture

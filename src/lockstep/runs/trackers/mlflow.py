@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.redact import shown_url
+from lockstep.core.files import quoted
 from lockstep.core.temporary import temporary_directory
 from lockstep.runs.trackers.outbox import Outbox
 from lockstep.runs.trackers.service import Ending, TrackedRun, Tracker, flattened, metrics_of
@@ -69,7 +70,7 @@ class MlflowTracker(Tracker):
         # MLflow knows what it has. The run's own record may end earlier or later: it came from a mirror, the power
         # failed, or a session logged without MLflow.
         self._until = int(there.metrics.get("global_step", -1))
-        self.place = f"mlflow ui --backend-store-uri {uri}" if local else f"run {self._id}"
+        self.place = f"mlflow ui --backend-store-uri {quoted(uri)}" if local else f"run {self._id}"
         self._outbox: Outbox[Sequence[Metric] | Callable[[], object]] = Outbox(self._send, RECORDS_AT_ONCE)
         self._closed = False
 

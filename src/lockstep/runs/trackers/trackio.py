@@ -14,6 +14,7 @@ from trackio import utils
 from trackio.context_vars import current_run
 from trackio.run import Run
 
+from lockstep.core.files import quoted
 from lockstep.runs.trackers.service import TrackedRun, Tracker, flattened, metrics_of
 
 SERVICE = "trackio"
@@ -42,7 +43,7 @@ class TrackioTracker(Tracker):
         if known:  # the run's own record may end earlier if it came from a mirror, or if the power failed
             self._until = max(self._until, getattr(self._run, "_next_step", 0) - 1)
         run.remember(SERVICE, {"id": self._run.id, "project": self._run.project, "name": self._run.name})
-        self.place = f"trackio show --project {self._run.project}"
+        self.place = f"trackio show --project {quoted(self._run.project)}"
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Logs the record's numbers at its ``global_step``."""

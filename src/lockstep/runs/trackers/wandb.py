@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.redact import without_secrets
+from lockstep.core.files import quoted
 from lockstep.runs.trackers.service import Ending, TrackedRun, Tracker, metrics_of
 
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: no crash reports are sent unasked
@@ -76,7 +77,7 @@ class WandbTracker(Tracker):
         self._until = run.logged_until(SERVICE) if self._run.offline else self._run.starting_step - 1
         self._run.define_metric("global_step")
         self._run.define_metric("*", step_metric="global_step")
-        local = f"wandb sync {run.directory / 'wandb'}/offline-run-*"
+        local = f"wandb sync {quoted(run.directory / 'wandb')}/offline-run-*"
         self.place = local if self._run.offline else str(self._run.url)
 
     def log(self, record: Mapping[str, Any]) -> None:
