@@ -4,6 +4,10 @@ import torch
 import torch.distributed as dist
 from patients import Agent, Data, join, mlp, reduce_gradients, run, train
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Shard, distribute_module
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -189,6 +193,90 @@ def stepped_by_signs(seeds=None):
 
 def stepped_by_signs_with_one_seed():
     stepped_by_signs(seeds=0)
+
+
+def zero_redundancy(through_ddp=True, kind: type[torch.optim.Optimizer] = torch.optim.Adam):
+    """PyTorch's ZeRO, which steps each parameter on one rank and sends it; only DDP's forward reduces gradients."""
+    data = Data(join())
+    agent = DistributedDataParallel(Agent())
+    optimizer = ZeroRedundancyOptimizer(agent.parameters(), optimizer_class=kind, lr=0.01)
+    train(agent if through_ddp else agent.module, optimizer, data)
+
+
+def zero_redundancy_past_ddp():
+    zero_redundancy(through_ddp=False)
+
+
+def zero_redundancy_of_plain_steps_past_ddp():
+    zero_redundancy(through_ddp=False, kind=torch.optim.SGD)
+
+
+class ValueNorm(nn.Module):
+    """MAPPO's normaliser of values, whose statistics are parameters without gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.running_mean = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.running_mean_sq = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    @torch.no_grad()
+    def update(self, values, merged):
+        for kept, new in ((self.running_mean, values.mean()), (self.running_mean_sq, values.square().mean())):
+            if merged:
+                dist.all_reduce(new)
+                new /= dist.get_world_size()
+            kept.mul_(0.9).add_(0.1 * new)
+
+    def normalize(self, values):
+        return (values - self.running_mean) / (self.running_mean_sq - self.running_mean**2 + 1).sqrt()
+
+
+def value_normalizer(merged=True):
+    data, agent, normalizer = Data(join()), Agent(), ValueNorm()
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01)
+    train(
+        agent,
+        optimizer,
+        data,
+        loss=lambda batch: agent(normalizer.normalize(batch)),
+        before_step=lambda: reduce_gradients(agent.parameters()),
+        after=lambda: normalizer.update(data.batch(), merged),
+    )
+
+
+def value_normalizer_of_its_own():
+    value_normalizer(merged=False)
+
+
+def critic_outside_fsdp():
+    data, actor, critic = Data(join()), mlp(2), mlp()
+    fully_shard(actor)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], 0.01, foreach=False)
+    train(actor, optimizer, data, loss=lambda batch: actor(batch).mean() + (critic(batch) - batch.sum()).square())
+
+
+def replicated_by_dtensor():
+    """Replicated parameters and rows of data on each rank: gradients are terms of a sum until the optimiser's step."""
+    data = Data(join())
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    agent = distribute_module(mlp(), mesh)
+    optimizer = torch.optim.Adam(agent.parameters(), 0.01, foreach=False)
+    for _ in range(8):
+        optimizer.zero_grad()
+        agent(DTensor.from_local(data.batch(), mesh, [Shard(0)])).square().mean().backward()
+        optimizer.step()
+
+
+def averaged_twice():
+    data, agent = Data(join()), Agent()
+
+    def reduce_twice():
+        reduce_gradients(agent.parameters())
+        for parameter in agent.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= dist.get_world_size()
+
+    train(agent, torch.optim.SGD(agent.parameters(), 0.01), data, before_step=reduce_twice)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,10 @@ CAUSES = {
         " forward, or the last forward pass before the step was made within no_sync()"
     ),
     "outside_ddp": "these tensors belong to a module that was never given to DDP, though another one was",
+    "outside_fsdp": (
+        "these tensors are in no module that was given to FSDP (fully_shard), which reduces only gradients of what it"
+        " shards"
+    ),
     "skipped": (
         "other gradients are reduced before the step, and the code that does it leaves these tensors out (a list of"
         " parameters that was made too early, a condition, a name)"
@@ -28,8 +32,8 @@ CAUSES = {
     "required": "requires_grad differs between ranks for these parameters: one rank trains what another doesn't",
     "unreduced": (
         "there is neither DDP nor FSDP in the process, and no reduction of the script's own reaches the step: there is"
-        " none, its result isn't written to p.grad (a copy was reduced), or each rank changes its own gradients after"
-        " it (clipping by a norm that isn't the same on every rank)"
+        " none, its result isn't written to p.grad (a copy was reduced) or isn't waited for (async_op=True), or each"
+        " rank changes its own gradients after it (clipping by a norm that isn't the same on every rank)"
     ),
     "unreduced_sb3": "Stable-Baselines3's own classes know nothing of ranks, and nothing reduces their gradients",
     "sometimes": "something reduces them before some steps and not before others: a condition, a count of its own",
@@ -39,7 +43,7 @@ CAUSES = {
     ),
     "local_change": (
         "DDP reduces the gradients, and each rank then changes its own (clipping by a local norm, noise), or "
-        "the last forward pass before the step was made within no_sync()"
+        "the last forward pass before the step was made within no_sync(), or a communication hook reduces nothing"
     ),
     "start": (
         "each rank initialised its own parameters (another seed), and nothing broadcast them; or they were "
@@ -100,7 +104,7 @@ CAUSES = {
     ),
     "parts_alone": (
         "each rank steps its part of the parameters with its own gradient, and what the others computed of it from"
-        " their data is lost"
+        " their data is lost (ZeroRedundancyOptimizer reduces nothing itself: that is left to DDP's own forward)"
     ),
     "phases": "that rank evaluates or logs, which is no mistake; or it always ends its epochs before the others do",
     "alone": "all ranks step with one rank's gradient, and what the others computed from their own data is lost",
@@ -161,17 +165,19 @@ FIXES = {
     "bypassed_sb3": SB3,
     "partly_reduced": "wrap all that the optimiser updates, in one module; or " + ATTACH,
     "outside_ddp": "wrap that module, too; or lockstep.attach([actor, critic], [optimizer, …]) with all of them",
+    "outside_fsdp": "give fully_shard the module that holds them, too; tensors outside of modules need a module first",
     "skipped": "reduce every parameter of the optimiser, in a loop over its param_groups; or " + ATTACH,
     "required": "set requires_grad alike on every rank, before DDP or lockstep.attach",
     "summed": "divide by the number of ranks after the all-reduce, or ReduceOp.AVG, unless the loss is divided; or "
     + ATTACH,
+    "averaged_twice": "divide once: ReduceOp.AVG, DDP and lockstep.attach have divided already",
     "unreduced": "reduce p.grad itself, of every parameter, after backward() and before clipping; or " + ATTACH,
     "unreduced_sb3": SB3,
     "sometimes": "reduce before every step; or " + ATTACH,
     "rounding": "torch.use_deterministic_algorithms(True), and reduce by one collective whose result all ranks take",
     "local_change": (
         "clip after backward() by the norm of the reduced gradient, the same on every rank; end no_sync() "
-        "before the last forward pass"
+        "before the last forward pass; let the hook return what it has reduced"
     ),
     "start": (
         "seed the initialisation alike on every rank, or broadcast from rank 0 before the first step (DDP's "
@@ -198,7 +204,10 @@ FIXES = {
         "decide together: all-reduce the value before it is compared (lockstep.all_mean), or lockstep.stop_if(flag)"
     ),
     "steps_alone": "take these steps on every rank; or broadcast the parameters after them, before they are used",
-    "parts_alone": "reduce the gradients of all parameters before the step, or each to the rank that holds it",
+    "parts_alone": (
+        "reduce the gradients of all parameters before the step, or each to the rank that holds it; behind DDP, call"
+        " ddp(...) itself, with a forward that returns all that the loss needs"
+    ),
     "phases": "let the script come to its end, after fewer steps: then it shows",
     "varying_phases": "none if data or turns decide; else all-reduce the value before comparing it (lockstep.all_mean)",
     "normalizers": (

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container
 from dataclasses import replace
 
 from lockstep.doctor.judge.advice import CAUSES, FIXES
 from lockstep.doctor.judge.compare import Comparison
 from lockstep.doctor.judge.evidence import DOUBT, NOTE, Evidence, Finding, difference, fault, figures
+from lockstep.doctor.watch.statistics_names import names_statistics
 
 COUNTS = frozenset({"n", "_n", "count", "_count", "num_batches_tracked"})
 """Names of buffers that count samples: a module that has one keeps statistics in its others."""
-STATISTICS = frozenset(
-    {
-        "running",
-        "mean",
-        "means",
-        "avg",
-        "average",
-        "ema",
-        "var",
-        "variance",
-        "std",
-        "stddev",
-        "sq",
-        "m2",
-        "sumsq",
-        "rms",
-        "cluster",
-    }
-)
-"""Words of a buffer's name by which it holds running statistics: ``running_mean``, ``obs_rms``, ``embed_avg``."""
 
 
 def buffer_findings(evidence: Evidence) -> list[Finding]:
@@ -45,7 +25,7 @@ def buffer_findings(evidence: Evidence) -> list[Finding]:
     names = {name for check in checks for name in check.parts.get("buffers", {})}
     own = names - replaced
     counted = {_module(name) for name in names if name.rpartition(".")[2] in COUNTS}
-    of_statistics = {name for name in names if _words(name) & STATISTICS or _module(name) in counted}
+    of_statistics = {name for name in names if names_statistics(name) or _module(name) in counted}
     found = []
     if (drifting := _first(unequal, own & of_statistics)) is not None:
         found.append(
@@ -78,8 +58,3 @@ def _first(unequal: list[Comparison], names: Container[str]) -> Comparison | Non
 
 def _module(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _words(name: str) -> set[str]:
-    """Returns the words of a buffer's own name, in small letters: ``running`` and ``mean``, also of ``runningMean``."""
-    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+", name.rpartition(".")[2])}

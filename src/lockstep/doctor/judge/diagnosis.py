@@ -43,7 +43,13 @@ from lockstep.doctor.judge.others import (
 )
 from lockstep.doctor.judge.passing import passing_optimizers, set_aside
 from lockstep.doctor.judge.phases import phases_finding, step_finding
-from lockstep.doctor.judge.sums import alone_finding, parts_alone_finding, summed_finding, sums_seen
+from lockstep.doctor.judge.sums import (
+    alone_finding,
+    alone_in_step_finding,
+    parts_alone_finding,
+    summed_finding,
+    sums_seen,
+)
 from lockstep.doctor.judge.traces import RankTrace
 
 IN_SYNC, NOT_IN_SYNC, UNDETERMINED = "IN SYNC", "NOT IN SYNC", "UNDETERMINED"
@@ -137,9 +143,13 @@ def _findings(
         unmatched_finding(evidence),
     ]
     found += [unstepped_finding(evidence)]
-    found += [step_reduction_finding(evidence), summed_finding(evidence), alone_finding(evidence)]
+    found += [alone_in_step_finding(evidence) or step_reduction_finding(evidence)]
+    found += [summed_finding(evidence), alone_finding(evidence)]
     found += [parts_alone_finding(evidence), phases_finding(evidence, cut)]
-    return _there([*found, sharded_finding(evidence), unknown_finding(evidence)])
+    sharded = sharded_finding(evidence)
+    if sharded is not None and sharded.kind == "gathered" and gradients is not None:
+        sharded = None  # what isn't sharded differs by its gradients, and was seen beside what was gathered
+    return _there([*found, sharded, unknown_finding(evidence)])
 
 
 def _one_agent(known: Sequence[RankTrace]) -> Sequence[RankTrace]:

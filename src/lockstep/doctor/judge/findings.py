@@ -62,6 +62,8 @@ def _why(evidence: Evidence, found: Comparison) -> tuple[str, str]:
         and (others or len(differing) < found.compared or "ddp" in through)
     ):
         return "outside_ddp", some
+    if not ddp and evidence.wrappers:
+        return "outside_fsdp", some
     if others and not evidence.wrappers:
         return "others_reduced", some
     if len(differing) < found.compared:

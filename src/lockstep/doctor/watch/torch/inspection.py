@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from torch.optim import Optimizer
 
 from lockstep.doctor.watch.places import attributes_of, find_places, is_a
+from lockstep.doctor.watch.statistics_names import names_statistics
 from lockstep.doctor.watch.torch.flat_parts import is_whole, parts_of, tensors_of, updated_by_parts
 from lockstep.doctor.watch.torch.process_group import group_facts
 from lockstep.doctor.watch.torch.running_statistics import held, resembles, statistics_of
@@ -62,18 +63,32 @@ class Inventory:
     def buffers(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
         """Yields names and buffers of live modules: of models only if they are trained or ``used`` (ids) on this rank.
 
-        Modules without parameters count always: they may be normalisers whose ``forward`` is never called. They, and
-        models that aren't trained, are named by their places, because another rank may hold different ones.
+        Parameters count as buffers if they hold running statistics that nothing trains. Modules without other
+        parameters count always: they may be normalisers whose ``forward`` is never called. They, and models that aren't
+        trained, are named by their places, because another rank may hold different ones.
         """
         for prefix, place, ref in reversed(self.modules):  # trained models last: they win if two names are equal
             root = ref()
             if root is None:
                 continue
             trained = self.trains(root)
-            if trained or _uses(root, used) or not any(True for _ in root.parameters()):
-                start = prefix if trained or not place else f"{place}."
-                for name, buffer in root.named_buffers():
-                    yield start + bare(name), buffer
+            start = prefix if trained or not place else f"{place}."
+            kept = dict(self._statistics(root))
+            if trained or _uses(root, used) or len(kept) == sum(1 for _ in root.parameters()):
+                for name, tensor in (*root.named_buffers(), *kept.items()):
+                    yield start + bare(name), tensor
+
+    def _statistics(self, root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yields statistics that modules keep as parameters which nothing trains, as MAPPO's value normaliser does.
+
+        One alone is something else: a policy's fixed ``log_std``.
+        """
+        for start, module in root.named_modules():
+            own = [(f"{start}.{name}".lstrip("."), p) for name, p in module._parameters.items() if p is not None]
+            resting = [(name, p) for name, p in own if not p.requires_grad and id(p) not in self.optimized]
+            kept = [(name, p) for name, p in resting if names_statistics(name)]
+            if len(kept) > 1:
+                yield from kept
 
     def parameters(self, used: Container[int] | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yields names and parameters of live modules that have a place; only of those ``used`` (ids), if given."""
@@ -100,7 +115,8 @@ class Inventory:
 
     def frozen(self, used: Container[int]) -> Iterator[tuple[str, Tensor]]:
         """Returns names and parameters of used modules that no optimiser updates and that aren't sharded."""
-        known = self.optimized | self.sharded
+        kept = {id(p) for _, _, ref in self.modules if (root := ref()) is not None for _, p in self._statistics(root)}
+        known = self.optimized | self.sharded | kept
         return ((name, p) for name, p in self.parameters(used) if id(p) not in known)
 
     def unstepped(self, stepped: Container[int]) -> Iterator[tuple[str, Tensor]]:

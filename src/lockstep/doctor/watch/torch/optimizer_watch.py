@@ -74,8 +74,14 @@ class OptimizerWatch:
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """The optimiser's state by parameter, and what it keeps beside; empty once it is gone."""
+        """The optimiser's state by parameter, and what it keeps beside; empty once it is gone.
+
+        That of PyTorch's ZeRO is in the optimiser of this rank's part, which it holds.
+        """
         optimizer = self.optimizer
+        inner = getattr(optimizer, "optim", None)
+        if isinstance(inner, Optimizer) and optimizer is not None and not optimizer.state:
+            return inner.state
         return {} if optimizer is None else optimizer.state
 
 

@@ -37,12 +37,19 @@ def has_compiled() -> bool:
 
 
 def shards_of(tensor: Tensor) -> int:
-    """Returns the number of ranks over which a tensor is sharded; 0 if every rank holds all of it."""
+    """Returns the number of ranks over which a tensor is sharded; 0 if every rank holds all of it, or a term of a sum.
+
+    A gradient may be such a term, ``Partial``, which the optimiser's own operations reduce.
+    """
     placements = getattr(tensor, "placements", None)
     if placements is None:
         return 0
     mesh: Any = tensor.device_mesh  # pyright: ignore[reportAttributeAccessIssue]
-    sizes = [mesh.size(dim) for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    sizes = [
+        mesh.size(dim)
+        for dim, placement in enumerate(placements)
+        if not (placement.is_replicate() or placement.is_partial())
+    ]
     return int(np.prod(sizes)) if sizes else 0
 
 
