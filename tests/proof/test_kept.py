@@ -1,20 +1,24 @@
 """``verify.json``: which runs a verification is kept beside, and what it says."""
 
+import hashlib
 import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from made_runs import make_run, rows_of, summary_of
 
 from lockstep.cli import main
 from lockstep.commands import verify as command
 from lockstep.config.run import Config
+from lockstep.core.fingerprint import array_digest, sha256_of
 from lockstep.proof.kept import keep, run_of
 from lockstep.proof.verify import Comparison, Trace, compare, recorded_config, verify
 from lockstep.report.lengths import lengths_of
 from lockstep.report.proof import proof_of
 from lockstep.report.reading import read_run
+from lockstep.runs.checkpoint import to_files
 
 
 def compared(equal=True):
@@ -381,6 +385,66 @@ def test_a_recorded_run_was_compared_with_its_own_rows_already(tmp_path):
     assert keep(run, results, config_of(run), 3).is_file()
     with pytest.raises(ValueError, match=REFUSED.format(run=other)):
         keep(other, results, config_of(other), 3)
+
+
+def trained_weights(iteration):
+    return {"policy/w": np.full(3, float(iteration), np.float32)}
+
+
+def trained_with_weights():
+    """Results whose policies :func:`trained_weights` has, of three iterations."""
+    tensors = [
+        {"iteration": number} | {name: array_digest(array).hex() for name, array in trained_weights(number).items()}
+        for number in (1, 2, 3)
+    ]
+    return [replace(each, trace=replace(each.trace, tensors=tensors)) for each in trained_now(first_rows())]
+
+
+def add_checkpoint(run, iteration, arrays, damaged=False):
+    path = run / "checkpoints" / f"step_{iteration * config_of(run).steps_per_iteration}"
+    path.mkdir(parents=True)
+    files = to_files(arrays, {}, {"iteration": iteration})
+    manifest = {"format": 1, "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}}
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    if damaged:
+        (path / "policy.safetensors").write_bytes(to_files({"policy/w": np.zeros(3)}, {}, {})["policy.safetensors"])
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_beside_a_run_whose_fingerprints_are_others_nothing_is_kept(tmp_path):
+    run, results = run_here(tmp_path / "demo"), trained_with_weights()
+    rows = [dict(row) for row in results[0].trace.tensors]
+    (run / "fingerprints.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert keep(run, results, config_of(run), 3).is_file()
+    rows[2]["policy/w"] = rows[1]["policy/w"]
+    (run / "fingerprints.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"iteration 3 of .*fingerprints.jsonl has other bytes .* first policy/w"):
+        keep(run, results, config_of(run), 3)
+
+
+def test_beside_a_run_with_a_checkpoint_of_another_nothing_is_kept(tmp_path):
+    run, results = run_here(tmp_path / "demo"), trained_with_weights()
+    add_checkpoint(run, 3, trained_weights(3))
+    add_checkpoint(run, 4, trained_weights(9))  # later than what was trained here
+    assert keep(run, results, config_of(run), 3).is_file()
+    add_checkpoint(run, 2, trained_weights(1))
+    with pytest.raises(ValueError, match=r"step_\d+ has other bytes than were trained here, in 1 of 1 tensors"):
+        keep(run, results, config_of(run), 3)
+
+
+def test_beside_a_run_whose_newest_checkpoint_was_changed_nothing_is_kept(tmp_path):
+    run = run_here(tmp_path / "demo")
+    add_checkpoint(run, 7, trained_weights(7), damaged=True)
+    with pytest.raises(ValueError, match=r"policy.safetensors is damaged"):
+        keep(run, compared(), config_of(run), 1)
+    ends = {"global_step": 7 * config_of(run).steps_per_iteration, "state_sha256": sha256_of(trained_weights(7))}
+    right, wrong = (run_here(tmp_path / name, **ends) for name in ("right", "wrong"))
+    add_checkpoint(right, 7, trained_weights(7))
+    add_checkpoint(wrong, 7, trained_weights(8))
+    assert keep(right, compared(), config_of(right), 1).is_file()
+    with pytest.raises(ValueError, match=r"holds another state \(sha256 .*\) than summary.json names"):
+        keep(wrong, compared(), config_of(wrong), 1)
 
 
 def test_beside_a_run_with_a_damaged_row_nothing_is_kept(tmp_path):

@@ -119,9 +119,14 @@ def run_trace(config: Config, world_size: int, iterations: int, directory: Path,
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment, check=False)
     error = failure_line(done.stderr, done.returncode) if done.returncode else None
     run = directory / name
-    tensors, metrics, loss = _lines(run / FINGERPRINTS), metrics_in(run), facts_of_loss(run) or {}
+    tensors, metrics, loss = fingerprints_in(run), metrics_in(run), facts_of_loss(run) or {}
     facts = with_first_machine(object_if_any(run / SUMMARY))
     return Trace(world_size, error, tensors, metrics, processes, facts=facts, loss=loss)
+
+
+def fingerprints_in(run: Path) -> list[dict[str, Any]]:
+    """Reads each iteration's fingerprints; none if the run has recorded none."""
+    return _lines(run / FINGERPRINTS)
 
 
 def metrics_in(run: Path) -> list[dict[str, Any]]:
@@ -145,7 +150,7 @@ def recorded_trace(run: Path, iterations: int) -> Trace:
         ValueError: one line, if it has recorded fewer, or a row other than the last is damaged.
     """
     try:
-        tensors, metrics = _lines(run / FINGERPRINTS), metrics_in(run)
+        tensors, metrics = fingerprints_in(run), metrics_in(run)
     except ValueError as error:
         raise ValueError(f"against: {error}") from None
     if not tensors:
