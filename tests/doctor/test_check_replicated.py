@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from free_ports import free_port
 
@@ -93,3 +95,12 @@ def test_its_argument_is_no_text():
     text: Any = "no"
     with pytest.raises(ValueError, match=r"^device_axis: 'no' must be True or False$"):
         check_replicated({"x": 1.0}, device_axis=text)
+
+
+def test_leaves_without_bytes_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"\['w'\] is traced and has no bytes yet; call check_replicated outside"):
+        jax.jit(lambda w: check_replicated({"w": w}))(jnp.ones(2))
+    donated = jnp.ones(2) + 1
+    donated.delete()
+    with pytest.raises(ValueError, match=r"\['w'\] was deleted or donated to a jitted call"):
+        check_replicated({"w": donated})

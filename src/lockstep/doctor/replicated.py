@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import tree_util
+from jax.core import Tracer
 
 from lockstep.config.on_off import switch
 from lockstep.core.errors import DesyncError
@@ -35,10 +36,12 @@ def check_replicated(pytree: Any, *, device_axis: bool = False) -> int:
 
     Raises:
         DesyncError: in every process; one line that names the first leaf, how many differ, and where.
-        ValueError: ``device_axis`` is neither True nor False; one line.
+        ValueError: ``device_axis`` is neither True nor False, or a leaf has no bytes to compare; one line.
     """
     counts_copies = switch("device_axis", device_axis)
     leaves = tree_util.tree_flatten_with_path(pytree)[0]
+    for path, leaf in leaves:
+        _check_has_bytes(tree_util.keystr(path) or "the tree", leaf)
     mine = {
         tree_util.keystr(path) or "the tree": _copies(leaf, counts_copies)
         for path, leaf in leaves
@@ -58,6 +61,14 @@ def check_replicated(pytree: Any, *, device_axis: bool = False) -> int:
             f"{unlike[0]}: {_who(merged[unlike[0]])}"
         )
     return sum(any(len(copies) > 1 for copies in parts.values()) for parts in merged.values())
+
+
+def _check_has_bytes(name: str, leaf: Any) -> None:
+    """Raises a one-line ``ValueError`` for a leaf that stands for an array without holding one."""
+    if isinstance(leaf, Tracer):
+        raise ValueError(f"{name} is traced and has no bytes yet; call check_replicated outside of jit, pmap and grad")
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise ValueError(f"{name} was deleted or donated to a jitted call; give what that call returned")
 
 
 def _holds_numbers(leaf: Any) -> bool:
