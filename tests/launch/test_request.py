@@ -1,5 +1,6 @@
 """Settings for an environment without a preset, by its spaces, and the line that says which nobody gave; targets."""
 
+import json
 import re
 import types
 
@@ -15,7 +16,7 @@ from lockstep.core.topology import Topology
 from lockstep.envs.gymnasium.make import version_note
 from lockstep.launch import request as request_module
 from lockstep.launch.jax_start import start_jax
-from lockstep.launch.request import request_of, split_target
+from lockstep.launch.request import described_run, request_of, split_target
 from lockstep.launch.seeds.making import make_seeds
 from lockstep.runs.making import create_run
 from tests.command_line import train
@@ -288,3 +289,11 @@ def test_a_run_may_lie_in_a_folder_that_is_called_as_checkpoints_are(tmp_path):
 def test_a_device_of_the_other_engine_is_said_to_be_its():
     with pytest.raises(ValueError, match=r"^device: xpu is for engine torch; use --engine torch, or device cpu, cuda"):
         start_jax(request_of(["CartPole-v1", "--engine", "jax", "--device", "xpu"]).config, RunOptions(), Topology())
+
+
+def test_a_run_that_has_lost_its_config_is_no_environment(tmp_path):
+    checkpoint = tmp_path / "demo" / "checkpoints" / "step_64"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text(json.dumps({"format": 1, "files": {}, "config": {"env": {}}}))
+    with pytest.raises(ValueError, match=r"demo has lost its config.json; copy it there from the config in a"):
+        described_run("verify", str(tmp_path / "demo"), [])

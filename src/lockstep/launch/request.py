@@ -234,11 +234,16 @@ def described_run(command: str, target: str, rest: Sequence[str], starts_others:
     ``starts_others``: whether the run gets processes of its own; else this one steps the environment.
 
     Raises:
-        ValueError: an option isn't about the config; one line.
+        ValueError: an option isn't about the config, or the target is a run without a ``config.json``; one line.
     """
     for key in parse_arguments(rest)[1]:
         if key in RunOptions.model_fields and key != "trust":
             raise ValueError(f"{key}: {command} starts its own runs; give only what describes the run")
+    path = Path(os.path.expanduser(target))
+    if path.is_dir() and not (path / CONFIG).exists() and is_run(path):
+        raise ValueError(
+            f"{target} has lost its {CONFIG}; copy it there from the config in a checkpoint's manifest.json"
+        )
     return request_of([target, *rest], starts_others=starts_others).config
 
 
